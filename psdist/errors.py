@@ -1,0 +1,82 @@
+"""Every error psdist raises on purpose, in one tree.
+
+PsdistError
+├── UserError                 the user can mend it; one line, exit status 2
+│   ├── ConfigError           a setting: unknown key, wrong type, out of range
+│   ├── LaunchError           the way the job was started does not fit together
+│   ├── ModelError            workers disagree about the model, or it cannot be partitioned
+│   ├── OptimizerRefusedError this optimizer would be wrong on a parameter server
+│   ├── HyperparameterError   groups disagree on hyperparameters of one sync iteration
+│   ├── NonFiniteGradientError a gradient held NaN or infinity
+│   ├── CollectiveError       save, mean, barrier ... called by some workers only
+│   ├── UsageError            the API was called in an order or with values it does not take
+│   └── HistoryError          a recorded history is missing, damaged or not of this version
+├── TransportError            the network failed us
+│   └── WaitTimeoutError      a wait went beyond wait_timeout_s
+├── ProtocolError             a message that this protocol does not allow
+└── InvariantError            a bug in psdist: please report it with the text
+"""
+
+from __future__ import annotations
+
+
+class PsdistError(Exception):
+    """Base of all psdist errors. The message says what, where, the value seen, what to do."""
+
+    exit_status = 1
+
+
+class UserError(PsdistError):
+    exit_status = 2
+
+
+class ConfigError(UserError):
+    pass
+
+
+class LaunchError(UserError):
+    pass
+
+
+class ModelError(UserError):
+    pass
+
+
+class OptimizerRefusedError(UserError):
+    pass
+
+
+class HyperparameterError(UserError):
+    pass
+
+
+class NonFiniteGradientError(UserError):
+    pass
+
+
+class CollectiveError(UserError):
+    pass
+
+
+class UsageError(UserError):
+    pass
+
+
+class HistoryError(UserError):
+    pass
+
+
+class TransportError(PsdistError):
+    pass
+
+
+class WaitTimeoutError(TransportError):
+    pass
+
+
+class ProtocolError(PsdistError):
+    pass
+
+
+class InvariantError(PsdistError):
+    pass
