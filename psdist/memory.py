@@ -1,0 +1,54 @@
+"""Aligned memory, and the same bytes seen as torch tensor or as memoryview; copies nothing.
+
+memory = allocate(1 << 20)                        # page-aligned bytes
+tensor = as_tensor(memory, "bfloat16", 512)       # shares them
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+PAGE_BYTES = 4096
+
+_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+
+
+def master_dtype(dtype: str) -> str:
+    """What a server computes in for parameters that workers hold in ``dtype``."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32; torch's own name for dtypes that psdist does not train."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return _TORCH_DTYPES[name]
+
+
+def allocate(num_bytes: int) -> memoryview:
+    """Zeroed, page-aligned bytes (MPI transports and vector instructions like both)."""
+    raw = np.zeros(num_bytes + PAGE_BYTES, dtype=np.uint8)
+    offset = -raw.ctypes.data % PAGE_BYTES
+    return raw[offset : offset + num_bytes].data
+
+
+def as_tensor(memory: memoryview, dtype: str, num_elements: int) -> torch.Tensor:
+    """The first ``num_elements`` of ``memory`` as a 1-D tensor that shares it."""
+    if not num_elements:
+        return torch.empty(0, dtype=_TORCH_DTYPES[dtype])
+    return torch.frombuffer(memory, dtype=_TORCH_DTYPES[dtype], count=num_elements)
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous 1-D CPU tensor."""
+    memory: memoryview = tensor.detach().view(torch.uint8).numpy().data
+    return memory
