@@ -1,0 +1,57 @@
+"""RUN_DIR and its files, written by one rank each; every file is complete or absent.
+
+    run = RunDirectory.create(Path("runs/a"))
+    run.write_json("ranks.json", [...])
+    run.append_metrics({"epoch": 1, "loss": 0.5})
+
+The contract of names is in docs/design.md; what the files say is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from psdist.errors import ConfigError
+
+
+class RunDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: TextIO | None = None
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """Make the directory; :class:`ConfigError` if it holds a run already or cannot be made."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / "ranks.json").exists():
+                raise ConfigError(
+                    f"run_dir = {path}: it holds a run already; choose another directory or "
+                    "remove this one"
+                )
+        except OSError as error:
+            raise ConfigError(f"run_dir = {path}: cannot be made: {error.strerror}") from error
+        return cls(path)
+
+    def write_text(self, name: str, text: str) -> None:
+        partial = self.path / f"{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, self.path / name)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, json.dumps(value, indent=1) + "\n")
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """One line of metrics.jsonl, in the file when this returns."""
+        if self._metrics is None:
+            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
