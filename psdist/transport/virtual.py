@@ -1,0 +1,251 @@
+"""A network in one process: a virtual clock, seeded delays, and the same seam as MPI.
+
+Servers and workers are *actors*: generators that do their turn and then yield, either None ("wake
+me when something arrives") or a number of seconds to sleep. Their messages take seeded times;
+pairs keep their order, different pairs overtake one another. Payload bytes are read when they are
+delivered, not when they are sent: memory changed under an open send arrives changed, exactly as
+MPI would do it (and is reported, unless ``verify_open_sends`` is off).
+
+    network = VirtualNetwork(seed=7)
+    network.spawn(server_id(0), server_actor(network.endpoint(server_id(0))))
+    network.run()
+
+Frames may have no memory: then sizes alone travel, for simulations of large clusters.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.messages import Control, Header, decode_control, encode_control
+from psdist.roles import describe_peer
+from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
+
+Actor = Generator[float | None, None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkModel:
+    """How long a message takes: latency, uniform jitter, and bytes over bandwidth."""
+
+    latency_s: float = 1e-5
+    jitter_s: float = 1e-4
+    bytes_per_s: float = 1e10
+    duplicate_rate: float = 0.0
+    """Share of pushes and replies that are delivered twice."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    sender: int
+    frame: Frame
+    header: bytes
+    num_bytes: int
+    crc: int
+    copy: bytes = b""
+    """What a second delivery carries: after the first, whichever that is, the sender moves on."""
+    has_arrived: bool = False
+
+
+class VirtualNetwork:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        link: Callable[[int, int], LinkModel] | LinkModel | None = None,
+        verify_open_sends: bool = True,
+    ) -> None:
+        self._random = random.Random(seed)
+        model = link or LinkModel()
+        self._link: Callable[[int, int], LinkModel] = (
+            model if callable(model) else lambda _from, _to: model
+        )
+        self._verify = verify_open_sends
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._last_delivery: dict[tuple[int, int], float] = {}
+        self._endpoints: dict[int, VirtualTransport] = {}
+        self._actors: dict[int, Actor] = {}
+        self._dead: set[int] = set()
+        self.now_s = 0.0
+        self.num_delivered = 0
+        self.after_event: Callable[[], None] = lambda: None
+        """Called after every delivered event and its turn: for checking invariants."""
+
+    def endpoint(self, peer: int) -> VirtualTransport:
+        return self._endpoints.setdefault(peer, VirtualTransport(self, peer))
+
+    def spawn(self, peer: int, actor: Actor) -> None:
+        """``actor`` takes its first turn at once, then whenever something arrives for ``peer``."""
+        self._actors[peer] = actor
+        self._at(self.now_s, lambda: self._turn(peer))
+
+    def crash(self, peer: int) -> None:
+        """From now on nothing reaches ``peer`` and nothing that it sent is delivered."""
+        self._dead.add(peer)
+        self._actors.pop(peer, None)
+
+    def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Deliver events until nothing is under way any more, or ``until`` holds."""
+        while not until() and self.step():
+            pass
+
+    def step(self) -> bool:
+        """Deliver the next event; False if there is none."""
+        if not self._heap:
+            return False
+        self.now_s, _, happen = heapq.heappop(self._heap)
+        happen()
+        self.num_delivered += 1
+        self.after_event()
+        return True
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Actors that still wait: after ``run`` they would wait for ever."""
+        return sorted(self._actors)
+
+    # -- for the endpoints ---------------------------------------------------------------------
+
+    def transmit(self, sender: int, peer: int, frame: Frame, num_bytes: int) -> None:
+        header = bytes(frame.header)
+        if not num_bytes:
+            self._deliver(sender, peer, lambda: self._arrive_empty(sender, peer, header))
+            self._at(self.now_s, lambda: self._give(sender, Sent(frame)))
+            return
+        crc = zlib.crc32(frame.payload[:num_bytes]) if frame.payload is not None else 0
+        ticket = _Ticket(sender, frame, header, num_bytes, crc)
+        self._deliver(sender, peer, lambda: self._offer(peer, ticket))
+        if self._random.random() < self._link(sender, peer).duplicate_rate:
+            if frame.payload is not None:
+                ticket.copy = bytes(frame.payload[:num_bytes])
+            self._deliver(sender, peer, lambda: self._offer(peer, ticket))
+
+    def transmit_control(self, sender: int, peer: int, message: Control) -> None:
+        data = encode_control(message)
+        self._deliver(
+            sender, peer, lambda: self._give(peer, ControlArrived(sender, decode_control(data)))
+        )
+
+    def transfer(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
+        if ticket.num_bytes > frame.capacity:
+            raise ProtocolError(
+                f"{describe_peer(ticket.sender)} sent {ticket.num_bytes} bytes where "
+                f"{frame.capacity} belong"
+            )
+        link = self._link(ticket.sender, receiver)
+        takes_s = self._delay(link) + ticket.num_bytes / link.bytes_per_s
+        self._at(self.now_s + takes_s, lambda: self._arrive(receiver, ticket, frame))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _arrive_empty(self, sender: int, peer: int, header: bytes) -> None:
+        self._give(peer, Arrived(sender, Header.unpack(header), None))
+
+    def _offer(self, peer: int, ticket: _Ticket) -> None:
+        header = Header.unpack(ticket.header)
+        offered = Offered(ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket)
+        self._give(peer, offered)
+
+    def _arrive(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
+        if ticket.sender in self._dead:
+            return
+        is_first, ticket.has_arrived = not ticket.has_arrived, True
+        if not is_first:
+            if frame.payload is not None:
+                frame.payload[: ticket.num_bytes] = ticket.copy
+        elif frame.payload is not None and ticket.frame.payload is not None:
+            data = ticket.frame.payload[: ticket.num_bytes]
+            if self._verify and zlib.crc32(data) != ticket.crc:
+                raise InvariantError(
+                    f"{describe_peer(ticket.sender)} changed the bytes of an open send to "
+                    f"{describe_peer(receiver)}"
+                )
+            frame.payload[: ticket.num_bytes] = data
+        self._give(receiver, Arrived(ticket.sender, Header.unpack(ticket.header), frame))
+        if is_first:
+            self._give(ticket.sender, Sent(ticket.frame))
+
+    def _delay(self, link: LinkModel) -> float:
+        return link.latency_s + self._random.random() * link.jitter_s
+
+    def _deliver(self, sender: int, peer: int, happen: Callable[[], None]) -> None:
+        if sender in self._dead:
+            return
+        delay_s = self._delay(self._link(sender, peer))
+        earliest_s = self._last_delivery.get((sender, peer), 0.0)
+        at_s = max(self.now_s + delay_s, earliest_s)
+        self._last_delivery[sender, peer] = at_s
+        self._at(at_s, happen)
+
+    def _give(self, peer: int, event: Event) -> None:
+        if peer in self._dead:
+            return
+        self.endpoint(peer).inbox.append(event)
+        self._turn(peer)
+
+    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at_s, self._sequence, happen))
+
+    def _turn(self, peer: int) -> None:
+        actor = self._actors.get(peer)
+        if actor is None or self.endpoint(peer).is_asleep:
+            return
+        try:
+            sleep_s = next(actor)
+        except StopIteration:
+            self._actors.pop(peer, None)
+            return
+        if sleep_s is not None:
+            self.endpoint(peer).is_asleep = True
+            self._at(self.now_s + sleep_s, lambda: self._wake(peer))
+
+    def _wake(self, peer: int) -> None:
+        self.endpoint(peer).is_asleep = False
+        self._turn(peer)
+
+
+class VirtualTransport:
+    """One endpoint. With ``drives``, an empty ``poll`` delivers events of the whole network until
+    one is for this endpoint: how a script without MPI serves itself in one process."""
+
+    def __init__(self, network: VirtualNetwork, me: int) -> None:
+        self._network = network
+        self._me = me
+        self.inbox: deque[Event] = deque()
+        self.is_asleep = False
+        self.drives = False
+
+    @property
+    def me(self) -> int:
+        return self._me
+
+    @property
+    def max_chunks(self) -> int:
+        return 2**32  # as many as the header can name
+
+    def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
+        self._network.transmit(self._me, peer, frame, num_bytes)
+
+    def send_control(self, peer: int, message: Control) -> None:
+        self._network.transmit_control(self._me, peer, message)
+
+    def accept(self, ticket: Any, frame: Frame) -> None:
+        self._network.transfer(self._me, ticket, frame)
+
+    def poll(self) -> Event | None:
+        if self.drives:
+            while not self.inbox and self._network.step():
+                pass
+        return self.inbox.popleft() if self.inbox else None
+
+    def now(self) -> float:
+        return self._network.now_s
