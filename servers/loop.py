@@ -1,0 +1,285 @@
+"""The server's loop: events from the transport, through the state machines, onto real memory.
+
+It owns the shard, the reply frames and the history; it decides nothing about consistency
+(psdist.servers.state) nor about who has come to a collective (psdist.servers.registrar).
+
+    loop = ServerLoop(transport, ServerCore(server=0, policy=policy), options)
+    loop.run(waiting)          # on a real network; in a virtual one an actor calls turn()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.messages import Control, Finish, Finished, Flag, Header, Kind
+from psdist.observe.history import EventKind, ServerHistory
+from psdist.optimizers import check_mode, traits
+from psdist.partition import DTYPE_CODES, Partition
+from psdist.roles import REGISTRAR
+from psdist.servers.actions import (
+    Accept,
+    Action,
+    Build,
+    Fail,
+    Fold,
+    Load,
+    Note,
+    Reply,
+    ReplyThrough,
+    ReplyToken,
+    SendControl,
+    Step,
+)
+from psdist.servers.registrar import Complete, Registrar, RegistrarAction
+from psdist.servers.shard import Shard, make_slots
+from psdist.servers.state import ServerCore
+from psdist.transport.base import ControlArrived, Event, Frame, Sent, Transport, Waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What a server's loop needs to know beside its state machine."""
+
+    server: int
+    num_servers: int
+    mode: str
+    receive_buffers: int
+    extra_optimizers: tuple[str, ...] = ()
+    checksum_every: int = 16
+
+
+class _ReplyFrame(Frame):
+    """A frame whose payload is one parameter buffer of one chunk; reused for reply after reply."""
+
+    __slots__ = ("dtype", "free_list", "token")
+
+    def __init__(self, payload: memoryview, dtype: int, free_list: list[_ReplyFrame]) -> None:
+        super().__init__(payload)
+        self.dtype = dtype
+        self.free_list = free_list
+        self.token: ReplyToken | None = None
+
+
+_REPLY = int(Kind.REPLY)
+
+
+class ServerLoop:
+    def __init__(
+        self,
+        transport: Transport,
+        core: ServerCore,
+        options: ServerOptions,
+        *,
+        history: ServerHistory | None = None,
+        registrar: Registrar | None = None,
+        on_registrar: Callable[[RegistrarAction], None] = lambda _action: None,
+        on_built: Callable[[Partition, tuple[int, ...]], None] = lambda _partition, _owners: None,
+    ) -> None:
+        """``registrar`` on server 0 only; ``on_registrar`` gets its actions that concern files
+        and people (everything but SendControl). ``on_built(partition, owners)`` is called when
+        the chief has described the model."""
+        self.transport = transport
+        self.core = core
+        self.shard: Shard | None = None
+        self.registrar = registrar
+        self.is_finished = False
+        self._is_asked_to_finish = False
+        self._options = options
+        self._history = history
+        self._on_registrar = on_registrar
+        self._on_built = on_built
+        self._partition: Partition | None = None
+        self._reply_frames: dict[tuple[int, int], list[_ReplyFrame]] = {}
+        self._execute: dict[type, Callable[[Any], None]] = {
+            Build: self._build,
+            Load: self._load,
+            Accept: self._accept,
+            Fold: self._fold,
+            Step: self._step,
+            Reply: self._reply,
+            SendControl: self._send_control,
+            Note: self._note,
+            Fail: self._fail,
+        }
+
+    def run(self, waiting: Waiting, *, on_idle: Callable[[], None] = lambda: None) -> None:
+        """Serve until the registrar says that the job is complete. ``on_idle`` is called between
+        events; a server waits as long as its workers need, so waiting never times out here."""
+        while not self.is_finished:
+            if self.turn():
+                waiting.reset()
+            else:
+                waiting.idle("messages")
+                on_idle()
+
+    def turn(self) -> bool:
+        """Handle everything that is here; False if there was nothing."""
+        event = self.transport.poll()
+        if event is None:
+            return False
+        while event is not None:
+            self._handle(event)
+            event = self.transport.poll()
+        return True
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Sent):
+            frame = event.frame
+            if isinstance(frame, _ReplyFrame) and frame.token is not None:
+                token, frame.token = frame.token, None
+                frame.free_list.append(frame)
+                if not token.is_through:
+                    self._do(self.core.handle(ReplyThrough(token)))
+        elif isinstance(event, ControlArrived) and self._is_not_for_core(event.message):
+            return
+        else:
+            self._do(self.core.handle(event))
+            if self._is_asked_to_finish:
+                self._finish_if_all_have_left()
+
+    def _finish_if_all_have_left(self) -> None:
+        # Finish comes from the registrar: it may overtake the Leave of a worker, whose message
+        # would stay unreceived and whose leave would be missing in the history.
+        if self.core.has_members:
+            return
+        self._is_asked_to_finish = False
+        answer = Finished(server=self._options.server, statistics=self.statistics())
+        self.transport.send_control(REGISTRAR, answer)
+        if self.registrar is None:
+            self._close_history()
+            self.is_finished = True
+
+    def _is_not_for_core(self, message: Control) -> bool:
+        if isinstance(message, Finish):
+            self._is_asked_to_finish = True
+            self._finish_if_all_have_left()
+            return True
+        if self.registrar is not None and isinstance(message, Registrar.TAKES):
+            for action in self.registrar.handle(message):
+                if isinstance(action, SendControl):
+                    self._send_control(action)
+                else:
+                    self._on_registrar(action)
+                if isinstance(action, Complete):
+                    self._close_history()
+                    self.is_finished = True
+            return True
+        return False
+
+    def _close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        execute = self._execute
+        for action in actions:
+            execute[type(action)](action)
+
+    # -- one method per action ----------------------------------------------------------------
+
+    def _build(self, action: Build) -> None:
+        options, setup = self._options, action.setup
+        marks = traits(setup.optimizer, extra=options.extra_optimizers)
+        check_mode(marks, options.mode)
+        partition = self._partition = Partition.decode(setup.partition)
+        owners = partition.shard([1.0] * options.num_servers)
+        mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
+        self.shard = Shard(
+            partition,
+            chunks=mine,
+            optimizer=setup.optimizer,
+            traits=marks,
+            hyper=setup.hyper,
+            extra_optimizers=options.extra_optimizers,
+        )
+        self._on_built(partition, owners)
+        self._do(self.core.open(mine, make_slots(partition, options.receive_buffers)))
+
+    def _load(self, action: Load) -> None:
+        self._built.load(action.chunk, action.slot)
+
+    def _accept(self, action: Accept) -> None:
+        self.transport.accept(action.ticket, action.slot)
+
+    def _fold(self, action: Fold) -> None:
+        self._built.fold(action)
+
+    def _step(self, action: Step) -> None:
+        self._built.step(action)
+        history = self._history
+        if history is None:
+            return
+        last = len(action.contributions) - 1
+        for index, contribution in enumerate(action.contributions):
+            history.apply(
+                action.chunk,
+                contribution.group,
+                contribution.clock,
+                contribution.weight,
+                action.lr_scale,
+                is_last=index == last,
+                is_empty=contribution.is_empty,
+            )
+
+    def _reply(self, action: Reply) -> None:
+        token, shard = action.token, self._built
+        key = (token.chunk, token.buffer)
+        free = self._reply_frames.get(key)
+        if free is None:
+            free = self._reply_frames[key] = []
+        frame = free.pop() if free else self._new_reply_frame(key, free)
+        frame.token = token
+        flags, checksum = action.flags, 0
+        if self._history is not None and self._is_sampled(token.chunk, action.clock):
+            flags |= Flag.CHECKSUMMED
+            checksum = shard.checksum(*key)
+            self._history.checksum(token.chunk, checksum, action.position)
+        Header(
+            kind=_REPLY,
+            sender=self.transport.me,
+            chunk=token.chunk,
+            clock=action.clock,
+            settings=action.request,
+            length=frame.capacity,
+            position=action.position,
+            min_done=action.min_done,
+            flags=flags,
+            dtype=frame.dtype,
+            checksum=checksum,
+        ).pack_into(frame.header)
+        self.transport.send(token.peer, frame, num_bytes=frame.capacity)
+
+    def _new_reply_frame(self, key: tuple[int, int], free: list[_ReplyFrame]) -> _ReplyFrame:
+        assert self._partition is not None
+        dtype = int(DTYPE_CODES[self._partition.chunks[key[0]].dtype])
+        return _ReplyFrame(self._built.payload(*key), dtype, free)
+
+    def _is_sampled(self, chunk: int, clock: int) -> bool:
+        # Neighbouring chunks take turns, so that every chunk and every iteration is sampled.
+        return (chunk + clock) % self._options.checksum_every == 0
+
+    def _send_control(self, action: SendControl) -> None:
+        self.transport.send_control(action.peer, action.message)
+
+    def _note(self, action: Note) -> None:
+        if self._history is not None:
+            kind = EventKind[action.kind.upper()]
+            self._history.member(kind, action.group, action.clock, float(action.workers))
+
+    def _fail(self, action: Fail) -> None:
+        raise action.error
+
+    @property
+    def _built(self) -> Shard:
+        assert self.shard is not None
+        return self.shard
+
+    def statistics(self) -> dict[str, Any]:
+        """For summary.json: counts of the state machine and bytes of the shard."""
+        counts = dataclasses.asdict(self.core.statistics())
+        if self.shard is not None:
+            counts.update(dataclasses.asdict(self.shard.statistics()))
+        return counts
