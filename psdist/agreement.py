@@ -1,0 +1,170 @@
+"""Starting MPI, and all ranks agreeing on one configuration or on the errors to end with.
+
+    comm = start_mpi()
+    places, config = exchange(comm, resolved_or_error)   # AgreedExit when a rank brought an error
+
+Every rank brings its result or its error to the same exchanges, so each mistake is printed once,
+by the lowest rank that has it, and every rank ends with the same status. What the ranks then are
+is psdist.world's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgpack
+
+from psdist.config import RunConfig, decode, encode
+from psdist.environment import explain_mismatch, explain_singleton
+from psdist.errors import LaunchError, UserError
+from psdist.failure import printable, wait_until_read
+from psdist.pmix import wait_for_all_ranks
+from psdist.resolving import Resolved
+from psdist.roles import Place
+from psdist.topology.sysfs import package_of_affinity
+from psdist.version import VERSION
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_T = TypeVar("_T")
+
+
+class AgreedExit(Exception):
+    """All ranks have agreed to end with this status; what there was to say has been printed."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def start_mpi() -> MPI.Intracomm:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"MPI cannot be loaded: {error}; install psdist[mpi] or load the site's MPI module"
+        ) from error
+    library = MPI.Get_library_version()
+    mismatch = explain_mismatch(os.environ, library_version=library)
+    if mismatch:
+        raise LaunchError(mismatch)
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    size = MPI.COMM_WORLD.Get_size()
+    singleton = explain_singleton(os.environ, world_size=size, library_version=library)
+    if singleton:
+        raise LaunchError(singleton)
+    wait_for_all_ranks(os.environ)
+    comm: MPI.Intracomm = MPI.COMM_WORLD.Dup()
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return comm
+
+
+def allgather(comm: MPI.Comm, data: bytes) -> list[bytes]:
+    """Everybody's bytes, in rank order."""
+    from mpi4py import MPI
+
+    sizes = [0] * comm.Get_size()
+    lengths = bytearray(8 * len(sizes))
+    comm.Allgather([len(data).to_bytes(8, "little"), MPI.BYTE], [lengths, MPI.BYTE])
+    sizes = [int.from_bytes(lengths[8 * i : 8 * i + 8], "little") for i in range(len(sizes))]
+    everything = bytearray(sum(sizes))
+    comm.Allgatherv([data, MPI.BYTE], [everything, sizes, None, MPI.BYTE])
+    parts: list[bytes] = []
+    at = 0
+    for size in sizes:
+        parts.append(bytes(everything[at : at + size]))
+        at += size
+    return parts
+
+
+def broadcast(comm: MPI.Intracomm, data: bytes) -> bytes:
+    return allgather(comm, data if comm.Get_rank() == 0 else b"")[0]
+
+
+def agreed(comm: MPI.Intracomm, mine: _T | UserError) -> _T:
+    """``mine`` if no rank brought an error; else each error is printed once, by the lowest rank
+    that has it, and every rank raises :class:`AgreedExit`."""
+    error = mine if isinstance(mine, UserError) else None
+    packed = msgpack.packb([error.exit_status, printable(str(error))] if error else [0, ""])
+    outcomes = [msgpack.unpackb(each) for each in allgather(comm, packed)]
+    _exit_on_errors(comm, [(int(status), str(text)) for status, text in outcomes])
+    assert not isinstance(mine, UserError)
+    return mine
+
+
+def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) -> None:
+    failed = [(rank, status, text) for rank, (status, text) in enumerate(outcomes) if status]
+    if not failed:
+        return
+    first_with: dict[str, int] = {}
+    for rank, _, text in failed:
+        first_with.setdefault(text, rank)
+    for text, rank in first_with.items():
+        if rank == comm.Get_rank():
+            everywhere = sum(text == other for _, _, other in failed) == len(outcomes)
+            where = "" if everywhere else f"rank {rank} on {socket.gethostname()}: "
+            print(f"psdist: error: {where}{text}", file=sys.stderr, flush=True)
+            wait_until_read()
+    comm.Barrier()  # a launcher ends the job at the first rank that exits: let that one speak
+    raise AgreedExit(failed[0][1])
+
+
+def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[Place], RunConfig]:
+    """Everybody's place, version and configuration; errors and differences end the job."""
+    error = outcome if isinstance(outcome, UserError) else None
+    config = encode(outcome.config) if isinstance(outcome, Resolved) else b""
+    mine = {
+        "status": error.exit_status if error else 0,
+        "error": printable(str(error or "")),
+        "version": VERSION,
+        "config": config,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "socket": package_of_affinity(),
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(mine))]
+    _exit_on_errors(comm, [(each["status"], each["error"]) for each in everybody])
+    mistakes: list[tuple[int, str]] = []
+    for each in everybody:
+        text = ""
+        if each["version"] != everybody[0]["version"]:
+            text = (
+                f"psdist {each['version']} on {each['host']}, {everybody[0]['version']} on "
+                f"{everybody[0]['host']} (rank 0); install the same version on all hosts"
+            )
+        elif each["config"] != everybody[0]["config"]:
+            text = _config_difference(each["config"], everybody[0]["config"])
+        mistakes.append((2 if text else 0, text))
+    _exit_on_errors(comm, mistakes)
+    places = [
+        Place(
+            rank=rank,
+            host=str(each["host"]),
+            pid=int(each["pid"]),
+            socket=int(each["socket"]),
+            cores=tuple(each["cores"]),
+        )
+        for rank, each in enumerate(everybody)
+    ]
+    return places, decode(everybody[0]["config"])
+
+
+def _config_difference(mine: bytes, first: bytes) -> str:
+    left, right = decode(mine).model_dump(), decode(first).model_dump()
+    told = ", ".join(
+        f"{key} = {left[key]!r} here, {right[key]!r} on rank 0"
+        for key in left
+        if left[key] != right[key]
+    )
+    return f"the configuration differs between ranks: {told}; is the environment the same?"

@@ -1,0 +1,499 @@
+"""The public API: ``psdist.init()`` and what it returns. docs/design.md has the contract.
+
+    job = psdist.init()
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in job.loader(dataset, batch_size=64, shuffle=True): ...
+    job.save("model.safetensors")
+
+A Job puts a worker's parts together and holds no logic of its own: an iteration is
+psdist.workers.trainer, waiting and messages are psdist.workers.loop, saving is
+psdist.workers.saving.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import multiprocessing
+import os
+import struct
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+
+from psdist.agreement import AgreedExit
+from psdist.errors import ModelError, UsageError, UserError
+from psdist.failure import fail_with, printable, run_or_fail
+from psdist.memory import as_bytes
+from psdist.messages import Progress, Setup
+from psdist.observe.history import WorkerHistory
+from psdist.optimizers import (
+    OptimizerKind,
+    check_mode,
+    traits,
+)
+from psdist.partition import Partition
+from psdist.resolving import resolve
+from psdist.roles import REGISTRAR, worker_of
+from psdist.serve import num_threads, serve, serve_beside
+from psdist.transport.base import Frame
+from psdist.workers import group as group_tier
+from psdist.workers.client import ClientCore
+from psdist.workers.data import EpochCounter, EpochLoader, shard_loader
+from psdist.workers.flat import FlatModel
+from psdist.workers.group import Group
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.model import (
+    ModelDescription,
+    UseHook,
+    first_difference,
+    has_made_steps,
+    pack_lines,
+    packed_hyperparameters,
+    unpack_lines,
+)
+from psdist.workers.optimizer import ServedOptimizer
+from psdist.workers.saving import write_model
+from psdist.workers.trainer import CALLS, Trainer, WorkerStatistics
+from psdist.world import World, connect, current
+
+_PROGRESS_EVERY_S = 0.25
+
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+_job: Job | None = None
+
+
+def init() -> Job:
+    """Take part in the job; returns on workers only.
+
+    Server ranks started as ``mpirun python train.py`` serve here and exit; under ``psdist run``
+    they never run the script. Settings come from the environment then (PSDIST_MODE, ...; a TOML
+    file by PSDIST_CONFIG). Calling it again returns the same Job.
+    """
+    global _job
+    if _job is None:
+        if multiprocessing.parent_process() is not None:
+            # It has inherited the launcher's variables and would join MPI as its parent's rank.
+            raise UsageError(
+                "psdist.init() was called in a process that the script's DataLoader started, "
+                "which imports the script again: put the script's body into a function and call "
+                'it under if __name__ == "__main__":'
+            )
+        world = current()
+        if world is None:
+            world = _connect_by_environment()
+        _job = Job(world)
+    return _job
+
+
+def the_job() -> Job | None:
+    """The Job of this process, if :func:`init` was called."""
+    return _job
+
+
+def _connect_by_environment() -> World:
+    outcome: Any
+    try:
+        outcome = resolve(command_line={}, environment=os.environ, file=None)
+    except UserError as error:
+        outcome = error
+    try:
+        world = connect(outcome)
+    except AgreedExit as agreed:
+        sys.exit(agreed.status)
+    if world.role == "server":
+        sys.exit(run_or_fail(world, lambda: serve(world)))
+    sys.excepthook = _excepthook
+    atexit.register(_finish_at_exit)
+    serve_beside(world)
+    return world
+
+
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    world = current()
+    if world is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    fail_with(world, error)
+
+
+def _finish_at_exit() -> None:
+    world = current()
+    if _job is None or world is None:
+        return
+    # Set by Python for what ended the script, even if a hook other than ours was told of it.
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        fail_with(world, error)
+    run_or_fail(world, _job.finish)
+
+
+class Job:
+    """A worker's part in the job. Collectives (prepare, save, mean, barrier, and pull within a
+    group) must be called by every worker, in the same order."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._config = world.config
+        roles = world.roles
+        self.rank = world.rank
+        """World rank in MPI."""
+        self.worker = worker_of(world.me)
+        """Index of this worker, 0 .. num_workers - 1."""
+        self.num_workers = roles.num_workers
+        self.group = roles.group_of_worker[self.worker]
+        self.num_groups = len(roles.groups)
+        self.servers = roles.num_servers
+        self.is_chief = self.worker == 0
+        self.mode = world.config.mode
+        self.staleness = world.config.staleness if self.mode == "ssp" else None
+        """The bound of mode ssp, else None."""
+        members = roles.groups[self.group]
+        place = members.index(self.worker)
+        self._is_leader = place == 0
+        torch.set_num_threads(num_threads(world))
+        self.device = _device(world)
+        """Where the model of this worker belongs: its own GPU, else the CPU."""
+        group_tier.start(
+            index=place,
+            size=len(members),
+            device=self.device,
+            timeout_s=world.config.wait_timeout_s,
+            broadcast=world.broadcast_in_group,
+        )
+        self._group = Group(index=place, size=len(members))
+        self._loop = WorkerLoop(
+            world.transport,
+            worker=self.worker,
+            num_servers=roles.num_servers,
+            waiting=world.waiting(),
+            describe_group=roles.describe_group,
+        )
+        self._epochs = EpochCounter()
+        self._trainer: Trainer | None = None
+        self._description: ModelDescription | None = None
+        self._model: torch.nn.Module | None = None
+        self._partition: Partition | None = None
+        self._owners: tuple[int, ...] = ()
+        self._history: WorkerHistory | None = None
+        self._is_finished = False
+        self._prepared_s = time.monotonic()
+        self._progress_sent_s = 0.0
+
+    # -- set-up --------------------------------------------------------------------------------
+
+    def prepare(
+        self, model: _Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[_Module, ServedOptimizer]:
+        """Put ``model`` under the servers' care; returns it and the optimizer to use from now on.
+
+        The same module object, its parameters now views of flat memory with the chief's values,
+        and an optimizer that shares ``optimizer.param_groups``. Names, shapes, dtypes and
+        optimizer groups must agree on all workers (:class:`ModelError`); the optimizer must be
+        one that servers accept (:class:`OptimizerRefusedError`).
+        """
+        if self._trainer is not None:
+            raise UsageError("job.prepare was called twice; a job trains one model")
+        if has_made_steps(optimizer):
+            raise UsageError(
+                "the optimizer has made steps already; servers start with fresh optimizer state, "
+                "so pass a new optimizer to job.prepare"
+            )
+        description = ModelDescription.of(model, optimizer)
+        self._agree_on_model(description.lines(optimizer))
+        marks = traits(description.optimizer, extra=self._config.optimizers)
+        check_mode(marks, self._config.mode)
+        chunk_bytes = self._config.chunk_bytes
+        partition = Partition.cut(
+            description.pieces,
+            chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes,
+            whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
+        )
+        if len(partition.chunks) > self._world.transport.max_chunks:
+            raise ModelError(
+                f"the model is cut into {len(partition.chunks)} chunks of {partition.chunk_bytes} "
+                f"bytes, and this MPI's tags can name {self._world.transport.max_chunks}; set a "
+                "larger chunk_bytes"
+            )
+        owners = partition.shard([1.0] * self.servers)
+        flat = FlatModel(partition, description.parameters)
+        mine = partition.slices(self._group.size)[self._group.index]
+        self._loop.attach(
+            ClientCore(
+                worker=self.worker,
+                group=self.group,
+                owners=owners,
+                mine=mine,
+                chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
+                credits=self._config.credits,
+            ),
+            gradients=[
+                Frame(flat.gradient_bytes(chunk)) if chunk.index in mine else None
+                for chunk in partition.chunks
+            ],
+            parameters=[
+                Frame(flat.parameter_bytes(chunk)) if chunk.index in mine else None
+                for chunk in partition.chunks
+            ],
+        )
+        if self._config.record:
+            folder = self._world.run_directory.path / "history"
+            self._history = WorkerHistory(folder, self.worker)
+            self._world.flushes.append(self._history.flush)
+        self._trainer = Trainer(
+            worker=self.worker,
+            partition=partition,
+            owners=owners,
+            flat=flat,
+            loop=self._loop,
+            group=self._group,
+            frozen=description.frozen,
+            hyperparameters=lambda: packed_hyperparameters(optimizer),
+            on_nonfinite=self._config.on_nonfinite,
+            history=self._history,
+            on_iteration=self._report_progress,
+        )
+        self._description, self._model = description, model
+        self._partition, self._owners = partition, owners
+        if self.is_chief:
+            setup = Setup(
+                partition=partition.encode(),
+                optimizer=description.optimizer,
+                hyper=packed_hyperparameters(optimizer),
+            )
+            self._loop.send_setup(
+                setup,
+                (
+                    (chunk.index, owners[chunk.index], Frame(flat.parameter_bytes(chunk)))
+                    for chunk in partition.chunks
+                ),
+            )
+        if self._is_leader:
+            self._loop.register(self.group, self._world.roles.groups[self.group])
+            self._loop.wait_until(
+                lambda: self._loop.is_registered and self._loop.is_set_up, "the servers"
+            )
+        for _, tensor in description.untrained:
+            self._take_from_chief(tensor)
+        self._trainer.pull()
+        self._collective("prepare")
+        model.register_forward_pre_hook(UseHook(self._trainer.note_use))
+        self._prepared_s = time.monotonic()
+        return model, ServedOptimizer(optimizer, step=self._trainer.step)
+
+    def _agree_on_model(self, lines: list[str]) -> None:
+        """:class:`ModelError` naming the worker and the first difference, the same everywhere."""
+        packed = pack_lines(lines)
+        digests = self._collective("prepare", hashlib.sha256(packed).digest())
+        other = next((w for w, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is None:
+            return
+        shown = self._collective("prepare", packed if self.worker in (0, other) else b"")
+        difference = first_difference(unpack_lines(shown[0]), unpack_lines(shown[other]))
+        roles = self._world.roles
+        raise ModelError(
+            f"the model differs between workers 0 and {other} "
+            f"(rank {roles.worker_ranks[other]}): {difference}; all workers must build the same "
+            "model and optimizer (values may differ, the chief's are used)"
+        )
+
+    def _take_from_chief(self, tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            host = tensor.detach().cpu().contiguous().clone()
+            self._world.broadcast_among_workers(as_bytes(host.view(-1)))
+            tensor.copy_(host)
+
+    # -- training ------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """Iterations this worker's group has finished."""
+        return self._trainer.clock if self._trainer is not None else 0
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        shard: bool = True,
+        epoch: int | None = None,
+        **options: Any,
+    ) -> EpochLoader:
+        """A DataLoader over this worker's part of ``dataset``.
+
+        ``batch_size`` is per worker. Every sample once per epoch, shuffled by (seed, epoch), the
+        same number of batches on every worker; ``shard=False`` gives everybody everything.
+        ``epoch``: by default the number of earlier passes over this dataset object. Other options
+        go to torch.utils.data.DataLoader.
+        """
+        return shard_loader(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            shard=shard,
+            epoch=lambda: self._epochs.start_pass(dataset, shard=shard, epoch=epoch),
+            seed=self._config.seed,
+            worker=self.worker,
+            num_workers=self.num_workers,
+            on_batch=self._on_batch if shard else _ignore_batch,
+            loader_options=options,
+        )
+
+    def _on_batch(self, num_samples: int, nominal: int) -> None:
+        # Batches of a validation loop are no part of an iteration.
+        if self._trainer is not None and torch.is_grad_enabled():
+            self._trainer.on_batch(num_samples, nominal)
+
+    def pull(self) -> None:
+        """Bring the freshest parameters, for evaluation; called by all workers of a group."""
+        self._prepared("pull").pull()
+
+    def log(self, **values: Any) -> None:
+        """One line in metrics.jsonl: numbers (also 0-dim tensors) and strings."""
+        plain = {name: _plain(name, value) for name, value in values.items()}
+        line = {
+            "time_s": round(time.monotonic() - self._world.started_s, 3),
+            "rank": self.rank,
+            "worker": self.worker,
+            "group": self.group,
+            "clock": self.clock,
+        }
+        self._loop.log({**line, "values": plain})
+        self._report_progress(now=True)
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def mean(self, value: Any) -> float:
+        """The mean of ``value`` (a number or 0-dim tensor) over all workers."""
+        number = value.item() if isinstance(value, torch.Tensor) else value
+        payloads = self._collective("mean", struct.pack("<d", float(number)))
+        values: list[float] = [struct.unpack("<d", each)[0] for each in payloads]
+        return sum(values) / len(values)
+
+    def barrier(self) -> None:
+        """Wait until every worker has come here."""
+        self._collective("barrier")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole model as safetensors, under the names of its own ``state_dict()``.
+
+        Trained parameters come from the servers, with every update pushed before; buffers and
+        frozen parameters from the chief. Returns on all workers when the file is complete.
+        """
+        self._prepared("save")
+        self._collective("save")
+        problem = b""
+        if self.is_chief:
+            try:
+                self._write_model(Path(path))
+            except (OSError, SafetensorError, UserError) as error:
+                problem = printable(f"job.save({str(path)!r}): {error}").encode()
+        problem = self._collective("save", problem)[0]
+        if problem:
+            raise UsageError(problem.decode())
+
+    def _write_model(self, path: Path) -> None:
+        assert self._partition is not None
+        assert self._description is not None
+        assert self._model is not None
+        write_model(
+            path,
+            self._description.saved_names(self._model),
+            self._partition,
+            pull=lambda frames: self._loop.pull(
+                clock=self.clock, chunks=range(len(frames)), into=frames
+            ),
+        )
+
+    def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
+        self._group.meet(CALLS.index(name), CALLS)
+        return self._loop.collective(name, payload, clock=self.clock, group=self._suspended_group)
+
+    @property
+    def _suspended_group(self) -> int | None:
+        """The group to suspend while this worker is in a collective: its leader says so."""
+        return self.group if self._is_leader and self._loop.is_registered else None
+
+    def _prepared(self, what: str) -> Trainer:
+        if self._trainer is None:
+            raise UsageError(f"job.{what} before job.prepare: there is no model yet")
+        return self._trainer
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _report_progress(self, *, now: bool = False) -> None:
+        at_s = time.monotonic()
+        if not now and at_s - self._progress_sent_s < _PROGRESS_EVERY_S:
+            return
+        self._progress_sent_s = at_s
+        samples = self._trainer.num_samples if self._trainer is not None else 0
+        self._world.transport.send_control(
+            REGISTRAR, Progress(worker=self.worker, clock=self.clock, samples=samples)
+        )
+
+    def finish(self) -> int:
+        """The script has ended: leave, and wait until everybody has. Called by psdist itself."""
+        if self._is_finished:
+            return 0
+        self._is_finished = True
+        trained_s = time.monotonic() - self._prepared_s
+        self._group.meet(CALLS.index("finish"), CALLS)
+        if self._history is not None:
+            self._history.close()
+        if self._is_leader and self._loop.is_registered:
+            self._loop.leave(self.group, self.clock)
+        statistics = (
+            self._trainer.statistics()
+            if self._trainer is not None
+            else WorkerStatistics.of_nothing()
+        )
+        told = asdict(statistics)
+        told["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
+        told["trained_s"] = trained_s
+        self._loop.done(told)
+        self._loop.wait_until_stopped(self._world.waiting(has_deadline=False))
+        group_tier.stop()
+        self._world.close()
+        return 0
+
+
+def _ignore_batch(_num_samples: int, _nominal: int) -> None:
+    """Validation batches neither weigh nor count."""
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UsageError(f"job.log({name}=...): a tensor of {value.numel()} values, not one")
+        value = value.item()
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if hasattr(value, "item"):  # numpy's scalars
+        return value.item()
+    raise UsageError(f"job.log({name}=...): a {type(value).__name__}; numbers and strings only")
+
+
+def _device(world: World) -> torch.device:
+    """A GPU of this worker's own where the host has one for every worker on it, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    places, roles = world.roles.places, world.roles
+    host = places[world.rank].host
+    here = [rank for rank in roles.worker_ranks if places[rank].host == host]
+    if torch.cuda.device_count() < len(here):
+        return torch.device("cpu")
+    device = torch.device("cuda", here.index(world.rank))
+    torch.cuda.set_device(device)
+    return device
