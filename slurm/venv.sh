@@ -1,0 +1,103 @@
+# Make the virtual environment that everything here runs in; sourced by slurm/quickstart.sh and
+# tests/run.sh, never run by itself. Needs Python 3.11 or newer with venv, and a package index that
+# pip can reach; no compiler, no MPI, no root.
+#
+#     source slurm/venv.sh
+#     make_venv .venv mpi,examples     # made, completed or reused; then .venv/bin/psdist is there
+#
+# PYTHON names another interpreter. Without a GPU a CPU build of torch is much the smaller
+# download: name an index that has it in PIP_EXTRA_INDEX_URL.
+
+TORCH_PIN="torch==2.13.0"
+
+_say() { printf '%s\n' "$*" >&2; }
+
+# Prints the interpreter to use, or says what is missing.
+find_python() {
+    local candidate seen=""
+    for candidate in ${PYTHON:+"$PYTHON"} \
+        python3.11 python3.12 python3.13 python3.14 python3; do
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        # Run, not only found: version managers leave commands on PATH that end in an error.
+        if ! "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            seen+=" $candidate (not 3.11 or newer, or it does not run)"
+        elif ! "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+            seen+=" $candidate (without venv)"
+        else
+            printf '%s\n' "$candidate"
+            return 0
+        fi
+        [[ "$candidate" == "${PYTHON:-}" ]] && break
+    done
+    _say "psdist needs Python 3.11 or newer with venv; seen:${seen:- no python3 at all}." \
+        "On Debian or Ubuntu: apt install python3 python3-venv. Or name one in PYTHON."
+    return 1
+}
+
+# make_venv DIR EXTRAS: an environment with psdist (editable) and at least these extras, at the
+# versions of constraints.txt. Reused as it is when it was completed from the same files; an
+# interrupted one is completed.
+make_venv() {
+    local directory=$1 extras=$2 root python made_from stamp had="" extra missing=""
+    root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd) || return
+    made_from=$(cat -- "$root/setup.cfg" "$root/pyproject.toml" "$root/constraints.txt" |
+        cksum) || return
+    made_from="$root $TORCH_PIN $made_from"
+    # Its first line says what it was made from, its second the extras.
+    stamp="$directory/complete"
+    if [[ -f "$stamp" ]] && "$directory/bin/python" -c '' 2>/dev/null; then
+        had=$(sed -n 2p "$stamp")
+        for extra in ${extras//,/ }; do
+            [[ ",$had," == *",$extra,"* ]] || missing+=",$extra"
+        done
+        [[ -z "$missing" && "$(sed -n 1p "$stamp")" == "$made_from" ]] && return 0
+        extras=$had$missing
+    fi
+    if ! "$directory/bin/python" -c 'import pip' 2>/dev/null; then
+        python=$(find_python) || return
+        _say "Making $directory with $python"
+        "$python" -m venv --clear "$directory" || return
+    fi
+    _say "Installing psdist[$extras] into $directory (the first time this downloads torch)"
+    "$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --constraint "$root/constraints.txt" "$TORCH_PIN" --editable "$root[$extras]" || {
+        _say "pip could not install psdist into $directory: its message is above." \
+            "What is there stays; run this again to go on."
+        return 1
+    }
+    printf '%s\n%s\n' "$made_from" "$extras" >"$stamp"
+}
+
+# make_mpich_venv DIR BASE: an environment with MPICH in place of Open MPI and everything else from
+# BASE, an environment made by make_venv: torch is not installed twice.
+make_mpich_venv() {
+    local directory=$1 base=$2 root site made_from stamp
+    root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd) || return
+    made_from="$(cd -- "$base" && pwd) $(cksum <"$root/constraints.txt")" || return
+    stamp="$directory/complete"
+    if [[ -f "$stamp" && "$(<"$stamp")" == "$made_from" ]] &&
+        "$directory/bin/python" -c 'import psdist' 2>/dev/null; then
+        return 0
+    fi
+    _say "Making $directory with MPICH"
+    "$base/bin/python" -m venv --clear --without-pip "$directory" || return
+    "$base/bin/python" -m pip --python "$directory/bin/python" install --quiet --no-deps \
+        --disable-pip-version-check --constraint "$root/constraints.txt" mpich || return
+    site=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') ||
+        return
+    # addsitedir also reads BASE's own .pth files: the editable psdist is one of them.
+    "$base/bin/python" -c 'import sysconfig; base = sysconfig.get_path("purelib")
+print(f"import site; site.addsitedir({base!r})")' >"$site/base.pth" || return
+    # By way of sh: the path of an interpreter in a first line may have no spaces.
+    cat >"$directory/bin/psdist" <<'PSDIST'
+#!/bin/sh
+'''exec' "$(dirname -- "$0")/python" "$0" "$@"
+'''
+import sys
+
+from psdist.cli import main
+
+sys.exit(main())
+PSDIST
+    chmod +x "$directory/bin/psdist" && printf '%s\n' "$made_from" >"$stamp"
+}
