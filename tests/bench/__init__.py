@@ -1,0 +1,1 @@
+"""Benchmarks that people run by hand; pytest collects nothing here."""

@@ -1,0 +1,50 @@
+"""How the whole suite runs: fast tests first, long ones only when asked for.
+
+Owns: the order of the stages, the `--all` option, hypothesis' settings, and the Slurm cluster as
+a fixture. What a test needs that may be missing (an MPI, the cluster) is decided where it is
+started, in tests/mpirun.py and tests/slurm_cluster.py.
+
+    python -m pytest tests                 # everything but what is marked slow
+    python -m pytest tests --all -m slurm  # all of the Slurm tests
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.slurm_cluster import slurm_cluster
+
+__all__ = ["slurm_cluster"]
+
+# A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster.
+STAGES = ("mpi", "slurm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # No deadlines: nothing timed is asserted, and the machine may be busy. The usual run draws the
+    # same examples every time, so that a failure belongs to the change under test; --all explores.
+    common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("usual", common, derandomize=True)
+    settings.register_profile("all", common, max_examples=1000, print_blob=True)
+    settings.load_profile("all" if config.getoption("--all") else "usual")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        if slow:
+            config.hook.pytest_deselected(items=slow)
+            items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    items.sort(key=_stage)  # stable: within a stage the files' order stays
+
+
+def _stage(item: pytest.Item) -> int:
+    return max(
+        (STAGES.index(name) + 1 for name in STAGES if item.get_closest_marker(name)), default=0
+    )

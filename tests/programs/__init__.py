@@ -1,0 +1,1 @@
+"""Programs that tests start under mpirun, and what they share with the tests."""

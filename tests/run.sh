@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# The whole test suite, from a fresh clone, alone:
+#
+#     bash tests/run.sh                     # checks, then tests: unit, MPI, Slurm
+#     bash tests/run.sh --all               # also the long ones
+#     bash tests/run.sh tests/test_slurm.py -k digits
+#
+# Makes .venv (with Open MPI) and .venv-mpich where they are not there yet. Tests of Slurm need root
+# and apt packages and are skipped, saying which, where those are missing; PSDIST_REQUIRE_SLURM=1,
+# PSDIST_REQUIRE_MPI=1 and PSDIST_REQUIRE_MPICH=1 turn such skips into failures. Arguments go to
+# pytest. Exit status 0: everything passed.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+source "$root/slurm/venv.sh"
+venv="$root/.venv"
+make_venv "$venv" mpi,examples,dev
+make_mpich_venv "$venv-mpich" "$venv"
+cd -- "$root"
+
+# One thread in each process: many ranks share few cores, and sums stay the same everywhere.
+export OMP_NUM_THREADS=1
+
+failed=""
+check() {
+    printf '== %s\n' "$*"
+    "$venv/bin/$1" "${@:2}" || failed+=" $1"
+}
+check ruff check .
+check ruff format --check .
+check mypy --strict
+check lint-imports
+
+# A test that pytest-timeout cannot end (it hangs inside C) ends the run, with every stack.
+printf '== pytest\n'
+"$venv/bin/python" -m pytest -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
+    "$@" || failed+=" pytest"
+
+if [[ -n $failed ]]; then
+    printf 'tests/run.sh: failed:%s\n' "$failed" >&2
+    exit 1
+fi

@@ -1,0 +1,52 @@
+"""The two-rank round trip again and again: it never hangs and leaves no process behind.
+
+tests/mpirun.py fails a run that does not end, and one whose processes outlive the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import REPOSITORY, Mpi, run_mpi
+
+TIMEOUT_S = 120
+TRANSPORT = ("-m", "tests.programs.round_trip")
+JOB = ("-m", "psdist", "run", str(REPOSITORY / "tests" / "programs" / "round_trip_job.py"))
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize(
+    ("program", "mpi", "times"),
+    [
+        pytest.param(TRANSPORT, "openmpi", 5, id="transport-openmpi"),
+        pytest.param(TRANSPORT, "mpich", 2, id="transport-mpich"),
+        pytest.param(JOB, "openmpi", 2, id="job-openmpi"),
+        pytest.param(JOB, "mpich", 1, id="job-mpich"),
+    ],
+)
+def test_round_trips_of_two_ranks_end_and_leave_nothing(
+    program: Sequence[str], mpi: Mpi, times: int, tmp_path: Path
+) -> None:
+    repeat(program, mpi, times, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("program", [TRANSPORT, JOB], ids=["transport", "job"])
+def test_a_hundred_round_trips_of_two_ranks_end_and_leave_nothing(
+    program: Sequence[str], mpi: Mpi, tmp_path: Path
+) -> None:
+    repeat(program, mpi, 100, tmp_path)
+
+
+def repeat(program: Sequence[str], mpi: Mpi, times: int, folder: Path) -> None:
+    for run in range(times):
+        env = {"PSDIST_RUN_DIR": str(folder / str(run)), "PSDIST_PROGRESS": "off"}
+        done = run_mpi(2, program, timeout_s=TIMEOUT_S, mpi=mpi, env=env)
+        assert done.returncode == 0, done.text
+        assert done.stderr == "", done.text

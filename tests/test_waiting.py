@@ -1,0 +1,102 @@
+"""A wait spins or backs off, warns ever more rarely, and gives up with who it waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.errors import WaitTimeoutError
+from psdist.transport.base import Waiting
+
+
+class Clock:
+    """A clock that only sleeping moves, and that remembers the sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.sleeps: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now_s += seconds
+
+
+def back_off(clock: Clock, *, warn_s: float = 1e9, timeout_s: float = 1e9) -> Waiting:
+    return Waiting(
+        is_spinning=False, warn_s=warn_s, timeout_s=timeout_s, clock=clock, sleep=clock.sleep
+    )
+
+
+def idle(waiting: Waiting, times: int) -> int:
+    """So many empty polls; how often it was time to warn."""
+    return sum(waiting.idle("the moon") for _ in range(times))
+
+
+def test_the_first_empty_polls_do_not_sleep() -> None:
+    clock = Clock()
+    idle(back_off(clock), Waiting.SPINS)
+    assert clock.sleeps == []
+
+
+def test_sleeps_double_up_to_the_longest() -> None:
+    clock = Clock()
+    idle(back_off(clock), Waiting.SPINS + 10)
+    first, last = Waiting.FIRST_SLEEP_S, Waiting.LAST_SLEEP_S
+    assert clock.sleeps[:4] == [first, 2 * first, 4 * first, 8 * first]
+    assert clock.sleeps[-2:] == [last, last]
+    assert max(clock.sleeps) == last
+
+
+def test_after_something_happened_a_wait_starts_over() -> None:
+    clock = Clock()
+    waiting = back_off(clock, timeout_s=0.5)
+    for _ in range(10):  # 3 s altogether
+        idle(waiting, Waiting.SPINS + 300)
+        waiting.reset()
+    clock.sleeps.clear()
+    idle(waiting, Waiting.SPINS)
+    assert clock.sleeps == []
+    idle(waiting, 1)
+    assert clock.sleeps == [Waiting.FIRST_SLEEP_S]
+
+
+def test_a_spinning_wait_never_sleeps_and_still_gives_up() -> None:
+    clock = Clock()
+    waiting = Waiting(is_spinning=True, timeout_s=5.0, clock=clock, sleep=clock.sleep)
+    idle(waiting, 1000)
+    clock.now_s += 6.0
+    with pytest.raises(WaitTimeoutError):
+        idle(waiting, 1000)
+    assert clock.sleeps == []
+
+
+def test_warnings_come_ever_more_rarely() -> None:
+    clock = Clock()
+    waiting = back_off(clock, warn_s=1.0)
+    told = []
+    while clock.now_s < 10.0:
+        if waiting.idle("the moon"):
+            told.append(clock.now_s)
+    assert [round(at_s) for at_s in told] == [1, 2, 4, 8]
+
+
+def test_a_wait_that_is_too_long_says_for_whom_and_which_setting_to_raise() -> None:
+    clock = Clock()
+    waiting = back_off(clock, timeout_s=2.0)
+    with pytest.raises(WaitTimeoutError) as caught:
+        idle(waiting, 10_000)
+    assert str(caught.value) == (
+        "waited 2 s for the moon, longer than wait_timeout_s = 2; raise it if such waits are "
+        "normal here"
+    )
+
+
+def test_a_wait_without_a_deadline_neither_warns_nor_gives_up() -> None:
+    clock = Clock()
+    endless = float("inf")
+    waiting = back_off(clock, warn_s=endless, timeout_s=endless)
+    idle(waiting, Waiting.SPINS + 1)
+    clock.now_s += 1e9
+    assert idle(waiting, 10) == 0
