@@ -10,7 +10,8 @@ PsdistError
 │   ├── NonFiniteGradientError a gradient held NaN or infinity
 │   ├── CollectiveError       save, mean, barrier ... called by some workers only
 │   ├── UsageError            the API was called in an order or with values it does not take
-│   └── HistoryError          a recorded history is missing, damaged or not of this version
+│   ├── HistoryError          a recorded history is missing, damaged or not of this version
+│   └── PlacementError        a machine, a cluster or a plan that cannot be read or cannot be had
 ├── TransportError            the network failed us
 │   └── WaitTimeoutError      a wait went beyond wait_timeout_s
 ├── ProtocolError             a message that this protocol does not allow
@@ -63,6 +64,10 @@ class UsageError(UserError):
 
 
 class HistoryError(UserError):
+    pass
+
+
+class PlacementError(UserError):
     pass
 
 
