@@ -5,7 +5,7 @@ only processes that it started or that run inside its hosts. Needs root and Debi
 munge, iproute2 and libpmix-dev; standard library only, so that it runs without a virtual
 environment. Its command is tests/cluster; tests use it through tests/slurm_cluster.py.
 
-    tests/cluster up --shape 1gbit
+    tests/cluster up --shape 1gbit --uplink 500mbit
     export SLURM_CONF=/var/tmp/psdist-cluster/slurm.conf
     srun -N 4 -n 8 hostname
     tests/cluster down
@@ -94,12 +94,12 @@ class Cluster:
         """What a Slurm command needs in its environment to talk to this cluster."""
         return {"SLURM_CONF": str(self.slurm_conf), "PATH": SYSTEM_PATH}
 
-    def up(self, *, shape: str | None, keep: bool) -> None:
+    def up(self, *, shape: str | None, keep: bool, uplink: str | None = None) -> None:
         """Bring the cluster up, or complete one that half is, and wait until it takes jobs.
 
         `shape` is the rate of every host's link in both directions, such as "1gbit" (None: as fast
-        as the machine copies). With `keep` it stays up until somebody says `down`; without, a
-        cluster that is up already stays as it is.
+        as the machine copies), `uplink` that of every rack's. With `keep` it stays up until
+        somebody says `down`; without, a cluster that is up already stays as it is.
         """
         with self._lock():
             is_up = self.is_up()
@@ -114,8 +114,8 @@ class Cluster:
                 except BaseException:
                     self._down()
                     raise
-            network.limit(shape)
-            (self.directory / "cluster.json").write_text(json.dumps({"keep": keep, "shape": shape}))
+            network.limit(shape, uplink)
+            (self.directory / "cluster.json").write_text(json.dumps({"keep": keep}))
 
     def down(self) -> None:
         """End the daemons and all jobs; remove namespaces, bridge and names. Logs stay."""
@@ -123,8 +123,9 @@ class Cluster:
             self._down()
 
     def is_up(self) -> bool:
-        """Whether the controller answers and every host takes jobs."""
-        return self.slurm_conf.exists() and self._states().count("up") == len(HOSTS)
+        """Whether the network is whole, the controller answers and every host takes jobs."""
+        is_built = self.slurm_conf.exists() and network.is_complete()
+        return is_built and self._states().count("up") == len(HOSTS)
 
     def is_kept(self) -> bool:
         """Whether somebody brought it up by hand, so that tests leave it up."""
@@ -137,7 +138,7 @@ class Cluster:
         lines = [
             self._slurm("sinfo", "--Node", "--format=%8N %10T %4c %14f %G").stdout.rstrip(),
             self._slurm("squeue", "--format=%8i %12j %8T %10M %R").stdout.rstrip(),
-            *(f"{host}: {network.describe_link(host)}" for host in HOSTS),
+            *(f"{name}: {network.describe_link(name)}" for name in (*HOSTS, *RACKS)),
             f"logs: {self.directory / 'log'}",
             f"use:  export SLURM_CONF={self.slurm_conf} (job files anywhere but /tmp)",
         ]

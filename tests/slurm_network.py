@@ -1,16 +1,22 @@
-"""The network of the Slurm test cluster: namespaces that are hosts, and the bridge between them.
+"""The network of the Slurm test cluster: namespaces that are hosts, and the switches above them.
 
-Owns: the hosts' names and addresses, their links and how fast those are, their lines in /etc/hosts.
-Knows nothing of Slurm. Needs root and iproute2; standard library only.
+    h1  h2      h3  h4        a host's link: a veth pair, eth0 inside it and psdist-h1 outside
+    psdist-rack1  psdist-rack2    bridges; their uplinks: psdist-rack1-up, psdist-to-rack1
+          psdist0                 the spine, with the controller's address
+
+Owns: the hosts' names and addresses, all links, how fast they are and what they have carried, and
+the hosts' lines in /etc/hosts. Knows nothing of Slurm. Needs root and iproute2; standard library
+only.
 
     network.build(owner)
-    network.limit("1gbit")
-    network.processes_in("h1")
+    network.limit("1gbit", uplink="500mbit")
+    sent, received = network.counted_bytes()["rack1"]
     network.remove(owner)
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -45,18 +51,22 @@ def build(owner: Path) -> None:
     block = [NAMES_BEGIN, *(f"{address(host)} {host}" for host in HOSTS), NAMES_END]
     # Written in place: in a container /etc/hosts is a mount and cannot be replaced.
     NAMES.write_text("\n".join([*kept, *block]) + "\n")
-    _ip(f"link add {BRIDGE} type bridge")
+    _add_bridge(BRIDGE)
     _ip(f"address add {BRIDGE_ADDRESS}/24 dev {BRIDGE}")
-    _ip(f"link set {BRIDGE} up")
-    for host in HOSTS:
-        inside = namespace(host)
-        _ip(f"netns add {inside}")
-        _ip(f"link add {_outer_link(host)} type veth peer name eth0 netns {inside}")
-        _ip(f"link set {_outer_link(host)} master {BRIDGE} up")
-        _ip(f"-netns {inside} address add {address(host)}/24 dev eth0")
-        _ip(f"-netns {inside} link set eth0 up")
-        # MPI and gloo use it between the ranks of a host.
-        _ip(f"-netns {inside} link set lo up")
+    for rack, hosts in RACKS.items():
+        _add_bridge(_rack_bridge(rack))
+        _ip(f"link add {_rack_end(rack)} type veth peer name {_spine_end(rack)}")
+        _ip(f"link set {_rack_end(rack)} master {_rack_bridge(rack)} up")
+        _ip(f"link set {_spine_end(rack)} master {BRIDGE} up")
+        for host in hosts:
+            inside = namespace(host)
+            _ip(f"netns add {inside}")
+            _ip(f"link add {_outer_link(host)} type veth peer name eth0 netns {inside}")
+            _ip(f"link set {_outer_link(host)} master {_rack_bridge(rack)} up")
+            _ip(f"-netns {inside} address add {address(host)}/24 dev eth0")
+            _ip(f"-netns {inside} link set eth0 up")
+            # MPI and gloo use it between the ranks of a host.
+            _ip(f"-netns {inside} link set lo up")
 
 
 def remove(owner: Path) -> None:
@@ -66,12 +76,19 @@ def remove(owner: Path) -> None:
     for host in HOSTS:
         if _exists(host):
             _ip(f"netns delete {namespace(host)}")
-        # Deleting a namespace deletes its links some time later; here they must be gone now.
-        _ip(f"link delete {_outer_link(host)}", check=False)
-    _ip(f"link delete {BRIDGE}", check=False)
+    # Deleting a namespace deletes its links some time later; here they must be gone now.
+    for device in _devices():
+        _ip(f"link delete {device}", check=False)
     if NAMES_BEGIN in NAMES.read_text():
         NAMES.write_text("\n".join(_names_without_block()) + "\n")
     OWNER.unlink(missing_ok=True)
+
+
+def is_complete() -> bool:
+    """Whether everything `build` makes is there: not half of it, nor an older layout."""
+    return all(map(_exists, HOSTS)) and all(
+        Path("/sys/class/net", device).exists() for device in _devices()
+    )
 
 
 def other_owner(owner: Path) -> str | None:
@@ -80,24 +97,35 @@ def other_owner(owner: Path) -> str | None:
     return None if seen == str(owner) else seen
 
 
-def limit(rate: str | None) -> None:
-    """Limit each host's link, in both directions, to such as "1gbit"; None is no limit."""
+def limit(rate: str | None, uplink: str | None = None) -> None:
+    """Limit each host's link to `rate` and each rack's uplink to `uplink`, such as "1gbit".
+
+    Both directions, each for itself; None is no limit.
+    """
     # Both ends of each link: what a host sends leaves by its eth0, what it gets by the other.
-    inner = [(f"-netns {namespace(host)}", "eth0") for host in HOSTS]
-    outer = [("", _outer_link(host)) for host in HOSTS]
-    for where, device in inner + outer:
-        _tc(f"{where} qdisc delete dev {device} root", check=False)
-        if rate is not None:
-            # The burst holds the largest packet that segmentation offload makes.
-            shaper = f"tbf rate {rate} burst 256kb latency 100ms"
-            _tc(f"{where} qdisc add dev {device} root {shaper}")
+    for host in HOSTS:
+        _shape(f"-netns {namespace(host)}", "eth0", rate)
+        _shape("", _outer_link(host), rate)
+    for rack in RACKS:
+        _shape("", _rack_end(rack), uplink)
+        _shape("", _spine_end(rack), uplink)
 
 
-def describe_link(host: str) -> str:
-    """Its address and limit: "10.77.0.1, link limited to 1Gbit"."""
-    words = _tc(f"-netns {namespace(host)} qdisc show dev eth0", check=False).split()
-    rate = f"link limited to {words[words.index('rate') + 1]}" if "rate" in words else "link"
-    return f"{address(host)}, {rate}"
+def counted_bytes() -> dict[str, tuple[int, int]]:
+    """What each link has carried since it was made: (sent, received), of hosts and of racks.
+
+    A host's are those of its eth0, a rack's those of its uplink: sent is what went up. With the
+    headers of packets, of which segmentation offload makes few.
+    """
+    counted = {host: _carried(f"-netns {namespace(host)}", "eth0") for host in HOSTS}
+    return {**counted, **{rack: _carried("", _rack_end(rack)) for rack in RACKS}}
+
+
+def describe_link(name: str) -> str:
+    """Of a host: "10.77.0.1, link limited to 1Gbit"; of a rack: "uplink limited to 500Mbit"."""
+    if name in RACKS:
+        return f"uplink{_limit_of('', _rack_end(name))}"
+    return f"{address(name)}, link{_limit_of(f'-netns {namespace(name)}', 'eth0')}"
 
 
 def processes_in(host: str) -> list[int]:
@@ -139,6 +167,49 @@ def run(
 
 def _outer_link(host: str) -> str:
     return f"psdist-{host}"
+
+
+def _rack_bridge(rack: str) -> str:
+    return f"psdist-{rack}"
+
+
+def _rack_end(rack: str) -> str:
+    return f"psdist-{rack}-up"
+
+
+def _spine_end(rack: str) -> str:
+    return f"psdist-to-{rack}"
+
+
+def _devices() -> list[str]:
+    """All network devices on the machine's side."""
+    made = [_outer_link(host) for host in HOSTS]
+    for rack in RACKS:
+        made += [_rack_end(rack), _spine_end(rack), _rack_bridge(rack)]
+    return [*made, BRIDGE]
+
+
+def _add_bridge(name: str) -> None:
+    _ip(f"link add {name} type bridge")
+    _ip(f"link set {name} up")
+
+
+def _shape(where: str, device: str, rate: str | None) -> None:
+    _tc(f"{where} qdisc delete dev {device} root", check=False)
+    if rate is not None:
+        # The burst holds the largest packet that segmentation offload makes.
+        _tc(f"{where} qdisc add dev {device} root tbf rate {rate} burst 256kb latency 100ms")
+
+
+def _limit_of(where: str, device: str) -> str:
+    words = _tc(f"{where} qdisc show dev {device}", check=False).split()
+    return f" limited to {words[words.index('rate') + 1]}" if "rate" in words else ""
+
+
+def _carried(where: str, device: str) -> tuple[int, int]:
+    shown = json.loads(_ip(f"-json -statistics {where} link show dev {device}"))
+    counters = shown[0]["stats64"]
+    return int(counters["tx"]["bytes"]), int(counters["rx"]["bytes"])
 
 
 def _exists(host: str) -> bool:
