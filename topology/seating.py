@@ -1,0 +1,232 @@
+"""Inside a host: which rank gets which cores, near which GPU and network card. Pure.
+
+    seats = seat(machine, ["server", "worker", "worker"])
+    seats[1].cpus, seats[1].gpu          # what rank 1 of this host binds itself to, its GPU
+
+Each rank gets the same number of whole cores. Workers that have a GPU choose first and sit beside
+it, then servers, beside the network card; a rank stays within one L3, NUMA node or package where
+there is room. Where a launcher has already given the ranks disjoint PUs, those are kept, and a
+GPU is chosen for the PUs instead. Where there are more ranks than cores nobody is bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from psdist.topology.machine import UNKNOWN, Core, Device, Machine
+
+Role: TypeAlias = Literal["server", "worker"]
+
+# Cores that are as near to each other as they get: (package, NUMA node, L3, kind).
+_Cell: TypeAlias = tuple[int, int, int, int]
+
+# Names that a runtime gives to a GPU which computes; a console's graphics chip has none of them.
+_COMPUTE_NAMES = ("cuda", "nvml", "rsmi", "opencl", "ze")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """The place of one rank; fields as in :class:`psdist.topology.plan.PlannedRank`."""
+
+    cores: tuple[int, ...]
+    cpus: tuple[int, ...]
+    package: int
+    numa: int
+    gpu: str
+    nic: str
+
+
+def compute_gpus(machine: Machine) -> tuple[Device, ...]:
+    """The machine's GPUs that a worker could use, in PCI order."""
+    found = (
+        gpu for gpu in machine.gpus if any(name.startswith(_COMPUTE_NAMES) for name in gpu.names)
+    )
+    return tuple(sorted(found, key=lambda gpu: gpu.pci))
+
+
+def are_disjoint(masks: Sequence[frozenset[int]]) -> bool:
+    """Whether no PU is in two masks, and none is empty: somebody has bound the ranks already."""
+    return bool(masks) and all(masks) and sum(map(len, masks)) == len(frozenset().union(*masks))
+
+
+def seat(
+    machine: Machine,
+    roles: Sequence[Role],
+    *,
+    masks: Sequence[frozenset[int]] | None = None,
+    gpus: Sequence[Sequence[str]] | None = None,
+    may_bind: bool = True,
+) -> tuple[Seat, ...]:
+    """A seat for each rank of a host, in the order of ``roles``.
+
+    ``masks`` are the PUs (OS numbers) that each rank may use now; without, all of ``machine``.
+    ``gpus`` are the PCI bus ids that each rank can see; without, workers share
+    :func:`compute_gpus` evenly.
+    """
+    fixed = masks if masks is not None and are_disjoint(masks) else None
+    own_gpus = _share_out_gpus(machine, roles, gpus, fixed)
+    if fixed is not None:
+        chosen: list[tuple[Core, ...]] = [
+            tuple(core for core in machine.cores if mask.intersection(core.cpus)) for mask in fixed
+        ]
+    elif may_bind and len(machine.cores) >= len(roles):
+        chosen = _choose_cores(machine, roles, own_gpus)
+    else:
+        chosen = [()] * len(roles)
+    nics = machine.nics
+    seats: list[Seat] = []
+    for index, cores in enumerate(chosen):
+        reachable = masks[index] if masks is not None else machine.cpus
+        near = cores or tuple(c for c in machine.cores if reachable.intersection(c.cpus))
+        package, numa = _common(core.package for core in near), _common(core.numa for core in near)
+        bound = fixed[index] if fixed is not None else {cpu for core in cores for cpu in core.cpus}
+        gpu = own_gpus[index]
+        seats.append(
+            Seat(
+                cores=tuple(core.logical for core in cores),
+                cpus=tuple(sorted(bound)),
+                package=package,
+                numa=numa,
+                gpu=gpu.pci if gpu is not None else "",
+                nic=_nearest(nics, package, numa).name if nics else "",
+            )
+        )
+    return tuple(seats)
+
+
+def nearest_to_network(machine: Machine, masks: Sequence[frozenset[int]]) -> list[int]:
+    """Indices of ``masks``, those beside a network card first; else in order."""
+    near = {nic.package for nic in machine.nics if nic.package != UNKNOWN}
+
+    def distance(index: int) -> tuple[bool, int]:
+        packages = {core.package for core in machine.cores if masks[index].intersection(core.cpus)}
+        return (bool(near) and not packages <= near, index)
+
+    return sorted(range(len(masks)), key=distance)
+
+
+def package_of(machine: Machine, mask: Iterable[int]) -> int:
+    """The package that holds most of ``mask`` (OS numbers), lowest on a tie; UNKNOWN if none."""
+    wanted = frozenset(mask)
+    return _most(core.package for core in machine.cores for cpu in core.cpus if cpu in wanted)
+
+
+def numa_of(machine: Machine, mask: Iterable[int]) -> int:
+    """The NUMA node that holds most of ``mask``, lowest on a tie; UNKNOWN if none."""
+    wanted = frozenset(mask)
+    return _most(core.numa for core in machine.cores for cpu in core.cpus if cpu in wanted)
+
+
+def _choose_cores(
+    machine: Machine, roles: Sequence[Role], gpus: Sequence[Device | None]
+) -> list[tuple[Core, ...]]:
+    share = len(machine.cores) // len(roles)
+    free: dict[_Cell, list[Core]] = defaultdict(list)
+    for core in machine.cores:
+        free[core.package, core.numa, core.l3, core.kind].append(core)
+    nic = machine.nics[0] if machine.nics else None
+
+    def comes_first(index: int) -> tuple[int, int]:
+        has_gpu = gpus[index] is not None
+        return (0 if has_gpu else 1 if roles[index] == "server" else 2, index)
+
+    chosen: list[tuple[Core, ...]] = [()] * len(roles)
+    for index in sorted(range(len(roles)), key=comes_first):
+        is_server = roles[index] == "server"
+        beside = nic if is_server else gpus[index]
+        chosen[index] = _take(free, share, beside=beside, is_light=is_server)
+    return chosen
+
+
+def _take(
+    free: dict[_Cell, list[Core]],
+    share: int,
+    *,
+    beside: Device | None,
+    is_light: bool,
+) -> tuple[Core, ...]:
+    """``share`` cores out of ``free``: near ``beside``, close together, of the right kind.
+
+    A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
+    """
+    home = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
+    taken: list[Core] = []
+    while len(taken) < share:
+        missing = share - len(taken)
+        costs = {
+            cell: _cost(cell, len(cores), missing=missing, home=home, is_light=is_light)
+            for cell, cores in free.items()
+            if cores
+        }
+        cell = min(costs, key=costs.__getitem__)
+        taken += free[cell][:missing]
+        free[cell] = free[cell][missing:]
+        home = cell[:2]  # what is missing yet comes from the neighbours of what there is
+    return tuple(sorted(taken, key=lambda core: core.logical))
+
+
+def _cost(
+    cell: _Cell, room: int, *, missing: int, home: tuple[int, int], is_light: bool
+) -> tuple[int, ...]:
+    """Of taking cores from a cell: kind, distance from home, fit, then the machine's own order."""
+    package, numa, l3, kind = cell
+    is_far = home[0] not in (UNKNOWN, package)
+    is_in_other_numa = home[1] not in (UNKNOWN, numa)
+    fits = room >= missing
+    return (
+        kind if is_light else -kind,
+        2 * is_far + is_in_other_numa,
+        not fits,
+        room if fits else -room,
+        package,
+        numa,
+        l3,
+    )
+
+
+def _share_out_gpus(
+    machine: Machine,
+    roles: Sequence[Role],
+    visible: Sequence[Sequence[str]] | None,
+    masks: Sequence[frozenset[int]] | None,
+) -> list[Device | None]:
+    """A GPU for each worker: its own where there are enough, else shared evenly."""
+    known = {gpu.pci: gpu for gpu in machine.gpus if gpu.pci}
+    everybodys = [gpu.pci for gpu in compute_gpus(machine) if gpu.pci]
+    workers = [index for index, role in enumerate(roles) if role == "worker"]
+    owners: Counter[str] = Counter()
+    found: list[Device | None] = [None] * len(roles)
+    for turn, index in enumerate(workers):
+        seen = everybodys if visible is None else [pci for pci in visible[index] if pci in known]
+        if not seen:
+            continue
+        # Evenly over the list, so that two workers of a host with eight GPUs sit on two sockets.
+        wanted = seen[turn * len(seen) // len(workers)]
+        home = package_of(machine, masks[index]) if masks is not None else UNKNOWN
+
+        def cost(pci: str, home: int = home, wanted: str = wanted) -> tuple[bool, int, bool, str]:
+            is_far = home != UNKNOWN and known[pci].package not in (UNKNOWN, home)
+            return (is_far, owners[pci], pci != wanted, pci)
+
+        best = min(seen, key=cost)
+        owners[best] += 1
+        found[index] = known[best]
+    return found
+
+
+def _nearest(nics: Sequence[Device], package: int, numa: int) -> Device:
+    return min(nics, key=lambda nic: (nic.package not in (package, UNKNOWN),
+                                      nic.numa not in (numa, UNKNOWN)))  # fmt: skip
+
+
+def _common(values: Iterable[int]) -> int:
+    different = set(values)
+    return different.pop() if len(different) == 1 else UNKNOWN
+
+
+def _most(values: Iterable[int]) -> int:
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value), default=UNKNOWN)

@@ -1,0 +1,279 @@
+"""Which hosts serve, and what part of the model each of them holds. Pure.
+
+    servers_at, shares = choose(cluster, capacity, groups, request)
+    servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
+
+A cluster becomes the tree problem of :mod:`psdist.topology.placement` here, and its solution
+counts per node. Groups are counted by the caller, who knows the seats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from psdist.errors import PlacementError
+from psdist.topology import placement
+from psdist.topology.cluster import Cluster
+from psdist.topology.objective import edge_loads
+from psdist.topology.plan import LinkLoad
+from psdist.topology.problem import Problem
+
+Grouping: TypeAlias = Literal["node", "socket", "numa", "rank"]
+Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
+GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
+"""Servers on each node -> groups on each node, made by the workers that are left there."""
+
+UNKNOWN_MODEL_BYTES = 1e9
+"""What a plan is made for where nobody knows the model yet."""
+MEMORY_SHARE = 0.8
+"""Of a host's ordinary memory that shards may fill."""
+STATE_PER_BYTE = 2.0
+"""Optimizer state for each byte of parameters: two moments, as Adam has. A guess where the
+optimizer is not known yet, on the safe side."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    servers: int | Literal["auto"] = "auto"
+    group: Grouping = "node"
+    placement: Strategy = "auto"
+    model_bytes: float | None = None
+    """Of the model's parameters on the wire; None: not known yet. Times and bytes of a plan are
+    proportional to it; the placement depends on it only where memory is short."""
+    may_bind: bool = True
+
+    @property
+    def planned_bytes(self) -> float:
+        """What times and bytes of the plan are for."""
+        return UNKNOWN_MODEL_BYTES if self.model_bytes is None else self.model_bytes
+
+
+def choose(
+    cluster: Cluster, capacity: Sequence[int], groups: Sequence[float], request: PlanRequest
+) -> tuple[list[int], list[float]]:
+    """Servers on each node, and the part of the model there, when the groups stay as they are.
+
+    ``capacity`` is how many servers a node has room for. Raises PlacementError where cores or
+    memory do not suffice.
+    """
+    wanted = request.servers
+    once = [min(each, 1) for each in capacity]
+    if wanted == "auto":
+        if not any(once):
+            raise PlacementError(
+                "no node has a core left for a server; ask for fewer workers per node, or name "
+                "server nodes"
+            )
+        problem = problem_of(cluster, once, groups, request, sum(once))
+        wanted = placement.choose_num_servers(problem, max_servers=sum(once))
+    if request.placement != "auto":
+        return place_plainly(cluster, capacity, request.placement, wanted)
+    # A second server on a node moves no byte off a link: only where there are not nodes enough.
+    room = once if sum(once) >= wanted else capacity
+    problem = problem_of(cluster, room, groups, request, wanted)
+    solution = placement.solve(problem)
+    return _by_node(cluster, problem, solution.servers_at), _shares(cluster, problem, solution)
+
+
+def choose_among_ranks(
+    cluster: Cluster, sizes: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
+) -> tuple[list[int], list[float]]:
+    """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
+
+    So the groups depend on the answer. Candidates are made with a guess of the groups; then each
+    is judged with the groups that it really leaves, and the best shares for those. Groups that
+    are lost come first among equals in time: a host that only serves computes nothing.
+    """
+    num_nodes = sum(size > 0 for size in sizes)
+    wanted = _num_servers(cluster, sizes, groups_beside, request)
+    if request.placement != "auto":
+        return place_plainly(cluster, sizes, request.placement, wanted)
+    if num_nodes == 1:
+        return [wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes]
+    beside_workers = [max(size - 1, 0) for size in sizes]
+    capacity = beside_workers if sum(beside_workers) >= wanted else list(sizes)
+    asked = replace(request, servers=wanted)
+    guess = _spread_over_racks(cluster, capacity, wanted)
+    candidates = {
+        tuple(place_plainly(cluster, sizes, "block", wanted)[0]): None,
+        tuple(place_plainly(cluster, sizes, "cyclic", wanted)[0]): None,
+        tuple(guess): None,
+    }
+    for _ in range(2):
+        guess, _ = choose(cluster, capacity, groups_beside(guess), asked)
+        candidates[tuple(guess)] = None
+    judged = [
+        _judge(cluster, candidate, groups_beside(candidate), asked)
+        for candidate in candidates
+        if any(groups_beside(candidate))
+    ]
+    if not judged:
+        raise PlacementError(
+            f"servers = {wanted} leave no worker on any of the {num_nodes} hosts; ask for fewer"
+        )
+    _, servers_at, shares = min(judged, key=lambda each: each[0])
+    return servers_at, shares
+
+
+def place_plainly(
+    cluster: Cluster, capacity: Sequence[int], strategy: Strategy, num_servers: int
+) -> tuple[list[int], list[float]]:
+    """Block or cyclic, with equal shards: what the mapper is compared with."""
+    request = PlanRequest()
+    problem = problem_of(cluster, capacity, [0.0] * len(capacity), request, num_servers)
+    place = placement.block if strategy == "block" else placement.cyclic
+    servers_at = _by_node(cluster, problem, place(problem))
+    return servers_at, [count / num_servers for count in servers_at]
+
+
+def link_loads(
+    cluster: Cluster, groups: Sequence[float], shares: Sequence[float], request: PlanRequest
+) -> tuple[LinkLoad, ...]:
+    """What one exchange sends over every link; no links where all sit on one host."""
+    if len(cluster.nodes) == 1:
+        return ()
+    num_nodes = len(cluster.nodes)
+    problem = problem_of(cluster, [1] * num_nodes, groups, request, num_nodes)
+    loads = edge_loads(problem, _bytes_at(cluster, problem, shares))
+    order = _switches_from_the_root(cluster)
+    loaded = [
+        LinkLoad(
+            name=cluster.switches[switch].name,
+            kind="switch",
+            num_bytes=loads[vertex],
+            bytes_per_s=problem.bytes_per_s[vertex],
+        )
+        for vertex, switch in enumerate(order)
+        if vertex
+    ]
+    loaded += [
+        LinkLoad(
+            name=node.name,
+            kind="node",
+            num_bytes=loads[len(order) + index],
+            bytes_per_s=node.bytes_per_s,
+        )
+        for index, node in enumerate(cluster.nodes)
+    ]
+    return tuple(loaded)
+
+
+def problem_of(
+    cluster: Cluster,
+    capacity: Sequence[int],
+    groups: Sequence[float],
+    request: PlanRequest,
+    num_servers: int,
+) -> Problem:
+    """The tree problem: switches from the root down, then the nodes in their order."""
+    order = _switches_from_the_root(cluster)
+    vertex = {switch: index for index, switch in enumerate(order)}
+    none = [0] * len(order)
+    is_known = request.model_bytes is not None
+    memory = (node.machine.memory_bytes * is_known for node in cluster.nodes)
+    return Problem(
+        parent=(
+            -1,
+            *(vertex[cluster.switches[switch].parent] for switch in order[1:]),
+            *(vertex[node.switch] for node in cluster.nodes),
+        ),
+        bytes_per_s=(
+            math.inf,
+            *(cluster.switches[switch].bytes_per_s for switch in order[1:]),
+            *(node.bytes_per_s for node in cluster.nodes),
+        ),
+        groups=(*none, *groups),
+        capacity=(*none, *capacity),
+        max_bytes=(
+            *none,
+            *(each * MEMORY_SHARE / (1 + STATE_PER_BYTE) or math.inf for each in memory),
+        ),
+        model_bytes=request.planned_bytes,
+        num_servers=num_servers,
+    )
+
+
+def _num_servers(
+    cluster: Cluster, sizes: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
+) -> int:
+    num_ranks, num_nodes = sum(sizes), sum(size > 0 for size in sizes)
+    if request.servers != "auto":
+        if request.servers >= num_ranks:
+            raise PlacementError(
+                f"servers = {request.servers} with {num_ranks} ranks: at least one rank must be a "
+                f"worker, so at most {num_ranks - 1} can be servers; start more ranks or ask for "
+                "fewer servers"
+            )
+        return request.servers
+    most = min(num_nodes, max(1, num_ranks // 2))
+    if num_nodes == 1 or any(size == 1 for size in sizes):
+        return most
+    once = [min(size, 1) for size in sizes]
+    problem = problem_of(cluster, once, groups_beside(once), request, sum(once))
+    return placement.choose_num_servers(problem, max_servers=most)
+
+
+def _judge(
+    cluster: Cluster, servers_at: Sequence[int], groups: Sequence[float], request: PlanRequest
+) -> tuple[tuple[float, ...], list[int], list[float]]:
+    """(what it costs, in the order of what counts; the servers; their best shares)."""
+    problem = problem_of(cluster, servers_at, groups, request, sum(servers_at))
+    solution = placement.solve(problem)
+    total_s = sum(
+        load / speed
+        for load, speed in zip(
+            edge_loads(problem, solution.bytes_at), problem.bytes_per_s, strict=True
+        )
+    )
+    costs = (solution.cost_s, -sum(groups), max(solution.server_bytes), total_s)
+    # Rounded: what differs in the last bits only must not decide.
+    rounded = tuple(float(f"{cost:.9e}") for cost in costs)
+    return rounded, list(servers_at), _shares(cluster, problem, solution)
+
+
+def _spread_over_racks(cluster: Cluster, capacity: Sequence[int], num_servers: int) -> list[int]:
+    """One server at a time to the switch, and there the node, with the fewest for its room."""
+    placed = [0] * len(capacity)
+    room: Counter[int] = Counter()
+    used: Counter[int] = Counter()
+    switches = [node.switch for node in cluster.nodes]
+    for switch, each in zip(switches, capacity, strict=True):
+        room[switch] += each
+    for _ in range(num_servers):
+        node = min(
+            (node for node, each in enumerate(capacity) if placed[node] < each),
+            key=lambda node: (used[switches[node]] / room[switches[node]], placed[node], node),
+        )
+        placed[node] += 1
+        used[switches[node]] += 1
+    return placed
+
+
+def _by_node(cluster: Cluster, problem: Problem, servers_at: Sequence[int]) -> list[int]:
+    first = len(problem.parent) - len(cluster.nodes)
+    counts = Counter(servers_at)
+    return [counts[first + index] for index in range(len(cluster.nodes))]
+
+
+def _shares(cluster: Cluster, problem: Problem, solution: placement.Solution) -> list[float]:
+    first = len(problem.parent) - len(cluster.nodes)
+    return [each / problem.model_bytes for each in solution.bytes_at[first:]]
+
+
+def _bytes_at(cluster: Cluster, problem: Problem, shares: Sequence[float]) -> list[float]:
+    none = [0.0] * (len(problem.parent) - len(cluster.nodes))
+    return [*none, *(share * problem.model_bytes for share in shares)]
+
+
+def _switches_from_the_root(cluster: Cluster) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for index, switch in enumerate(cluster.switches):
+        children.setdefault(switch.parent, []).append(index)
+    order = list(children[-1])
+    for switch in order:  # grows while it is read: breadth first
+        order += children.get(switch, [])
+    return order
