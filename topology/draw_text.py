@@ -25,12 +25,14 @@ from psdist.topology.drawing import (
     counted,
     duration,
     gain_words,
+    link_name,
     percent,
     roles_words,
     shortened,
     size,
     speed,
     times,
+    worst_words,
 )
 from psdist.topology.plan import LinkLoad, Plan
 from psdist.topology.text_tree import Detail, Line, Tree
@@ -103,7 +105,7 @@ def _summary(scene: Scene, width: int) -> list[str]:
             "exchange",
             f"{duration(plan.cost_s)} predicted for a push and a pull of {size(plan.model_bytes)}",
         ),
-        ("worst link", _worst_words(scene)),
+        ("worst link", worst_words(scene)),
         (
             "bound",
             f"{bound_words(plan)}: no placement of the servers is faster"
@@ -127,21 +129,6 @@ def _summary(scene: Scene, width: int) -> list[str]:
     return lines
 
 
-def _worst_words(scene: Scene) -> str:
-    worst = scene.worst
-    if worst is None:
-        return "none: nothing crosses a link"
-    tied = f"; {counted(scene.num_tied, 'other')} within 1 % of it" if scene.num_tied else ""
-    return (
-        f"{_link_name(worst)}, {speed(worst.bytes_per_s)}: {size(worst.num_bytes)} each way, "
-        f"{duration(worst.seconds)}{tied}"
-    )
-
-
-def _link_name(link: LinkLoad) -> str:
-    return f"the link of node {link.name}" if link.kind == "node" else f"the uplink of {link.name}"
-
-
 def explain(
     plan: Plan,
     cluster: Cluster,
@@ -160,7 +147,7 @@ def explain(
     if worst is None:
         return "Nothing crosses a link: servers and workers sit on the same node.\n"
     paragraphs = [
-        f"The limit is {_link_name(worst)} ({speed(worst.bytes_per_s)}): one exchange sends "
+        f"The limit is {link_name(worst)} ({speed(worst.bytes_per_s)}): one exchange sends "
         f"{size(worst.num_bytes)} each way over it, which takes {duration(worst.seconds)}.",
         _traffic_words(scene, worst),
         _next_words(scene, worst),
@@ -206,10 +193,10 @@ def _next_words(scene: Scene, worst: LinkLoad) -> str:
     if scene.num_tied:
         return (
             f"{counted(scene.num_tied, 'other link is', 'other links are')} within 1 % of it, "
-            f"{_link_name(after)} first: making this link alone faster would not help."
+            f"{link_name(after)} first: making this link alone faster would not help."
         )
     return (
-        f"Next is {_link_name(after)} with {duration(after.seconds)}: with this link faster, an "
+        f"Next is {link_name(after)} with {duration(after.seconds)}: with this link faster, an "
         f"exchange would take that, {percent(1 - after.seconds / worst.seconds)} less."
     )
 

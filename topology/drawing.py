@@ -261,6 +261,22 @@ def bound_words(plan: Plan) -> str:
     return f"{distance} the lower bound of {duration(plan.bound_s)}"
 
 
+def worst_words(scene: Scene) -> str:
+    """The worst link with its load, and how many are as bad."""
+    worst = scene.worst
+    if worst is None:
+        return "none: nothing crosses a link"
+    tied = f"; {counted(scene.num_tied, 'other')} within 1 % of it" if scene.num_tied else ""
+    return (
+        f"{link_name(worst)}, {speed(worst.bytes_per_s)}: {size(worst.num_bytes)} each way, "
+        f"{duration(worst.seconds)}{tied}"
+    )
+
+
+def link_name(link: LinkLoad) -> str:
+    return f"the link of node {link.name}" if link.kind == "node" else f"the uplink of {link.name}"
+
+
 def package_name(package: Package, index: int) -> str:
     """By its logical number, and the system's where that is another one."""
     return f"package {index}" + (

@@ -1,0 +1,427 @@
+"""A plan as a picture: racks, hosts, sockets, cores, GPUs and NICs, who sits where, link loads.
+
+Lays out switches as boxes in boxes, links as coloured strokes from a switch's bar down to what
+hangs on it, with a title and a legend. Inside of a host's frame it is
+:mod:`psdist.topology.svg_node`. Computes no load.
+
+    Path("plan.svg").write_text(draw_svg.picture(plan, cluster), encoding="utf-8")
+
+Up to 8 hosts are drawn in full, up to 128 compactly, more as one box each, coloured by the load of
+their link. The picture stands alone (no scripts, no fonts from elsewhere); hovering shows details.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from psdist.topology.cluster import Cluster
+from psdist.topology.drawing import (
+    Scene,
+    bound_words,
+    counted,
+    duration,
+    gain_words,
+    percent,
+    roles_words,
+    size,
+    worst_words,
+)
+from psdist.topology.plan import LinkLoad, Plan
+from psdist.topology.svg_canvas import INK, MUTED, Canvas, text_width, wrapped
+from psdist.topology.svg_node import (
+    EDGE,
+    FRAME,
+    FREE,
+    LOADS,
+    NIC,
+    NO_LOAD,
+    SERVER,
+    WORKER,
+    Box,
+    Level,
+    draw_node,
+    load_colour,
+    load_title,
+    node_size,
+)
+
+MAX_FULL, MAX_COMPACT = 8, 128
+MAX_NESTED = 6
+"""Boxes in boxes; what is deeper is drawn in the box at this depth."""
+MAX_NOTES = 12
+MARGIN, MIN_WIDTH = 28.0, 900.0
+SHAPE, RACK_SHAPE = 1.5, 1.2
+"""Width over height aimed at, of the whole picture and of a rack."""
+BAR = "#3b4558"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Style:
+    """Sizes of what depends on the level of detail."""
+
+    bar: float
+    """Height of a switch's bar."""
+    link: float
+    """Height of the stroke from a bar down to a node; 0: not drawn."""
+    uplink: float
+    stroke: float
+    words: float
+    """Font size of a load."""
+    gap: float
+    pad: float
+
+
+_STYLES: dict[Level, _Style] = {
+    "full": _Style(bar=26, link=34, uplink=36, stroke=10, words=11.5, gap=18, pad=14),
+    "compact": _Style(bar=24, link=24, uplink=34, stroke=8, words=10.5, gap=12, pad=12),
+    "dense": _Style(bar=22, link=0, uplink=30, stroke=8, words=11, gap=4, pad=10),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Grid:
+    """How the children of a switch stand: equal cells in rows."""
+
+    columns: int
+    rows: int
+    cell_width: float
+    cell_height: float
+    width: float
+    """Of the whole box of the switch."""
+    height: float
+
+
+def picture(plan: Plan, cluster: Cluster) -> str:
+    """A standalone SVG document.
+
+    Raises PlacementError where the plan has a host that the cluster does not have.
+    """
+    scene = Scene.of(plan, cluster)
+    num_nodes = len(cluster.nodes)
+    level: Level = (
+        "full" if num_nodes <= MAX_FULL else "compact" if num_nodes <= MAX_COMPACT else "dense"
+    )
+    canvas = Canvas()
+    drawing = _Racks(canvas, scene, level)
+    width = max(MIN_WIDTH, drawing.width + 2 * MARGIN)
+    title = _title(scene)
+    y = _draw_title(canvas, scene, title, width)
+    y = _draw_legend(canvas, level, y, width)
+    drawing.draw(MARGIN + (width - 2 * MARGIN - drawing.width) / 2, y)
+    y = _draw_notes(canvas, scene, y + drawing.height + 24, width)
+    return canvas.document(width, y + MARGIN - 12, title=title)
+
+
+def _title(scene: Scene) -> str:
+    plan = scene.plan
+    return (
+        f"One exchange takes {duration(plan.cost_s)}: {roles_words(plan.ranks)} on "
+        f"{counted(len(plan.hosts), 'node')}"
+    )
+
+
+def _draw_title(canvas: Canvas, scene: Scene, title: str, width: float) -> float:
+    """Returns where the next thing begins, as all these do."""
+    plan, room = scene.plan, width - 2 * MARGIN
+    y = MARGIN + 16
+    canvas.text(MARGIN, y, title, size=22, bold=True, room=room)
+    gains = "".join(f"; {words}" for words in gain_words(plan))
+    paragraphs = [
+        f"Predicted for a push and a pull of {size(plan.model_bytes)}, {bound_words(plan)}{gains}.",
+        f"Worst link: {worst_words(scene)}.",
+    ]
+    y += 8
+    for paragraph in paragraphs:
+        for line in wrapped(paragraph, 13, room):
+            y += 19
+            canvas.text(MARGIN, y, line, size=13, fill=MUTED)
+    return y + 16
+
+
+def _draw_legend(canvas: Canvas, level: Level, y: float, width: float) -> float:
+    """Swatches with words behind them, as many in a line as have room."""
+    x, height = MARGIN, 14.0
+
+    def room_for(words: str, swatch: float) -> None:
+        nonlocal x, y
+        if x + swatch + 6 + text_width(words, 11) > width - MARGIN:
+            x, y = MARGIN, y + 24
+
+    def entry(
+        words: str, fill: str, *, swatch: float = 16, stroke: str = "", radius: float = 2
+    ) -> None:
+        nonlocal x
+        room_for(words, swatch)
+        canvas.rect(x, y, swatch, height, fill=fill, stroke=stroke, radius=radius)
+        canvas.text(x + swatch + 6, y + 11, words, size=11)
+        x += swatch + 6 + text_width(words, 11) + 14
+
+    if level == "dense":
+        entry("a server (at most 3 shown)", SERVER, swatch=14)
+    else:
+        entry("core of a server", SERVER)
+        entry("of a worker", WORKER)
+        entry("free core", FREE, stroke=EDGE)
+        entry("GPU in use" if level == "full" else "GPU", WORKER, stroke=FRAME)
+        entry("NIC", NIC, stroke=FRAME, radius=7, swatch=20)
+    words = "a node, by the time of its link:" if level == "dense" else "time of a link:"
+    room_for(words, 5 * 50)
+    canvas.text(x, y + 11, words, size=11)
+    x += text_width(words, 11) + 8
+    step = 100 // len(LOADS)
+    for index, colour in enumerate(LOADS):
+        canvas.rect(x, y, 46, height, fill=colour)
+        label = f"{index * step}-{(index + 1) * step}"
+        canvas.text(
+            x + 23,
+            y + 11,
+            label,
+            size=10,
+            anchor="middle",
+            fill="#ffffff" if index >= len(LOADS) - 2 else INK,
+        )
+        x += 46
+    x += 6
+    words = "% of the worst"
+    canvas.text(x, y + 11, words, size=11)
+    x += text_width(words, 11) + 14
+    entry("none", NO_LOAD)
+    room_for("the worst link", 16)
+    canvas.rect(x, y, 16, height, fill=LOADS[-1], stroke=INK, stroke_width=3)
+    canvas.text(x + 24, y + 11, "the worst link", size=11)
+    return y + height + 22
+
+
+def _draw_notes(canvas: Canvas, scene: Scene, y: float, width: float) -> float:
+    plan = scene.plan
+    notes = [
+        f"Servers placed by: {plan.placement}. Tree of switches from: {plan.source}.",
+        *plan.notes[:MAX_NOTES],
+    ]
+    if len(plan.notes) > MAX_NOTES:
+        notes.append(f"and {counted(len(plan.notes) - MAX_NOTES, 'note')} more")
+    for note in notes:
+        for line in wrapped(note, 11, width - 2 * MARGIN):
+            canvas.text(MARGIN, y, line, size=11, fill=MUTED)
+            y += 16
+    return y
+
+
+class _Racks:
+    """The boxes of the switches: measured from the leaves up, then drawn from the root down."""
+
+    def __init__(self, canvas: Canvas, scene: Scene, level: Level) -> None:
+        self._canvas = canvas
+        self._scene = scene
+        self._level: Level = level
+        self._style = _STYLES[level]
+        self._switches, self._nodes = _flattened(scene)
+        self._grids: dict[int, _Grid] = {}
+        for switch in reversed([each for each in scene.order if each in self._switches]):
+            self._grids[switch] = self._measured(switch)
+        self._root = scene.order[0] if scene.order else -1
+
+    @property
+    def width(self) -> float:
+        return self._grids[self._root].width if self._grids else 0.0
+
+    @property
+    def height(self) -> float:
+        return self._grids[self._root].height if self._grids else 0.0
+
+    def draw(self, x: float, y: float) -> None:
+        waiting = [(self._root, x, y, 0)] if self._grids else []
+        while waiting:
+            switch, x, y, depth = waiting.pop()
+            grid = self._grids[switch]
+            self._draw_box(switch, Box(x=x, y=y, width=grid.width, height=grid.height), depth)
+            for index, (child, is_switch) in enumerate(self._children(switch)):
+                row, column = divmod(index, grid.columns)
+                left = x + self._inset(grid) + column * (grid.cell_width + self._style.gap)
+                link = self._link_height(switch)
+                top = y + self._style.bar + link + row * (grid.cell_height + self._row_gap(switch))
+                if not link:
+                    top += self._style.gap + 2
+                if is_switch:
+                    self._draw_link(self._scene.uplinks[child], left, top, link, grid.cell_width)
+                    waiting.append((child, left, top, depth + 1))
+                else:
+                    place = self._scene.nodes[child]
+                    if link:
+                        self._draw_link(place.link, left, top, link, grid.cell_width)
+                    cell = Box(x=left, y=top, width=grid.cell_width, height=grid.cell_height)
+                    draw_node(self._canvas, self._scene, place, cell, self._level)
+
+    def _children(self, switch: int) -> list[tuple[int, bool]]:
+        return [(child, True) for child in self._switches[switch]] + [
+            (node, False) for node in self._nodes[switch]
+        ]
+
+    def _link_height(self, switch: int) -> float:
+        """Of the strokes below a bar; all in a box are as high as the highest."""
+        return self._style.uplink if self._switches[switch] else self._style.link
+
+    def _row_gap(self, switch: int) -> float:
+        """Between rows there is a bar's thin continuation and the strokes below it."""
+        link = self._link_height(switch)
+        return link + self._style.gap + 4 if link else self._style.gap
+
+    def _inset(self, grid: _Grid) -> float:
+        """Left of the cells: room for the line that leads the bar on to further rows."""
+        return self._style.pad + (8 if grid.rows > 1 and self._style.link else 0)
+
+    def _measured(self, switch: int) -> _Grid:
+        children = self._children(switch)
+        sizes = [
+            (self._grids[child].width, self._grids[child].height)
+            if is_switch
+            else node_size(self._scene.nodes[child], self._level)
+            for child, is_switch in children
+        ]
+        cell_width = max(width for width, _ in sizes)
+        cell_height = max(height for _, height in sizes)
+        style, number = self._style, len(children)
+        link, row_gap = self._link_height(switch), self._row_gap(switch)
+        shape = SHAPE if self._switches[switch] else RACK_SHAPE
+
+        def grid(columns: int) -> _Grid:
+            rows = -(-number // columns)
+            inset = style.pad + (8 if rows > 1 and style.link else 0)
+            return _Grid(
+                columns=columns,
+                rows=rows,
+                cell_width=cell_width,
+                cell_height=cell_height,
+                width=inset + style.pad + columns * (cell_width + style.gap) - style.gap,
+                height=style.bar
+                + (link or style.gap + 2)
+                + rows * (cell_height + row_gap)
+                - row_gap
+                + style.pad,
+            )
+
+        def badness(grid: _Grid) -> float:
+            empty = grid.columns * grid.rows - number
+            return abs(math.log(grid.width / grid.height / shape)) + 0.6 * empty / number
+
+        most = min(number, 4 * math.isqrt(number) + 4)
+        return min((grid(columns) for columns in range(1, most + 1)), key=badness)
+
+    def _draw_box(self, switch: int, box: Box, depth: int) -> None:
+        canvas, scene, style = self._canvas, self._scene, self._style
+        grid = self._grids[switch]
+        canvas.rect(
+            box.x,
+            box.y,
+            box.width,
+            box.height,
+            fill="#f6f7f9" if depth % 2 else "#ffffff",
+            stroke=EDGE,
+            radius=6,
+        )
+        link = self._link_height(switch)
+        if grid.rows > 1 and link:
+            step = grid.cell_height + self._row_gap(switch)
+            trunk_x = box.x + style.pad / 2
+            last = box.y + style.bar + (grid.rows - 1) * step
+            canvas.rect(trunk_x, box.y + 4, 4, last - box.y - 4, fill=BAR)
+            for row in range(1, grid.rows):
+                columns = min(grid.columns, len(self._children(switch)) - row * grid.columns)
+                reach = self._inset(grid) + (columns - 1) * (grid.cell_width + style.gap) + 34
+                canvas.rect(
+                    trunk_x, box.y + style.bar + row * step - 4, reach - style.pad / 2, 4, fill=BAR
+                )
+        canvas.rect(box.x, box.y, box.width, style.bar, fill=BAR, radius=5)
+        name = scene.cluster.switches[switch].name
+        amounts = ", ".join(
+            words
+            for words in (
+                counted(len(self._switches[switch]), "switch", "switches"),
+                counted(len(self._nodes[switch]), "node"),
+            )
+            if not words.startswith("0 ")
+        )
+        base = box.y + style.bar / 2 + 4.5
+        size_name, size_rest = style.words + 1.5, style.words
+        room = box.width - 24
+        rest = text_width(amounts, size_rest)
+        has_rest = rest < 0.5 * room
+        canvas.text(
+            box.x + 12,
+            base,
+            name,
+            size=size_name,
+            fill="#ffffff",
+            bold=True,
+            room=room - (rest + 12 if has_rest else 0),
+        )
+        if has_rest:
+            right = box.x + box.width - 12
+            canvas.text(right, base, amounts, size=size_rest, fill="#dfe3ea", anchor="end")
+
+    def _draw_link(
+        self, link: LinkLoad | None, x: float, y: float, height: float, room: float
+    ) -> None:
+        """The stroke that ends at (x, y), where the lower thing begins, with its load beside it."""
+        canvas, scene, style = self._canvas, self._scene, self._style
+        is_worst = scene.is_worst(link)
+        left, top = x + 20, y - height
+        if link is None:
+            canvas.rect(left, top, style.stroke, height, fill=NO_LOAD)
+            return
+        canvas.rect(
+            left,
+            top,
+            style.stroke,
+            height,
+            fill=load_colour(scene, link),
+            stroke=INK if is_worst else "#6b5a3a",
+            stroke_width=3 if is_worst else 0.6,
+            title=load_title(scene, link),
+        )
+        share = percent(scene.share(link))
+        short = f"{duration(link.seconds)} · {share}"
+        long = f"{size(link.num_bytes)} · {short}"
+        prefix = "worst link: " if is_worst else ""
+        label_x = left + style.stroke + 8
+        available = x + room - label_x - 6
+        options = [prefix + long, prefix + short, short]
+        words = next(
+            (each for each in options if text_width(each, style.words, bold=is_worst) <= available),
+            options[-1],
+        )
+        base = y - height / 2 + 4
+        if is_worst:
+            width = min(available, text_width(words, style.words, bold=True)) + 10
+            pill = style.words + 7
+            canvas.rect(label_x - 3, base - style.words + 0.5 - 2, width, pill, fill=INK, radius=4)
+        canvas.text(
+            label_x + (2 if is_worst else 0),
+            base,
+            words,
+            size=style.words,
+            fill="#ffffff" if is_worst else INK,
+            bold=is_worst,
+            room=available,
+        )
+
+
+def _flattened(scene: Scene) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Switches and nodes under each switch that is drawn: none deeper than MAX_NESTED."""
+    switches: dict[int, list[int]] = {}
+    nodes: dict[int, list[int]] = {}
+    drawn_as: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    for switch in scene.order:
+        parent = scene.cluster.switches[switch].parent
+        depths[switch] = depths[parent] + 1 if parent >= 0 else 0
+        if depths[switch] <= MAX_NESTED:
+            drawn_as[switch] = switch
+            switches[switch], nodes[switch] = [], []
+            if parent >= 0:
+                switches[parent].append(switch)
+        else:
+            drawn_as[switch] = drawn_as[parent]
+        nodes[drawn_as[switch]] += scene.nodes_under[switch]
+    return switches, nodes

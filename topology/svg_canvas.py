@@ -1,0 +1,135 @@
+"""A sheet for an SVG picture: boxes, lines and words at absolute places, everything escaped.
+
+Knows nothing of plans. The result stands alone: no scripts, no style sheets, no fonts or files from
+elsewhere.
+
+    canvas = Canvas()
+    canvas.rect(0, 0, 40, 20, fill="#ffffff", title="what hovering shows")
+    canvas.text(4, 14, "n1", size=11, room=32)
+    canvas.document(40, 20, title="One node")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+INK = "#1d2433"
+MUTED = "#5b6475"
+
+_NARROW = frozenset("ijlrtfI.,:;|!'()[]-/ ")
+_WIDE = frozenset("mwMW%@")
+
+
+class Canvas:
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        fill: str,
+        stroke: str = "",
+        stroke_width: float = 1.0,
+        radius: float = 0.0,
+        dashed: bool = False,
+        title: str = "",
+    ) -> None:
+        """``title`` is what a browser shows under the pointer; it may have several lines."""
+        extra = f' rx="{_number(radius)}"' if radius else ""
+        if stroke:
+            extra += f' stroke="{stroke}" stroke-width="{_number(stroke_width)}"'
+        if dashed:
+            extra += ' stroke-dasharray="3 2"'
+        self._parts.append(
+            f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" '
+            f'height="{_number(height)}" fill="{fill}"{extra}'
+            + (f"><title>{_safe(title)}</title></rect>" if title else "/>")
+        )
+
+    def ticks(self, xs: Iterable[float], y: float, height: float, *, stroke: str) -> None:
+        """Thin upright lines, as one element."""
+        path = "".join(f"M{_number(x)} {_number(y)}v{_number(height)}" for x in xs)
+        if path:
+            self._parts.append(f'<path d="{path}" stroke="{stroke}" stroke-width="1"/>')
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float,
+        fill: str = INK,
+        anchor: str = "start",
+        bold: bool = False,
+        room: float | None = None,
+    ) -> None:
+        """``y`` is the base line; ``room`` is the width beyond which the words are cut."""
+        words = words if room is None else fitted(words, size, room, bold=bold)
+        extra = ("" if anchor == "start" else f' text-anchor="{anchor}"') + (
+            ' font-weight="bold"' if bold else ""
+        )
+        self._parts.append(
+            f'<text x="{_number(x)}" y="{_number(y)}" font-size="{_number(size)}" '
+            f'fill="{fill}"{extra}>{_safe(words)}</text>'
+        )
+
+    def document(self, width: float, height: float, *, title: str) -> str:
+        size = f"{_number(width)} {_number(height)}"
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
+                f'width="{_number(width)}" height="{_number(height)}" font-family="sans-serif">',
+                f"<title>{_safe(title)}</title>",
+                f'<rect width="{_number(width)}" height="{_number(height)}" fill="#ffffff"/>',
+                *self._parts,
+                "</svg>\n",
+            ]
+        )
+
+
+def text_width(words: str, size: float, *, bold: bool = False) -> float:
+    """A guess that is rather too wide: which font a viewer has is not known."""
+    ems = sum(
+        0.36 if char in _NARROW else 0.95 if char in _WIDE else 0.71 if char.isupper() else 0.62
+        for char in words
+    )
+    return ems * size * (1.1 if bold else 1.0)
+
+
+def fitted(words: str, size: float, room: float, *, bold: bool = False) -> str:
+    """The words, or as many characters as have room with an ellipsis behind them."""
+    if text_width(words, size, bold=bold) <= room:
+        return words
+    words = words[: int(room / (0.3 * size)) + 1]
+    while words and text_width(words + "…", size, bold=bold) > room:
+        words = words[:-1]
+    return words.rstrip() + "…" if words else ""
+
+
+def wrapped(words: str, size: float, room: float) -> list[str]:
+    """Lines that fit; a word that is too long for a line is cut."""
+    lines = [""]
+    for word in words.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if text_width(longer, size) <= room:
+            lines[-1] = longer
+        elif lines[-1]:
+            lines.append(fitted(word, size, room))
+        else:
+            lines[-1] = fitted(word, size, room)
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _safe(words: str) -> str:
+    """Escaped, and without characters that XML does not allow or that turn text around."""
+    return escape("".join(char if char.isprintable() or char == "\n" else "?" for char in words))
