@@ -25,8 +25,9 @@ FORMAT = "psdist network"
 VERSION = 1
 MAX_BYTES = 10 * 10**6
 
-Kind = Literal["node", "rack", "socket", "gpu"]
-"""Between nodes of a rack, nodes of different racks, sockets of a node, a GPU and its host."""
+Kind = Literal["node", "rack", "socket", "core", "gpu"]
+"""Between nodes of a rack, nodes of different racks, sockets of a node, cores of a socket, a GPU
+and its host."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 # Whatever JSON spends least text on: so that 10 MB of it do not become a gigabyte of objects.
@@ -43,6 +44,8 @@ class Speed:
 
     latency_s: float = 0.0
     bytes_per_s: float = 0.0
+    is_lower_bound: bool = False
+    """Something else was full before this was: an uplink may carry more than its nodes send."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +159,7 @@ def _measured(network: Network) -> dict[str, Speed]:
     found |= {f"uplink of {name}": speed for name, speed in network.switch_uplinks.items()}
     for pair in network.pairs:
         name = f"{pair.first} -> {pair.second}"
-        if pair.kind in ("socket", "gpu"):
+        if pair.kind in ("socket", "core", "gpu"):
             name += f" ({pair.kind})"
         found[name] = Speed(latency_s=pair.latency_s, bytes_per_s=pair.bytes_per_s)
     return found
@@ -263,8 +266,15 @@ class _Reader:
         return text
 
     def speed(self, value: object, place: str) -> Speed:
-        table = self.table(value, place, ("latency_s", "bytes_per_s"))
-        return Speed(**{key: self.number(each, f"{place}.{key}") for key, each in table.items()})
+        table = self.table(value, place, tuple(Speed.__dataclass_fields__))
+        is_lower_bound = table["is_lower_bound"]
+        if not isinstance(is_lower_bound, bool):
+            raise self.wrong(f"{place}.is_lower_bound", is_lower_bound)
+        return Speed(
+            latency_s=self.number(table["latency_s"], f"{place}.latency_s"),
+            bytes_per_s=self.number(table["bytes_per_s"], f"{place}.bytes_per_s"),
+            is_lower_bound=is_lower_bound,
+        )
 
     def speeds(
         self, value: object, place: str, is_name: Callable[[str], object]
