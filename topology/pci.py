@@ -1,0 +1,62 @@
+"""What PCI numbers mean to the mapper: which function is a GPU or a network card, and how fast.
+
+Facts of the PCI standard, for both readers of machines; it reads nothing itself.
+
+    bus_id("00000000:3B:00.0")                                  # '0000:3b:00.0'
+    kind(0x0302, vendor=0x10DE, device=0x1DB8)                  # 'gpu'
+    link_bytes_per_s("16.0 GT/s PCIe", "16")                    # 31.5e9
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["gpu", "nic"]
+
+_BUS_ID: Final = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+_SPEED: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) ?GT/s")
+
+_GPU_CLASSES: Final = (0x0300, 0x0302, 0x0380)
+_NETWORK: Final = 0x02
+# The display chips of management controllers and of virtual machines draw a console and compute
+# nothing; a worker given one as its GPU would fail.
+_CONSOLE_VENDORS: Final = frozenset(
+    {0x102B, 0x1A03, 0x126F, 0x19E5, 0x1013, 0x1234, 0x15AD, 0x1AF4, 0x1B36, 0x18CA, 0x80EE, 0x1414}
+)
+_CONSOLE_CHIPS: Final = frozenset({(0x1002, 0x515E), (0x1002, 0x4752)})
+
+
+def bus_id(text: str) -> str:
+    """Domain of four digits or more, lower case; "" for text that is no PCI bus id."""
+    match = _BUS_ID.fullmatch(text.strip().lower())
+    if not match:
+        return ""
+    return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}"
+
+
+def kind(pci_class: int, *, vendor: int, device: int) -> Kind | None:
+    """By the class (16 bits, as 0x0302) of a function; None for what is neither."""
+    if pci_class >> 8 == _NETWORK:
+        return "nic"
+    if (
+        pci_class in _GPU_CLASSES
+        and vendor not in _CONSOLE_VENDORS
+        and (vendor, device) not in _CONSOLE_CHIPS
+    ):
+        return "gpu"
+    return None
+
+
+def link_bytes_per_s(speed: str, width: str) -> float:
+    """One direction, after the line code: 8b/10b below 8 GT/s, 128b/130b from there on (PCIe).
+
+    ``speed`` and ``width`` as /sys has them; 0.0 where it says ``Unknown``.
+    """
+    match = _SPEED.match(speed)
+    if not match or not (width.isascii() and width.isdecimal() and len(width) < 4):
+        return 0.0
+    transfers = float(match[1])
+    payload = 128 / 130 if transfers >= 8 else 8 / 10
+    lanes = int(width) if int(width) <= 32 else 0  # 63 and 255 stand for "unknown"
+    return transfers * 1e9 * payload * lanes / 8
