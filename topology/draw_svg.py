@@ -22,6 +22,7 @@ from psdist.topology.drawing import (
     counted,
     duration,
     gain_words,
+    names,
     percent,
     roles_words,
     size,
@@ -53,7 +54,9 @@ MAX_NOTES = 12
 MARGIN, MIN_WIDTH = 28.0, 900.0
 SHAPE, RACK_SHAPE = 1.5, 1.2
 """Width over height aimed at, of the whole picture and of a rack."""
-BAR = "#3b4558"
+STROKE_INSET = 20.0
+"""From the left edge of a rack or node to the stroke that leads to it."""
+BAR, BRANCH = "#3b4558", "#7d889c"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +72,17 @@ class _Style:
     words: float
     """Font size of a load."""
     gap: float
+    """Between nodes, and between racks beside one another."""
+    rack_gap: float
     pad: float
 
 
 _STYLES: dict[Level, _Style] = {
-    "full": _Style(bar=26, link=34, uplink=36, stroke=10, words=11.5, gap=18, pad=14),
-    "compact": _Style(bar=24, link=24, uplink=34, stroke=8, words=10.5, gap=12, pad=12),
-    "dense": _Style(bar=22, link=0, uplink=30, stroke=8, words=11, gap=4, pad=10),
+    "full": _Style(bar=26, link=34, uplink=36, stroke=10, words=11.5, gap=18, rack_gap=18, pad=14),
+    "compact": _Style(
+        bar=24, link=24, uplink=34, stroke=8, words=10.5, gap=12, rack_gap=16, pad=12
+    ),
+    "dense": _Style(bar=22, link=0, uplink=30, stroke=8, words=11, gap=4, rack_gap=14, pad=10),
 }
 
 
@@ -87,6 +94,8 @@ class _Grid:
     rows: int
     cell_width: float
     cell_height: float
+    pitch: float
+    """From a cell's left edge to that of the next."""
     width: float
     """Of the whole box of the switch."""
     height: float
@@ -126,9 +135,10 @@ def _draw_title(canvas: Canvas, scene: Scene, title: str, width: float) -> float
     plan, room = scene.plan, width - 2 * MARGIN
     y = MARGIN + 16
     canvas.text(MARGIN, y, title, size=22, bold=True, room=room)
-    gains = "".join(f"; {words}" for words in gain_words(plan))
+    gains = "; ".join(gain_words(plan))
     paragraphs = [
-        f"Predicted for a push and a pull of {size(plan.model_bytes)}, {bound_words(plan)}{gains}.",
+        f"Predicted for a push and a pull of {size(plan.model_bytes)}: {bound_words(plan)}.",
+        *([f"Placed otherwise: {gains}."] if gains else []),
         f"Worst link: {worst_words(scene)}.",
     ]
     y += 8
@@ -160,8 +170,8 @@ def _draw_legend(canvas: Canvas, level: Level, y: float, width: float) -> float:
     if level == "dense":
         entry("a server (at most 3 shown)", SERVER, swatch=14)
     else:
-        entry("core of a server", SERVER)
-        entry("of a worker", WORKER)
+        entry("server", SERVER)
+        entry("worker", WORKER)
         entry("free core", FREE, stroke=EDGE)
         entry("GPU in use" if level == "full" else "GPU", WORKER, stroke=FRAME)
         entry("NIC", NIC, stroke=FRAME, radius=7, swatch=20)
@@ -238,11 +248,11 @@ class _Racks:
             self._draw_box(switch, Box(x=x, y=y, width=grid.width, height=grid.height), depth)
             for index, (child, is_switch) in enumerate(self._children(switch)):
                 row, column = divmod(index, grid.columns)
-                left = x + self._inset(grid) + column * (grid.cell_width + self._style.gap)
+                left = x + self._inset(switch, grid.rows) + column * grid.pitch
                 link = self._link_height(switch)
                 top = y + self._style.bar + link + row * (grid.cell_height + self._row_gap(switch))
                 if not link:
-                    top += self._style.gap + 2
+                    top += self._style.pad
                 if is_switch:
                     self._draw_link(self._scene.uplinks[child], left, top, link, grid.cell_width)
                     waiting.append((child, left, top, depth + 1))
@@ -265,11 +275,11 @@ class _Racks:
     def _row_gap(self, switch: int) -> float:
         """Between rows there is a bar's thin continuation and the strokes below it."""
         link = self._link_height(switch)
-        return link + self._style.gap + 4 if link else self._style.gap
+        return link + self._style.rack_gap + 2 if link else self._style.gap
 
-    def _inset(self, grid: _Grid) -> float:
+    def _inset(self, switch: int, rows: int) -> float:
         """Left of the cells: room for the line that leads the bar on to further rows."""
-        return self._style.pad + (8 if grid.rows > 1 and self._style.link else 0)
+        return self._style.pad + (8 if rows > 1 and self._link_height(switch) else 0)
 
     def _measured(self, switch: int) -> _Grid:
         children = self._children(switch)
@@ -284,18 +294,19 @@ class _Racks:
         style, number = self._style, len(children)
         link, row_gap = self._link_height(switch), self._row_gap(switch)
         shape = SHAPE if self._switches[switch] else RACK_SHAPE
+        gap = style.rack_gap if self._switches[switch] else style.gap
 
         def grid(columns: int) -> _Grid:
             rows = -(-number // columns)
-            inset = style.pad + (8 if rows > 1 and style.link else 0)
             return _Grid(
                 columns=columns,
                 rows=rows,
                 cell_width=cell_width,
                 cell_height=cell_height,
-                width=inset + style.pad + columns * (cell_width + style.gap) - style.gap,
+                pitch=cell_width + gap,
+                width=self._inset(switch, rows) + style.pad + columns * (cell_width + gap) - gap,
                 height=style.bar
-                + (link or style.gap + 2)
+                + (link or style.pad)
                 + rows * (cell_height + row_gap)
                 - row_gap
                 + style.pad,
@@ -303,7 +314,7 @@ class _Racks:
 
         def badness(grid: _Grid) -> float:
             empty = grid.columns * grid.rows - number
-            return abs(math.log(grid.width / grid.height / shape)) + 0.6 * empty / number
+            return abs(math.log(grid.width / grid.height / shape)) + 4 * empty / number
 
         most = min(number, 4 * math.isqrt(number) + 4)
         return min((grid(columns) for columns in range(1, most + 1)), key=badness)
@@ -323,25 +334,25 @@ class _Racks:
         link = self._link_height(switch)
         if grid.rows > 1 and link:
             step = grid.cell_height + self._row_gap(switch)
-            trunk_x = box.x + style.pad / 2
+            trunk_x = box.x + style.pad / 2 + 1
             last = box.y + style.bar + (grid.rows - 1) * step
-            canvas.rect(trunk_x, box.y + 4, 4, last - box.y - 4, fill=BAR)
+            canvas.rect(trunk_x, box.y + 4, 3, last - box.y - 4, fill=BRANCH)
             for row in range(1, grid.rows):
                 columns = min(grid.columns, len(self._children(switch)) - row * grid.columns)
-                reach = self._inset(grid) + (columns - 1) * (grid.cell_width + style.gap) + 34
-                canvas.rect(
-                    trunk_x, box.y + style.bar + row * step - 4, reach - style.pad / 2, 4, fill=BAR
-                )
+                end = box.x + self._inset(switch, grid.rows) + (columns - 1) * grid.pitch
+                y = box.y + style.bar + row * step - 3
+                width = end + STROKE_INSET + style.stroke - trunk_x
+                canvas.rect(trunk_x, y, width, 3, fill=BRANCH)
         canvas.rect(box.x, box.y, box.width, style.bar, fill=BAR, radius=5)
         name = scene.cluster.switches[switch].name
+        nodes, num_switches = self._nodes[switch], len(self._switches[switch])
         amounts = ", ".join(
             words
-            for words in (
-                counted(len(self._switches[switch]), "switch", "switches"),
-                counted(len(self._nodes[switch]), "node"),
-            )
+            for words in (counted(num_switches, "switch", "switches"), counted(len(nodes), "node"))
             if not words.startswith("0 ")
         )
+        if self._level == "dense" and not num_switches:  # the boxes of the nodes hold no names
+            amounts = names([scene.nodes[index].node.name for index in nodes])
         base = box.y + style.bar / 2 + 4.5
         size_name, size_rest = style.words + 1.5, style.words
         room = box.width - 24
@@ -366,7 +377,7 @@ class _Racks:
         """The stroke that ends at (x, y), where the lower thing begins, with its load beside it."""
         canvas, scene, style = self._canvas, self._scene, self._style
         is_worst = scene.is_worst(link)
-        left, top = x + 20, y - height
+        left, top = x + STROKE_INSET, y - height
         if link is None:
             canvas.rect(left, top, style.stroke, height, fill=NO_LOAD)
             return
@@ -392,17 +403,22 @@ class _Racks:
             options[-1],
         )
         base = y - height / 2 + 4
-        if is_worst:
-            width = min(available, text_width(words, style.words, bold=True)) + 10
-            pill = style.words + 7
-            canvas.rect(label_x - 3, base - style.words + 0.5 - 2, width, pill, fill=INK, radius=4)
+        if not is_worst:
+            canvas.text(label_x, base, words, size=style.words, room=available)
+            return
+        width = min(available, text_width(words, style.words, bold=True) + 8)
+        height_of_pill = style.words + 7
+        canvas.rect(
+            label_x - 2, base - style.words - 1.5, width, height_of_pill, fill=INK, radius=4
+        )
         canvas.text(
-            label_x + (2 if is_worst else 0),
+            label_x - 2 + width / 2,
             base,
             words,
             size=style.words,
-            fill="#ffffff" if is_worst else INK,
-            bold=is_worst,
+            fill="#ffffff",
+            anchor="middle",
+            bold=True,
             room=available,
         )
 

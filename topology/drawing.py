@@ -168,7 +168,7 @@ def speed(bytes_per_s: float) -> str:
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    if value == 0:
+    if value < 0.005 * units[-1][0]:  # what is left of nothing after sums of floats
         return f"0 {units[-1][1]}"
     factor, unit = next((each for each in units if value >= 0.9995 * each[0]), units[-1])
     scaled = value / factor
@@ -176,7 +176,7 @@ def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{max(0.0, 100 * share):.0f} %"
 
 
 def times(ratio: float) -> str:

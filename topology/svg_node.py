@@ -38,6 +38,8 @@ from psdist.topology.svg_canvas import INK, MUTED, Canvas, text_width
 Level = Literal["full", "compact", "dense"]
 
 SERVER, WORKER, FREE = "#1f3a5f", "#a9d0ee", "#eef1f5"
+NEXT_WORKER = "#8dbfe6"
+"""Of every other worker, so that it is seen where one ends and the next begins."""
 ON_SERVER, ON_WORKER = "#ffffff", "#12304d"
 EDGE, FRAME = "#c3cad5", "#8791a3"
 NIC = "#e4def2"
@@ -64,7 +66,7 @@ class Box:
 
 
 def load_colour(scene: Scene, link: LinkLoad | None) -> str:
-    if link is None or link.num_bytes <= 0:
+    if link is None or link.num_bytes < 1:
         return NO_LOAD
     return LOADS[min(len(LOADS) - 1, int(len(LOADS) * scene.share(link)))]
 
@@ -162,7 +164,7 @@ def _part_height(part: _Part) -> float:
     num_boxes = sum(-(-min(MAX_DEVICES, len(devices)) // 2) for devices in (part.gpus, part.nics))
     height = PACKAGE_HEADER + rows_of_cells * CELL_HEIGHT + 4
     height += len(part.ranks) * (CHIP_HEIGHT + 3) + num_boxes * (DEVICE_HEIGHT + 4)
-    return height + 4
+    return height + 6
 
 
 def _draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
@@ -250,7 +252,7 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
             room=room - used - 18,
         )
         y += CHIP_HEIGHT + 3
-    y = _draw_devices(canvas, place, part.gpus, x, y, room)
+    y = _draw_devices(canvas, place, part.gpus, x, y + 3, room)
     _draw_devices(canvas, place, part.nics, x, y, room)
 
 
@@ -258,7 +260,8 @@ def _draw_devices(
     canvas: Canvas, place: Place, devices: Sequence[Device], x: float, y: float, room: float
 ) -> float:
     """Two a row; returns where the next row begins."""
-    width = (room - 6) / 2
+    columns = 1 if len(devices) == 1 else 2
+    width = (room - (columns - 1) * 6) / columns
     shown = devices if len(devices) <= MAX_DEVICES else devices[: MAX_DEVICES - 1]
     for index, device in enumerate(shown):
         users = _users(place, device)
@@ -385,7 +388,11 @@ def _draw_dense(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
 
 
 def _fill(rank: PlannedRank | None) -> str:
-    return FREE if rank is None else SERVER if rank.role == "server" else WORKER
+    if rank is None:
+        return FREE
+    if rank.role == "server":
+        return SERVER
+    return NEXT_WORKER if rank.index % 2 else WORKER
 
 
 def _ink(rank: PlannedRank) -> str:
