@@ -96,6 +96,12 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             "their ranks are not bound"
         )
     hosts = [host_with(node, count) for node, count in enumerate(servers_at) if here[node]]
+    serving = [host for host in hosts if len(host.ranks) == host.num_servers > 1]
+    if serving and request.placement == "auto":
+        notes.append(
+            f"{len(serving)} of {len(hosts)} hosts only serve: for as many workers that is the "
+            "faster exchange; --placement cyclic spreads the servers over all hosts"
+        )
     return _assemble(cluster, hosts, sizes, shares, groups_beside, request, notes)
 
 

@@ -85,8 +85,8 @@ def choose_among_ranks(
     """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
     So the groups depend on the answer. Candidates are made with a guess of the groups; then each
-    is judged with the groups that it really leaves, and the best shares for those. Groups that
-    are lost come first among equals in time: a host that only serves computes nothing.
+    is judged with the groups that it really leaves, and the best shares for those. Among equals
+    in time the one with the most groups is taken, then the most even one.
     """
     num_nodes = sum(size > 0 for size in sizes)
     wanted = _num_servers(cluster, sizes, groups_beside, request)
@@ -229,7 +229,8 @@ def _judge(
             edge_loads(problem, solution.bytes_at), problem.bytes_per_s, strict=True
         )
     )
-    costs = (solution.cost_s, -sum(groups), max(solution.server_bytes), total_s)
+    crowding = sum(count * count for count in servers_at)
+    costs = (solution.cost_s, -sum(groups), max(solution.server_bytes), total_s, crowding)
     # Rounded: what differs in the last bits only must not decide.
     rounded = tuple(float(f"{cost:.9e}") for cost in costs)
     return rounded, list(servers_at), _shares(cluster, problem, solution)
