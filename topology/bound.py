@@ -12,6 +12,8 @@ itself, as a second opinion, is in :mod:`psdist.topology.exact`.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -124,48 +126,42 @@ def _places_s(tree: FlowTree, problem: Problem, divisible_s: float) -> float:
     return high
 
 
-def num_shards_that_fit(
-    tree: FlowTree, problem: Problem, size: float, seconds: float | None
+def shards_within(sums: Sequence[float], num_bytes: float) -> float:
+    """How many shards fit into so many bytes, smallest first; one that just fits does fit.
+
+    ``sums`` are the bytes of the smallest, of the two smallest, and so on.
+    """
+    return float(bisect.bisect_right(sums, num_bytes * (1 + TOLERANCE)))
+
+
+def least_s_for_all(
+    tree: FlowTree, problem: Problem, sums: Sequence[float], at_least_s: float
 ) -> float:
-    """How many shards of ``size`` bytes fit if no edge may take longer; None: any time."""
+    """The least time, from ``at_least_s`` on, in which no edge has more shards below it than fit
+    there if they were the smallest; ``sums`` as in :func:`shards_within`. Exact if all are equal.
+    """
     own = [
-        float(min(places, math.floor(room / size))) if room < math.inf else float(places)
+        min(float(places), shards_within(sums, room))
         for places, room in zip(problem.capacity, problem.max_bytes, strict=True)
     ]
-    if seconds is None:
-        return math.fsum(own)
-    return most_mass(tree, shard_caps(tree, size, seconds), own)
 
+    def all_fit(seconds: float) -> bool:
+        caps = [shards_within(sums, cap) for cap in tree.caps(seconds)]
+        return most_mass(tree, caps, own) >= len(sums)
 
-def shard_caps(tree: FlowTree, size: float, seconds: float) -> list[float]:
-    """Whole shards of ``size`` bytes below each edge; a shard that just fits does fit."""
-    return [
-        math.floor(cap / size * (1 + TOLERANCE) + TOLERANCE) if cap < math.inf else cap
-        for cap in tree.caps(seconds)
-    ]
-
-
-def least_s_for_equal(
-    tree: FlowTree, problem: Problem, size: float, num: int, at_least_s: float
-) -> float:
-    """The least time, from ``at_least_s`` on, in which ``num`` shards of ``size`` bytes fit."""
-    if num_shards_that_fit(tree, problem, size, None) < num:
+    if math.fsum(own) < len(sums):
         raise PlacementError(
-            f"placement: {num} shards of {size:.0f} bytes or more do not fit into the memory of "
-            f"{len(problem.candidates)} places; cut them smaller, or add nodes or memory"
+            f"placement: {len(sums)} shards of {sums[0]:.0f} bytes or more do not fit into the "
+            f"memory of {len(problem.candidates)} places; cut them smaller, or add nodes or memory"
         )
     low = max(at_least_s, max(tree.offset_s))
-    if num_shards_that_fit(tree, problem, size, low) >= num:
+    if all_fit(low):
         return low
     high = max(
-        offset + slope * size * num
-        for offset, slope in zip(tree.offset_s, tree.slope_s, strict=True)
+        offset + slope * sums[-1] for offset, slope in zip(tree.offset_s, tree.slope_s, strict=True)
     )
-    while high > low * (1 + 1e-14):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if num_shards_that_fit(tree, problem, size, middle) >= num:
+    while low < (middle := (low + high) / 2) < high:
+        if all_fit(middle):
             high = middle
         else:
             low = middle
@@ -175,11 +171,12 @@ def least_s_for_equal(
 def _shards_s(
     tree: FlowTree, problem: Problem, shard_bytes: Sequence[float], at_least_s: float
 ) -> float:
-    """The k largest shards are each at least as large as the k-th: so many of its size must fit."""
+    """For several k: the k largest shards alone already need this long."""
     ordered = sorted((size for size in shard_bytes if size > 0), reverse=True)
     # Each k gives a bound; among thousands of shards, neighbours say nearly the same.
     step = math.ceil(len(ordered) / MOST_SIZES)
     best = at_least_s
     for k in sorted({1, *range(step, len(ordered), step), len(ordered)}):
-        best = least_s_for_equal(tree, problem, ordered[k - 1], k, best)
+        sums = list(itertools.accumulate(reversed(ordered[:k])))
+        best = least_s_for_all(tree, problem, sums, best)
     return best

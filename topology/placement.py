@@ -35,6 +35,8 @@ from psdist.topology.problem import Problem, Solution
 from psdist.topology.shards import place_shards
 
 __all__ = [
+    "Problem",
+    "Solution",
     "block",
     "buddies",
     "choose_num_servers",

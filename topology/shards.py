@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from psdist.errors import PlacementError
 from psdist.topology.bound import (
     for_shards,
-    least_s_for_equal,
+    least_s_for_all,
     lower_bound_s,
     nearest_first,
-    shard_caps,
+    shards_within,
 )
 from psdist.topology.filling import FlowTree, best_sources
 from psdist.topology.objective import bytes_per_vertex, cost_s, sum_s, worst_edge
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MOST_ENUMERATED = 5000
-"""Assignments up to which all are tried: 6 shards on 4 vertices are 4,096."""
+"""Assignments up to which all are tried: 6 shards on 4 vertices are 4,096 (10 ms) ..."""
+MOST_DEEP = 12
+"""... of so many shards: each is one more call on the stack, also on a single vertex."""
 
 GAIN = 1e-12
 """Relative: a step that relieves a link by less is rounding."""
@@ -50,7 +52,8 @@ def place_shards(problem: Problem, shard_bytes: Sequence[float]) -> Solution:
     problem = for_shards(problem, shard_bytes)
     bound_s = lower_bound_s(problem, shard_bytes).seconds
     tree = FlowTree.of(problem)
-    if len(problem.candidates) ** len(shard_bytes) <= MOST_ENUMERATED:
+    num = len(shard_bytes)
+    if num <= MOST_DEEP and len(problem.candidates) ** num <= MOST_ENUMERATED:
         places = _best_of_all(tree, problem, shard_bytes)
     elif max(shard_bytes) == min(shard_bytes):
         places = _equal(tree, problem, shard_bytes[0])
@@ -58,7 +61,7 @@ def place_shards(problem: Problem, shard_bytes: Sequence[float]) -> Solution:
         places = _Search(tree, problem, shard_bytes).run(bound_s)
     if places is None:
         raise PlacementError(
-            f"placement: no room found for {len(shard_bytes)} shards of up to "
+            f"placement: no room found for {num} shards of up to "
             f"{max(shard_bytes):.0f} bytes in the memory of {len(problem.candidates)} places; "
             "cut them smaller, or add nodes or memory"
         )
@@ -76,15 +79,18 @@ def place_shards(problem: Problem, shard_bytes: Sequence[float]) -> Solution:
 def _equal(tree: FlowTree, problem: Problem, size: float) -> list[int]:
     """Equal shards are whole units, and caps in whole units are filled exactly."""
     num, rank = problem.num_servers, nearest_first(tree)
-    seconds = least_s_for_equal(tree, problem, size, num, 0.0)
-    unit = tree.model_bytes / num
+    sums = [size * (i + 1) for i in range(num)]
+    seconds = least_s_for_all(tree, problem, sums, 0.0)
     sources = [
-        [unit] * int(min(places, num, room / size * (1 + GAIN)))
+        [size] * min(places, int(shards_within(sums, room)))
         for places, room in zip(problem.capacity, problem.max_bytes, strict=True)
     ]
-    caps = [cap * unit for cap in shard_caps(tree, size, seconds)]
     found, _ = best_sources(
-        tree, caps, sources, limit=num, prefer=lambda v, count: (rank[v], count, v)
+        tree,
+        [shards_within(sums, cap) * size for cap in tree.caps(seconds)],
+        sources,
+        limit=num,
+        prefer=lambda v, count: (rank[v], count, v),
     )
     return sorted(found)
 
