@@ -1,0 +1,244 @@
+"""A host of the picture in full: packages with their cores, ranks, GPUs and NICs.
+
+    width, height = full_size(place)
+    draw_full(canvas, scene, place, Box(x=0, y=0, width=width, height=height))
+
+The frame around it is :mod:`psdist.topology.svg_node`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psdist.topology.drawing import (
+    Place,
+    Scene,
+    counted,
+    machine_words,
+    package_name,
+    ranges,
+    short_pci,
+)
+from psdist.topology.machine import Device
+from psdist.topology.plan import PlannedRank
+from psdist.topology.svg_canvas import MUTED, Canvas, text_width
+from psdist.topology.svg_style import (
+    EDGE,
+    FRAME,
+    FREE,
+    NIC,
+    Box,
+    fills,
+    ink,
+    rank_title,
+    rank_words,
+    users,
+)
+
+PACKAGE_WIDTH, PACKAGE_PAD, NODE_PAD, GAP = 190.0, 8.0, 10.0, 8.0
+CELL_HEIGHT, CHIP_HEIGHT = 18.0, 20.0
+DEVICE_HEIGHT, ALONE_HEIGHT = 34.0, 20.0
+NODE_HEADER, PACKAGE_HEADER = 28.0, 20.0
+MAX_DEVICES = 8
+"""Of a kind and package; what more there is (virtual functions) is only counted."""
+
+
+def full_size(place: Place) -> tuple[float, float]:
+    parts = _parts(place)
+    columns = min(2, len(parts))
+    width = columns * PACKAGE_WIDTH + (columns - 1) * GAP + 2 * NODE_PAD
+    rows = -(-len(parts) // 2)
+    height = rows * (max(map(_part_height, parts)) + GAP) - GAP
+    return width, NODE_HEADER + height + NODE_PAD
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """A package with what is on it, or what is on no package that is known."""
+
+    heading: str
+    cores: tuple[int, ...]
+    ranks: tuple[PlannedRank, ...]
+    gpus: tuple[Device, ...]
+    nics: tuple[Device, ...]
+
+    @property
+    def per_row(self) -> int:
+        return 8 if len(self.cores) <= 32 else 16 if len(self.cores) <= 128 else 32
+
+
+def _parts(place: Place) -> list[_Part]:
+    machine = place.node.machine
+    taken = place.rank_of_core()
+    parts = []
+    for index, package in enumerate(machine.packages):
+        cores = tuple(core.logical for core in machine.cores if core.package == index)
+        num_free = sum(core not in taken for core in cores)
+        parts.append(
+            _Part(
+                heading=f"{package_name(package, index)}: {num_free} of "
+                f"{counted(len(cores), 'core')} free",
+                cores=cores,
+                ranks=place.on_package(index),
+                gpus=tuple(each for each in machine.gpus if each.package == index),
+                nics=tuple(each for each in machine.nics if each.package == index),
+            )
+        )
+    known = range(len(machine.packages))
+    gpus = tuple(each for each in machine.gpus if each.package not in known)
+    nics = tuple(each for each in machine.nics if each.package not in known)
+    if place.elsewhere or gpus or nics or not parts:
+        parts.append(
+            _Part(
+                heading="on no one package", cores=(), ranks=place.elsewhere, gpus=gpus, nics=nics
+            )
+        )
+    return parts
+
+
+def _part_height(part: _Part) -> float:
+    rows_of_cells = -(-len(part.cores) // part.per_row)
+    height = PACKAGE_HEADER + rows_of_cells * CELL_HEIGHT + 4
+    height += len(part.ranks) * (CHIP_HEIGHT + 3) + _devices_height(part.gpus)
+    height += _devices_height(part.nics)
+    return height + 6
+
+
+def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
+    words = machine_words(place.node.machine)
+    room = box.width - 2 * NODE_PAD
+    name_room = max(room - text_width(words, 10) - 10, 0.45 * room)
+    canvas.text(box.x + NODE_PAD, box.y + 19, place.node.name, size=14, bold=True, room=name_room)
+    canvas.text(
+        box.x + box.width - NODE_PAD,
+        box.y + 19,
+        words,
+        size=10,
+        fill=MUTED,
+        anchor="end",
+        room=room - min(name_room, text_width(place.node.name, 14, bold=True)) - 10,
+    )
+    parts = _parts(place)
+    height = max(map(_part_height, parts))
+    for index, part in enumerate(parts):
+        _draw_part(
+            canvas,
+            scene,
+            place,
+            part,
+            Box(
+                x=box.x + NODE_PAD + (index % 2) * (PACKAGE_WIDTH + GAP),
+                y=box.y + NODE_HEADER + (index // 2) * (height + GAP),
+                width=PACKAGE_WIDTH,
+                height=height,
+            ),
+        )
+
+
+def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> None:
+    canvas.rect(box.x, box.y, box.width, box.height, fill="#fafbfc", stroke=EDGE, radius=4)
+    x, y, room = box.x + PACKAGE_PAD, box.y, box.width - 2 * PACKAGE_PAD
+    canvas.text(x, y + 14, part.heading, size=10, fill=MUTED, room=room)
+    y += PACKAGE_HEADER
+    taken, colours = place.rank_of_core(), fills(place)
+    pitch = room / part.per_row
+    for position, core in enumerate(part.cores):
+        rank = taken.get(core)
+        left = x + position % part.per_row * pitch
+        top = y + position // part.per_row * CELL_HEIGHT
+        canvas.rect(
+            left + 0.5,
+            top,
+            pitch - 1,
+            CELL_HEIGHT - 2,
+            fill=FREE if rank is None else colours[rank.rank],
+            stroke=EDGE if rank is None else "",
+            radius=2,
+            title=f"core {core}: " + ("free" if rank is None else rank_title(scene, rank)),
+        )
+        if rank is not None and text_width(str(rank.rank), 9.5) <= pitch - 2:
+            canvas.text(
+                left + pitch / 2,
+                top + 11.5,
+                str(rank.rank),
+                size=9.5,
+                fill=ink(rank),
+                anchor="middle",
+            )
+    y += -(-len(part.cores) // part.per_row) * CELL_HEIGHT + 4
+    for rank in part.ranks:
+        canvas.rect(
+            x,
+            y,
+            room,
+            CHIP_HEIGHT,
+            fill=colours[rank.rank],
+            radius=3,
+            title=rank_title(scene, rank),
+        )
+        name = f"rank {rank.rank}"
+        canvas.text(x + 6, y + 14, name, size=10.5, bold=True, fill=ink(rank))
+        used = text_width(name, 10.5, bold=True)
+        canvas.text(
+            x + room - 6,
+            y + 14,
+            rank_words(scene, rank),
+            size=10.5,
+            fill=ink(rank),
+            anchor="end",
+            room=room - used - 18,
+        )
+        y += CHIP_HEIGHT + 3
+    y = _draw_devices(canvas, place, part.gpus, x, y + 3, room)
+    _draw_devices(canvas, place, part.nics, x, y, room)
+
+
+def _devices_height(devices: Sequence[Device]) -> float:
+    if len(devices) == 1:
+        return ALONE_HEIGHT + 4
+    return -(-min(MAX_DEVICES, len(devices)) // 2) * (DEVICE_HEIGHT + 4)
+
+
+def _draw_devices(
+    canvas: Canvas, place: Place, devices: Sequence[Device], x: float, y: float, room: float
+) -> float:
+    """One alone in a line, several two a row; returns where the next row begins."""
+    is_alone = len(devices) == 1
+    width = room if is_alone else (room - 6) / 2
+    height = ALONE_HEIGHT if is_alone else DEVICE_HEIGHT
+    colours = fills(place)
+    shown = devices if len(devices) <= MAX_DEVICES else devices[: MAX_DEVICES - 1]
+    for index, device in enumerate(shown):
+        ranks = users(place, device)
+        is_gpu = device.kind == "gpu"
+        left = x + index % 2 * (width + 6)
+        top = y + index // 2 * (DEVICE_HEIGHT + 4)
+        name = (short_pci(device.pci) or device.name) if is_gpu else device.name
+        numbers = ranges(each.rank for each in ranks)
+        used_by = f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers}" if ranks else "not used"
+        canvas.rect(
+            left,
+            top,
+            width,
+            height,
+            fill="#ffffff" if not ranks else colours[ranks[0].rank] if is_gpu else NIC,
+            stroke=FRAME,
+            radius=3 if is_gpu else 10,
+            dashed=not ranks,
+            title=f"{', '.join(device.names)} {device.pci}: {used_by}",
+        )
+        words = f"{'GPU' if is_gpu else 'NIC'} {name}"
+        name_room = 0.6 * width - 10 if is_alone else width - 12
+        canvas.text(left + 7, top + 14, words, size=10, bold=True, room=name_room)
+        if is_alone:
+            right = left + width - 7
+            canvas.text(right, top + 14, used_by, size=9.5, anchor="end", room=0.4 * width - 10)
+        else:
+            canvas.text(left + 7, top + 27, used_by, size=9.5, room=width - 12)
+    if len(shown) < len(devices):
+        left = x + len(shown) % 2 * (width + 6)
+        top = y + len(shown) // 2 * (DEVICE_HEIGHT + 4)
+        more = f"and {len(devices) - len(shown)} more"
+        canvas.text(left + 7, top + 20, more, size=10, fill=MUTED, room=width - 12)
+    return y + _devices_height(devices)
