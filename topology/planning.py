@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from psdist.errors import PlacementError
 from psdist.topology import placement, seating
@@ -25,6 +26,7 @@ from psdist.topology.serving_hosts import (
     GroupsBeside,
     PlanRequest,
     Strategy,
+    apply_s,
     choose,
     choose_among_ranks,
     link_loads,
@@ -81,11 +83,12 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             facts=tuple(here[node]),
         )
 
+    @cache
+    def groups_on(node: int, num_servers: int) -> float:
+        return _num_groups(cluster, host_with(node, num_servers), request.group)
+
     def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [
-            _num_groups(cluster, host_with(node, count), request.group)
-            for node, count in enumerate(servers_at)
-        ]
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
 
     sizes = [len(each) for each in here]
     servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
@@ -224,14 +227,23 @@ def _assemble(
         there, equal = place_plainly(cluster, capacity, strategy, num_servers)
         loads = link_loads(cluster, groups_beside(there), equal, request)
         compared[strategy] = max((link.seconds for link in loads), default=0.0)
+    weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
+    cost_s = max((link.seconds for link in links), default=0.0)
+    busy_s = apply_s(groups, weights, request)
+    if 0 < cost_s < busy_s:
+        notes = [
+            *notes,
+            f"the servers, not the links, are likely to limit: the busiest applies for "
+            f"{busy_s / cost_s:.1f} times as long as the slowest link takes; ask for more servers",
+        ]
     return Plan(
         ranks=ranks,
-        weights=tuple(shares[node] / servers_at[node] for node in server_nodes),
+        weights=weights,
         replicas=placement.buddies(server_nodes, [node.switch for node in cluster.nodes]),
         links=links,
         model_bytes=request.planned_bytes,
         placement=request.placement,
-        cost_s=max((link.seconds for link in links), default=0.0),
+        cost_s=cost_s,
         bound_s=lower_bound_s(problem).seconds if links else 0.0,
         compared=compared,
         source=cluster.source,

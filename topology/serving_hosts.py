@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -31,6 +31,9 @@ UNKNOWN_MODEL_BYTES = 1e9
 """What a plan is made for where nobody knows the model yet."""
 MEMORY_SHARE = 0.8
 """Of a host's ordinary memory that shards may fill."""
+APPLY_BYTES_PER_S = 4e9
+"""Pushed bytes that a server applies in a second where nobody measured it: torch's fused Adam on
+one core (docs/performance.md)."""
 STATE_PER_BYTE = 2.0
 """Optimizer state for each byte of parameters: two moments, as Adam has. A guess where the
 optimizer is not known yet, on the safe side."""
@@ -68,8 +71,7 @@ def choose(
                 "no node has a core left for a server; ask for fewer workers per node, or name "
                 "server nodes"
             )
-        problem = problem_of(cluster, once, groups, request, sum(once))
-        wanted = placement.choose_num_servers(problem, max_servers=sum(once))
+        wanted = _enough(problem_of(cluster, once, groups, request, sum(once)), sum(once))
     if request.placement != "auto":
         return place_plainly(cluster, capacity, request.placement, wanted)
     # A second server on a node moves no byte off a link: only where there are not nodes enough.
@@ -213,8 +215,21 @@ def _num_servers(
     if num_nodes == 1 or any(size == 1 for size in sizes):
         return most
     once = [min(size, 1) for size in sizes]
-    problem = problem_of(cluster, once, groups_beside(once), request, sum(once))
-    return placement.choose_num_servers(problem, max_servers=most)
+    return _enough(problem_of(cluster, once, groups_beside(once), request, sum(once)), most)
+
+
+def apply_s(groups: Sequence[float], shares: Iterable[float], request: PlanRequest) -> float:
+    """Seconds in which the busiest of servers with these shares applies what it is sent."""
+    return sum(groups) * max(shares) * request.planned_bytes / APPLY_BYTES_PER_S
+
+
+def _enough(problem: Problem, most: int) -> int:
+    """The fewest servers, up to ``most``, that keep up with the best of links and of servers."""
+    links = placement.choose_num_servers(problem, max_servers=most)
+    best_s = placement.solve(replace(problem, num_servers=most)).cost_s
+    applied_s = sum(problem.groups) * problem.model_bytes / APPLY_BYTES_PER_S  # by one server
+    allowed_s = max(best_s, applied_s / most) * (1 + placement.CHEAPER_BY)
+    return min(most, max(links, math.ceil(applied_s / allowed_s)))
 
 
 def _judge(
