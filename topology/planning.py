@@ -37,6 +37,10 @@ from psdist.topology.serving_hosts import (
 __all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "plan_ahead", "plan_job"]
 
 
+CLEARLY = 1.1
+"""Servers are said to limit where they take longer than the slowest link by this factor."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFacts:
     """What is known of a rank that runs already."""
@@ -230,7 +234,7 @@ def _assemble(
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
     cost_s = max((link.seconds for link in links), default=0.0)
     busy_s = apply_s(groups, weights, request)
-    if 0 < cost_s < busy_s:
+    if 0 < cost_s * CLEARLY < busy_s:
         notes = [
             *notes,
             f"the servers, not the links, are likely to limit: the busiest applies for "

@@ -290,6 +290,6 @@ def _switches_from_the_root(cluster: Cluster) -> list[int]:
     for index, switch in enumerate(cluster.switches):
         children.setdefault(switch.parent, []).append(index)
     order = list(children[-1])
-    for switch in order:  # grows while it is read: breadth first
-        order += children.get(switch, [])
+    for above in order:  # grows while it is read: breadth first
+        order += children.get(above, [])
     return order
