@@ -14,12 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from psdist.errors import PlacementError
 from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 from psdist.topology.plan_checks import MAX_RANKS, check, refuse
-from psdist.topology.untrusted import decoded, shown
+from psdist.topology.untrusted import decoded, file_bytes, shown
 
 FORMAT: Final = "psdist plan"
 VERSION: Final = 1

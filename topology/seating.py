@@ -3,7 +3,8 @@
     seats = seat(machine, ["server", "worker", "worker"])
     seats[1].cpus, seats[1].gpu          # what rank 1 of this host binds itself to, its GPU
 
-Each rank gets the same number of whole cores. Workers that have a GPU choose first and sit beside
+Each rank gets the same number of whole cores, or a few less where they would not lie in one
+package. Workers that have a GPU choose first and sit beside
 it, then servers, beside the network card; a rank stays within one L3, NUMA node or package where
 there is room. Where a launcher has already given the ranks disjoint PUs, those are kept, and a
 GPU is chosen for the PUs instead. Where there are more ranks than cores nobody is bound.
@@ -153,6 +154,14 @@ def _take(
     A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
     """
     home = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
+    room: Counter[int] = Counter()
+    for (package, *_), cores in free.items():
+        room[package] += len(cores)
+    roomiest = max(room.values())
+    if roomiest < share <= 2 * roomiest:
+        # A few cores less are better than memory behind the other socket.
+        share = roomiest
+        home = (max(room, key=lambda package: (room[package], package == home[0])), UNKNOWN)
     taken: list[Core] = []
     while len(taken) < share:
         missing = share - len(taken)
