@@ -47,7 +47,7 @@ def picture(plan: Plan, cluster: Cluster) -> str:
     width = max(MIN_WIDTH, drawing.width + 2 * MARGIN)
     title = _title(scene)
     y = _draw_title(canvas, scene, title, width)
-    y = _draw_legend(canvas, level, y, width)
+    y = _draw_legend(canvas, scene, level, y, width)
     drawing.draw(MARGIN + (width - 2 * MARGIN - drawing.width) / 2, y)
     y = _draw_notes(canvas, scene, y + drawing.height + 24, width)
     return canvas.document(width, y + MARGIN - 12, title=title)
@@ -80,7 +80,7 @@ def _draw_title(canvas: Canvas, scene: Scene, title: str, width: float) -> float
     return y + 16
 
 
-def _draw_legend(canvas: Canvas, level: Level, y: float, width: float) -> float:
+def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: float) -> float:
     """Swatches with words behind them, as many in a line as have room."""
     x, height = MARGIN, 14.0
 
@@ -104,9 +104,10 @@ def _draw_legend(canvas: Canvas, level: Level, y: float, width: float) -> float:
         entry("server", SERVER)
         entry("worker", WORKER)
         entry("free core", FREE, stroke=EDGE)
-        entry("GPU in use" if level == "full" else "GPU", WORKER, stroke=FRAME)
+        entry("GPU", WORKER, stroke=FRAME)
         entry("NIC", NIC, stroke=FRAME, radius=7, swatch=20)
     words = "a node, by the time of its link:" if level == "dense" else "time of a link:"
+    x += 6
     room_for(words, 5 * 40)
     canvas.text(x, y + 11, words, size=11)
     x += text_width(words, 11) + 8
@@ -127,7 +128,8 @@ def _draw_legend(canvas: Canvas, level: Level, y: float, width: float) -> float:
     words = "% of the worst"
     canvas.text(x, y + 11, words, size=11)
     x += text_width(words, 11) + 8
-    entry("none", NO_LOAD)
+    if any(link.num_bytes < 1 for link in scene.plan.links):
+        entry("none", NO_LOAD)
     room_for("the worst link", 16)
     canvas.rect(x, y, 16, height, fill=LOADS[-1], stroke=INK, stroke_width=3)
     canvas.text(x + 24, y + 11, "the worst link", size=11)

@@ -10,7 +10,7 @@ below them, and writes sizes, times and lists. Draws nothing, computes no load.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from psdist.errors import PlacementError
@@ -21,6 +21,8 @@ from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 
 TIE = 0.99
 """A link with at least this share of the worst link's time is as good as the worst."""
+ACROSS, UNBOUND = "across packages", "not bound to cores"
+"""Headings for ranks that sit on no one package."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +39,18 @@ class Place:
         return tuple(each for each in self.ranks if each.package == package)
 
     @property
-    def elsewhere(self) -> tuple[PlannedRank, ...]:
-        """Ranks that are not bound, or to cores of several packages."""
+    def across(self) -> tuple[PlannedRank, ...]:
+        """Ranks with cores, but not all on one package that is known."""
+        return tuple(each for each in self._elsewhere() if each.cores)
+
+    @property
+    def unbound(self) -> tuple[PlannedRank, ...]:
+        """Ranks without cores of their own and without a package."""
+        return tuple(each for each in self._elsewhere() if not each.cores)
+
+    def _elsewhere(self) -> Iterator[PlannedRank]:
         known = range(len(self.node.machine.packages))
-        return tuple(each for each in self.ranks if each.package not in known)
+        return (each for each in self.ranks if each.package not in known)
 
     def rank_of_core(self) -> dict[int, PlannedRank]:
         """By logical core number; cores that nobody has are absent."""
@@ -244,11 +254,12 @@ def roles_words(ranks: Sequence[PlannedRank]) -> str:
 
 def gain_words(plan: Plan) -> list[str]:
     """For each other placement how its time compares: ``block 1.08 s, 2.63 times as long``."""
-    return [
-        f"{name} {duration(seconds)}"
-        + (f", {times(seconds / plan.cost_s)} as long" if plan.cost_s > 0 else "")
-        for name, seconds in plan.compared.items()
-    ]
+    found = []
+    for name, seconds in plan.compared.items():
+        ratio = seconds / plan.cost_s if plan.cost_s > 0 else 1.0
+        compared = "the same" if abs(ratio - 1) < 0.005 else f"{times(ratio)} as long"
+        found.append(f"{name} {duration(seconds)}, {compared}")
+    return found
 
 
 def bound_words(plan: Plan) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psdist.topology.drawing import (
+    ACROSS,
+    UNBOUND,
     Place,
     Scene,
     counted,
@@ -40,16 +42,16 @@ PACKAGE_WIDTH, PACKAGE_PAD, NODE_PAD, GAP = 190.0, 8.0, 10.0, 8.0
 CELL_HEIGHT, CHIP_HEIGHT = 18.0, 20.0
 DEVICE_HEIGHT, ALONE_HEIGHT = 34.0, 20.0
 NODE_HEADER, PACKAGE_HEADER = 28.0, 20.0
+NOWHERE = "near no package that is known"
 MAX_DEVICES = 8
 """Of a kind and package; what more there is (virtual functions) is only counted."""
 
 
 def full_size(place: Place) -> tuple[float, float]:
-    parts = _parts(place)
-    columns = min(2, len(parts))
+    rows = _rows(place)
+    columns = min(2, max(1, len(place.node.machine.packages)))
     width = columns * PACKAGE_WIDTH + (columns - 1) * GAP + 2 * NODE_PAD
-    rows = -(-len(parts) // 2)
-    height = rows * (max(map(_part_height, parts)) + GAP) - GAP
+    height = sum(max(map(_part_height, row)) + GAP for row in rows) - GAP
     return width, NODE_HEADER + height + NODE_PAD
 
 
@@ -58,20 +60,24 @@ class _Part:
     """A package with what is on it, or what is on no package that is known."""
 
     heading: str
-    cores: tuple[int, ...]
-    ranks: tuple[PlannedRank, ...]
-    gpus: tuple[Device, ...]
-    nics: tuple[Device, ...]
+    width: float = PACKAGE_WIDTH
+    columns: int = 1
+    """Of ranks; there are twice as many GPUs or NICs side by side."""
+    cores: tuple[int, ...] = ()
+    ranks: tuple[PlannedRank, ...] = ()
+    gpus: tuple[Device, ...] = ()
+    nics: tuple[Device, ...] = ()
 
     @property
     def per_row(self) -> int:
         return 8 if len(self.cores) <= 32 else 16 if len(self.cores) <= 128 else 32
 
 
-def _parts(place: Place) -> list[_Part]:
+def _rows(place: Place) -> list[list[_Part]]:
+    """Packages two a row; what is on none of them below, as wide as the node."""
     machine = place.node.machine
     taken = place.rank_of_core()
-    parts = []
+    parts: list[_Part] = []
     for index, package in enumerate(machine.packages):
         cores = tuple(core.logical for core in machine.cores if core.package == index)
         num_free = sum(core not in taken for core in cores)
@@ -88,20 +94,21 @@ def _parts(place: Place) -> list[_Part]:
     known = range(len(machine.packages))
     gpus = tuple(each for each in machine.gpus if each.package not in known)
     nics = tuple(each for each in machine.nics if each.package not in known)
-    if place.elsewhere or gpus or nics or not parts:
-        parts.append(
-            _Part(
-                heading="on no one package", cores=(), ranks=place.elsewhere, gpus=gpus, nics=nics
-            )
-        )
-    return parts
+    columns = min(2, max(1, len(parts)))
+    width = columns * PACKAGE_WIDTH + (columns - 1) * GAP
+    others = [_Part(heading=ACROSS, width=width, columns=columns, ranks=place.across)]
+    others.append(_Part(heading=UNBOUND, width=width, columns=columns, ranks=place.unbound))
+    others.append(_Part(heading=NOWHERE, width=width, columns=columns, gpus=gpus, nics=nics))
+    rows = [parts[first : first + 2] for first in range(0, len(parts), 2)]
+    rows += [[each] for each in others if each.ranks or each.gpus or each.nics]
+    return rows or [others[:1]]
 
 
 def _part_height(part: _Part) -> float:
     rows_of_cells = -(-len(part.cores) // part.per_row)
     height = PACKAGE_HEADER + rows_of_cells * CELL_HEIGHT + 4
-    height += len(part.ranks) * (CHIP_HEIGHT + 3) + _devices_height(part.gpus)
-    height += _devices_height(part.nics)
+    height += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3)
+    height += _devices_height(part.gpus, part.columns) + _devices_height(part.nics, part.columns)
     return height + 6
 
 
@@ -119,21 +126,14 @@ def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
         anchor="end",
         room=room - min(name_room, text_width(place.node.name, 14, bold=True)) - 10,
     )
-    parts = _parts(place)
-    height = max(map(_part_height, parts))
-    for index, part in enumerate(parts):
-        _draw_part(
-            canvas,
-            scene,
-            place,
-            part,
-            Box(
-                x=box.x + NODE_PAD + (index % 2) * (PACKAGE_WIDTH + GAP),
-                y=box.y + NODE_HEADER + (index // 2) * (height + GAP),
-                width=PACKAGE_WIDTH,
-                height=height,
-            ),
-        )
+    top = box.y + NODE_HEADER
+    for row in _rows(place):
+        left, height = box.x + NODE_PAD, max(map(_part_height, row))
+        for part in row:
+            area = Box(x=left, y=top, width=part.width, height=height)
+            _draw_part(canvas, scene, place, part, area)
+            left += part.width + GAP
+        top += height + GAP
 
 
 def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> None:
@@ -167,53 +167,61 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
                 anchor="middle",
             )
     y += -(-len(part.cores) // part.per_row) * CELL_HEIGHT + 4
-    for rank in part.ranks:
-        canvas.rect(
-            x,
-            y,
-            room,
-            CHIP_HEIGHT,
-            fill=colours[rank.rank],
-            radius=3,
-            title=rank_title(scene, rank),
-        )
-        name = f"rank {rank.rank}"
-        canvas.text(x + 6, y + 14, name, size=10.5, bold=True, fill=ink(rank))
-        used = text_width(name, 10.5, bold=True)
-        canvas.text(
-            x + room - 6,
-            y + 14,
-            rank_words(scene, rank),
-            size=10.5,
-            fill=ink(rank),
-            anchor="end",
-            room=room - used - 18,
-        )
-        y += CHIP_HEIGHT + 3
-    y = _draw_devices(canvas, place, part.gpus, x, y + 3, room)
-    _draw_devices(canvas, place, part.nics, x, y, room)
+    chip_width = (room - (part.columns - 1) * 6) / part.columns
+    for position, rank in enumerate(part.ranks):
+        left = x + position % part.columns * (chip_width + 6)
+        top = y + position // part.columns * (CHIP_HEIGHT + 3)
+        _draw_rank(canvas, scene, rank, colours[rank.rank], (left, top, chip_width))
+    y += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3) + 3
+    y = _draw_devices(canvas, place, part.gpus, part.columns, (x, y, room))
+    _draw_devices(canvas, place, part.nics, part.columns, (x, y, room))
 
 
-def _devices_height(devices: Sequence[Device]) -> float:
+def _draw_rank(
+    canvas: Canvas, scene: Scene, rank: PlannedRank, fill: str, at: tuple[float, float, float]
+) -> None:
+    x, y, width = at
+    title = rank_title(scene, rank)
+    canvas.rect(x, y, width, CHIP_HEIGHT, fill=fill, radius=3, title=title)
+    name = f"rank {rank.rank}"
+    canvas.text(x + 6, y + 14, name, size=10.5, bold=True, fill=ink(rank))
+    canvas.text(
+        x + width - 6,
+        y + 14,
+        rank_words(scene, rank),
+        size=10.5,
+        fill=ink(rank),
+        anchor="end",
+        room=width - text_width(name, 10.5, bold=True) - 18,
+    )
+
+
+def _devices_height(devices: Sequence[Device], columns: int) -> float:
     if len(devices) == 1:
         return ALONE_HEIGHT + 4
-    return -(-min(MAX_DEVICES, len(devices)) // 2) * (DEVICE_HEIGHT + 4)
+    return -(-min(MAX_DEVICES, len(devices)) // (2 * columns)) * (DEVICE_HEIGHT + 4)
 
 
 def _draw_devices(
-    canvas: Canvas, place: Place, devices: Sequence[Device], x: float, y: float, room: float
+    canvas: Canvas,
+    place: Place,
+    devices: Sequence[Device],
+    columns: int,
+    at: tuple[float, float, float],
 ) -> float:
-    """One alone in a line, several two a row; returns where the next row begins."""
+    """One alone in a line, otherwise side by side; returns where the next row begins."""
+    x, y, room = at
     is_alone = len(devices) == 1
-    width = room if is_alone else (room - 6) / 2
+    per_row = 2 * columns
+    width = room / columns if is_alone else (room + 6) / per_row - 6
     height = ALONE_HEIGHT if is_alone else DEVICE_HEIGHT
     colours = fills(place)
     shown = devices if len(devices) <= MAX_DEVICES else devices[: MAX_DEVICES - 1]
     for index, device in enumerate(shown):
         ranks = users(place, device)
         is_gpu = device.kind == "gpu"
-        left = x + index % 2 * (width + 6)
-        top = y + index // 2 * (DEVICE_HEIGHT + 4)
+        left = x + index % per_row * (width + 6)
+        top = y + index // per_row * (DEVICE_HEIGHT + 4)
         name = (short_pci(device.pci) or device.name) if is_gpu else device.name
         numbers = ranges(each.rank for each in ranks)
         used_by = f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers}" if ranks else "not used"
@@ -232,13 +240,15 @@ def _draw_devices(
         name_room = 0.6 * width - 10 if is_alone else width - 12
         canvas.text(left + 7, top + 14, words, size=10, bold=True, room=name_room)
         if is_alone:
-            right = left + width - 7
-            canvas.text(right, top + 14, used_by, size=9.5, anchor="end", room=0.4 * width - 10)
+            rest = width - 24 - min(name_room, text_width(words, 10, bold=True))
+            if text_width(used_by, 9.5) > rest:
+                used_by = counted(len(ranks), "rank")
+            canvas.text(left + width - 8, top + 14, used_by, size=9.5, anchor="end", room=rest)
         else:
             canvas.text(left + 7, top + 27, used_by, size=9.5, room=width - 12)
     if len(shown) < len(devices):
-        left = x + len(shown) % 2 * (width + 6)
-        top = y + len(shown) // 2 * (DEVICE_HEIGHT + 4)
+        left = x + len(shown) % per_row * (width + 6)
+        top = y + len(shown) // per_row * (DEVICE_HEIGHT + 4)
         more = f"and {len(devices) - len(shown)} more"
         canvas.text(left + 7, top + 20, more, size=10, fill=MUTED, room=width - 12)
-    return y + _devices_height(devices)
+    return y + _devices_height(devices, columns)

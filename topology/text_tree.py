@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from psdist.topology.drawing import (
+    ACROSS,
+    UNBOUND,
     Place,
     Scene,
     counted,
@@ -217,8 +219,10 @@ class Tree:
             )
             for index, package in enumerate(machine.packages)
         ]
-        if place.elsewhere:
-            entries.append(("on no one package", place.elsewhere))
+        if place.across:
+            entries.append((ACROSS, place.across))
+        if place.unbound:
+            entries.append((UNBOUND, place.unbound))
         for number, (label, ranks) in enumerate(entries, start=1):
             own, below = _branch(indent, number == len(entries))
             yield Line(own, label)
