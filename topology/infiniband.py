@@ -20,6 +20,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from psdist.errors import PlacementError
 from psdist.topology.tree import MAX_SWITCHES, Tree, TreeBuilder
@@ -46,6 +47,10 @@ SAME_RACK = 0.5
 (Jaccard index). Not "all": a card that has lost its description, or a host with fewer cards,
 must not split a rack, and a host with a card in each of two racks must not join them."""
 
+MAX_PORTS = 250_000
+"""Of switches: both ends of each cable between them, and one of each card's. Some 5,000 hosts with
+eight cards each have as many."""
+
 _MAX_LINE = 4096
 _MAX_COMPARISONS = 5_000_000
 _SWITCH = re.compile(r'Switch\s+\d+\s+"S-([0-9a-fA-F]{1,16})"(?:\s+#\s+"(.*?)")?')
@@ -54,7 +59,7 @@ _PORT = re.compile(
     r'\[\d+\](?:\[ext [^\]]*\])?(?:\([0-9a-fA-F]+\))?\s+"([SHR])-([0-9a-fA-F]{1,16})"\[\d+\]'
     r"(?:\[ext [^\]]*\])?(?:\(([0-9a-fA-F]{1,16})\))?"
 )
-_RATE = re.compile(r"([0-9]{1,2})x([A-Z]+[0-9]*)$")
+_RATE = re.compile(r"([0-9]{1,2})x([A-Z]+[0-9]*)")
 _ATTRIBUTE = re.compile(r"[a-z]+=|#")
 _HOST_AND_DEVICE = re.compile(
     r"'?([A-Za-z0-9_][A-Za-z0-9._-]*) ([A-Za-z][A-Za-z0-9]*[-_]?[0-9]\S*)"
@@ -74,6 +79,7 @@ class _Fabric:
     guids: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     num_unnamed: int = 0
     num_unknown_rates: int = 0
+    num_ports: int = 0
 
 
 @dataclass(slots=True)
@@ -154,20 +160,28 @@ def _read(text: str, where: str, hosts: Mapping[int, str]) -> _Fabric:
             raise PlacementError(
                 f"{place}: a line of {len(line):,} characters: give the right file"
             )
-        if not line.strip() or _ATTRIBUTE.match(line):
+        if not line or line.isspace() or _ATTRIBUTE.match(line):
             continue
+        if line[0] == "[" and is_in_block and not block:
+            continue  # a card's own block: its switch's has told of the cable
         if match := _SWITCH.match(line):
             block, is_in_block = match[1].lower(), True
             if block in fabric.switches:
                 raise PlacementError(f"{place}: switch S-{block} is there twice: give one listing")
             if len(fabric.switches) >= MAX_SWITCHES:
-                raise PlacementError(f"{place}: more than {MAX_SWITCHES:,} switches: too many")
+                raise PlacementError(
+                    f"{place}: more than {MAX_SWITCHES:,} switches: give the right file"
+                )
             fabric.switches[block] = match[2] or ""
         elif _OTHER_BLOCK.match(line):
             block, is_in_block = "", True
-        elif (port := _PORT.match(line)) and is_in_block:
-            if block:
-                _read_port(fabric, block, port, line, hosts)
+        elif block and (port := _PORT.match(line)):
+            fabric.num_ports += 1
+            if fabric.num_ports > MAX_PORTS:
+                raise PlacementError(
+                    f"{place}: more than {MAX_PORTS:,} ports: give the racks in a table"
+                )
+            _read_port(fabric, block, port, line, hosts)
         else:
             raise PlacementError(
                 f"{place}: {shown(line)} is no line of ibnetdiscover's: give its output as it is"
@@ -181,7 +195,7 @@ def _read_port(
     """One cable, as the switch's side tells it: what is at the other end, and how fast it is."""
     kind, peer = port[1], port[2].lower()
     description = line[port.end() :]
-    rate = _bytes_per_s(description)
+    rate = _bytes_per_s(line.rstrip().rpartition(" ")[2])
     if kind == "S":
         ends = fabric.cables.setdefault(switch, {})
         ends[peer] = ends.get(peer, 0.0) + rate
@@ -204,9 +218,10 @@ def _read_port(
     fabric.guids[host].append(guid)
 
 
-def _bytes_per_s(text: str) -> float:
-    """Of ``... lid 73 4xNDR``; 0 for a speed that is not in the table."""
-    match = _RATE.search(text.rstrip())
+@lru_cache(maxsize=64)
+def _bytes_per_s(word: str) -> float:
+    """Of ``4xNDR``; 0 for a speed that is not in the table."""
+    match = _RATE.fullmatch(word)
     if match is None:
         return 0.0
     return int(match[1]) * LANE_GBIT_PER_S.get(match[2], 0.0) * 1e9 / 8

@@ -137,7 +137,8 @@ def decode(data: bytes, *, where: str) -> Network:
 def compare(old: Network, new: Network, *, threshold: float = 0.1) -> list[str]:
     """A line for all that changed by more than ``threshold`` (a share), the worst first.
 
-    Hosts that are new or gone come first. What only one of the two measured is not compared.
+    Hosts that are new or gone come first. What only one of the two measured is not compared,
+    nor a bandwidth of which one gives a lower bound that the other does not contradict.
     """
     lines = []
     for word, these, those in (("new", new, old), ("gone", old, new)):
@@ -147,7 +148,11 @@ def compare(old: Network, new: Network, *, threshold: float = 0.1) -> list[str]:
     before, after = _measured(old), _measured(new)
     for name in before.keys() & after.keys():
         was, now = before[name], after[name]
-        changes += _change(name, was.bytes_per_s, now.bytes_per_s, threshold, _speed_text, False)
+        faster = now.bytes_per_s > was.bytes_per_s
+        if not (was if faster else now).is_lower_bound:  # "at least 4" and 5 may be the same
+            changes += _change(
+                name, was.bytes_per_s, now.bytes_per_s, threshold, _speed_text, False
+            )
         changes += _change(name, was.latency_s, now.latency_s, threshold, _time_text, True)
     return lines + [line for _, line in sorted(changes, key=lambda each: (-each[0], each[1]))]
 

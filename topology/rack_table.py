@@ -32,7 +32,7 @@ MAX_BYTES_PER_S = 1e15
 
 _KEYS = ("name", "parent", "nodes", "link", "uplink")
 _SPEED = re.compile(
-    r"([0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)\s*(?:([kMGT]?)(bit|B)(?:/s|ps)?)?"
+    r"([0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)\s*(?:([kMGT]?)(bps|bit(?:/s)?|B(?:/s)?))?"
 )
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 # TOML outside of strings and comments, so that dots in host names are not counted.
@@ -71,7 +71,7 @@ def parse(text: str, *, where: str) -> Tree:
 
 
 def parse_speed(value: object, *, where: str) -> float:
-    """A speed as people write it, in bytes/s: ``"25Gbit"``, ``"12 GB/s"``, ``"12e9"``, ``12e9``.
+    """A speed as people write it, in bytes/s: ``"25Gbit"``, ``"25Gbps"``, ``"12 GB/s"``, ``12e9``.
 
     Prefixes are decimal. ``Gb`` is refused: it is read as bits by some and as bytes by others.
     Raises PlacementError for that, and for speeds below 1 byte/s or above 10^15.
@@ -81,12 +81,15 @@ def parse_speed(value: object, *, where: str) -> float:
         match = _SPEED.fullmatch(value.strip())
         if match is not None:
             number, prefix, unit = match.groups()
-            found = float(number) * _PREFIXES[prefix or ""] / (8 if unit == "bit" else 1)
+            found = (
+                float(number) * _PREFIXES[prefix or ""] / (8 if (unit or "").startswith("b") else 1)
+            )
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = float(value) if abs(value) <= MAX_BYTES_PER_S else -1.0
     if not MIN_BYTES_PER_S <= found <= MAX_BYTES_PER_S:
         raise PlacementError(
-            f"{where}: {shown(value)} is no speed: write 25Gbit, 12GB or bytes per second like 12e9"
+            f"{where}: {shown(value)} is no speed: write 25Gbit, 12GB, or bytes per second like "
+            "12e9"
         )
     return found
 

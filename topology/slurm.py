@@ -67,7 +67,7 @@ def from_addresses(addresses: Mapping[str, tuple[str, str]]) -> Tree:
 
     ``spine.rack1.h1`` with ``switch.switch.node``. Parallel switches that Slurm writes as a list
     (``s[1-2].rack1.h1``) are one switch here, of that name. A host without a switch in its address
-    is left out, with a note; where no host has one (pattern ``node``: Slurm has no topology plugin),
+    is left out, with a note; where no host has one (pattern ``node``: no topology plugin),
     all are under one root. Raises PlacementError for addresses that fit no tree.
     """
     builder = TreeBuilder(where="SLURM_TOPOLOGY_ADDR", source="SLURM_TOPOLOGY_ADDR")

@@ -28,7 +28,8 @@ from psdist.topology.network import Network, Speed
 from psdist.topology.tree import Tree, TreeNode
 from psdist.topology.untrusted import decoded, file_bytes, numbered_lines, shown
 
-MAX_BYTES = 32 << 20
+MAX_BYTES = 24 << 20
+"""An ibnetdiscover listing of some 5,000 hosts with eight cards each."""
 
 _NAMED_AT_MOST = 5
 _SLURM = re.compile(r"\s*(?:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=", re.IGNORECASE)
@@ -107,8 +108,9 @@ def build_cluster(
 
     A link's speed (bytes/s, one direction): measured for it in ``network``, else of the tree, else
     for hosts' links typical between nodes in ``network``, else ``default_bytes_per_s``; an uplink
-    of which nothing is known carries all that is below it (no oversubscription). Without a tree:
-    one flat rack. What was assumed is in the notes.
+    of which nothing is known carries all that is below it (no oversubscription). A measurement
+    that is a lower bound only raises what would be taken without it. Without a tree: one flat
+    rack. What was assumed is in the notes.
 
     Raises PlacementError for no or repeated names, a host without a machine, and if none of the
     hosts is in the tree.
@@ -268,10 +270,10 @@ def _with_node_speeds(
     typical = network.classes.get("node", Speed()).bytes_per_s if network is not None else 0.0
     filled, guessed = [], []
     for node in nodes:
-        own = links[measured[node.name]].bytes_per_s if node.name in measured else 0.0
-        rate = own or node.bytes_per_s
+        own = links[measured[node.name]] if node.name in measured else Speed()
+        rate = _known(own, node.bytes_per_s)
         if not rate:
-            rate = typical or default
+            rate = max(typical or default, own.bytes_per_s)
             guessed.append(node.name)
         filled.append(replace(node, bytes_per_s=rate))
     if guessed:
@@ -293,12 +295,12 @@ def _with_uplink_speeds(
     filled, guessed = list(switches), []
     for index in reversed(range(len(switches))):  # children before their parents
         switch = switches[index]
-        own = measured[switch.name].bytes_per_s if switch.name in measured else 0.0
-        rate = own or switch.bytes_per_s
+        own = measured.get(switch.name, Speed())
+        rate = _known(own, switch.bytes_per_s)
         if switch.parent < 0:
             rate = below[index]
         elif not rate:
-            rate = below[index]
+            rate = max(below[index], own.bytes_per_s)
             guessed.append(switch.name)
         filled[index] = replace(switch, bytes_per_s=rate)
         if switch.parent >= 0:
@@ -309,6 +311,13 @@ def _with_uplink_speeds(
             "pass (no oversubscription)"
         )
     return filled
+
+
+def _known(measured: Speed, listed: float) -> float:
+    """Of a link, from what was measured and what the tree says; 0 where neither tells."""
+    if measured.is_lower_bound:
+        return max(measured.bytes_per_s, listed) if listed else 0.0
+    return measured.bytes_per_s or listed
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 and no leading "-" that a launcher would take for an option."""
 
 MAX_SHOWN = 48
+MAX_LINES = 500_000
 
 
 def shown(value: object) -> str:
@@ -62,12 +63,15 @@ def decoded(data: bytes, *, where: str, max_bytes: int) -> str:
             "the right file"
         )
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PlacementError(
             f"{where}: byte {data[error.start]:#04x} at offset {error.start} is no UTF-8: convert "
             "the file to UTF-8 or give the right one"
         ) from None
+    if text.count("\n") > MAX_LINES:
+        raise PlacementError(f"{where}: more than {MAX_LINES:,} lines: give the right file")
+    return text
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
