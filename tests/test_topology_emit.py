@@ -94,7 +94,7 @@ def test_a_rankfile_entry_may_have_sixty_three_characters_and_no_more() -> None:
     emission, command = emitted([(too_long, "server", cores), (fits, "worker", [1])], "openmpi5",
                                 cluster)  # fmt: skip
     assert emission.files["openmpi.rankfile"] == "rank 0=a001\nrank 1=a01\n"
-    assert command[-2:] == ["--bind-to", "none"]
+    assert "--bind-to" not in command
     assert emission.notes[0].startswith("the cores of rank 0 take more than the 63 characters")
     assert "binds itself" in emission.notes[0]
 

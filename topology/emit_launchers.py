@@ -77,6 +77,7 @@ def openmpi(plan: Plan, cluster: Cluster, *, version: int) -> Parts:
 
     Where one rank cannot be told its cores, none is. Version 4 refuses a rankfile without cores
     (rmaps_rank_file.c, "no-slot-list"), and takes a host per rank from its sequential mapper.
+    Version 5 takes one, binds nobody then, and refuses to be told so (``--bind-to none``).
     """
     _check_short_names(plan)
     start = ("mpirun", "-n", str(len(plan.ranks)))
@@ -96,7 +97,7 @@ def openmpi(plan: Plan, cluster: Cluster, *, version: int) -> Parts:
     option = ("--rankfile", name) if version == 4 else ("--map-by", f"rankfile:FILE={name}")
     return Parts(
         files={name: _lines(f"rank {each.rank}={entry(each)}" for each in plan.ranks)},
-        command=(*start, *option, *(() if why is None else ("--bind-to", "none"))),
+        command=(*start, *option),
         notes=notes,
     )
 
