@@ -14,18 +14,19 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
 
 from psdist.config import RunConfig, decode, encode
-from psdist.environment import explain_mismatch, explain_singleton
+from psdist.environment import explain_mismatch, explain_singleton, slurm_switches
 from psdist.errors import LaunchError, UserError
 from psdist.failure import printable, wait_until_read
 from psdist.pmix import wait_for_all_ranks
 from psdist.resolving import Resolved
 from psdist.roles import Place
-from psdist.topology.sysfs import package_of_affinity
+from psdist.topology.gpus import visible_gpus
 from psdist.version import VERSION
 
 if TYPE_CHECKING:
@@ -79,6 +80,26 @@ def allgather(comm: MPI.Comm, data: bytes) -> list[bytes]:
     sizes = [int.from_bytes(lengths[8 * i : 8 * i + 8], "little") for i in range(len(sizes))]
     everything = bytearray(sum(sizes))
     comm.Allgatherv([data, MPI.BYTE], [everything, sizes, None, MPI.BYTE])
+    return _cut(everything, sizes)
+
+
+def gather(comm: MPI.Comm, data: bytes) -> list[bytes]:
+    """Everybody's bytes in rank order, on rank 0; nothing on the others."""
+    from mpi4py import MPI
+
+    is_root = comm.Get_rank() == 0
+    lengths = bytearray(8 * comm.Get_size()) if is_root else None
+    comm.Gather([len(data).to_bytes(8, "little"), MPI.BYTE], [lengths, MPI.BYTE])
+    if lengths is None:
+        comm.Gatherv([data, MPI.BYTE], None)
+        return []
+    sizes = [int.from_bytes(lengths[at : at + 8], "little") for at in range(0, len(lengths), 8)]
+    everything = bytearray(sum(sizes))
+    comm.Gatherv([data, MPI.BYTE], [everything, sizes, None, MPI.BYTE])
+    return _cut(everything, sizes)
+
+
+def _cut(everything: bytearray, sizes: Sequence[int]) -> list[bytes]:
     parts: list[bytes] = []
     at = 0
     for size in sizes:
@@ -130,8 +151,10 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
         "config": config,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "socket": package_of_affinity(),
         "cores": sorted(os.sched_getaffinity(0)),
+        "gpus": visible_gpus(os.environ),
+        "kernel": _boot_id(),
+        "switches": slurm_switches(os.environ),
     }
     everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(mine))]
     _exit_on_errors(comm, [(each["status"], each["error"]) for each in everybody])
@@ -152,12 +175,21 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
             rank=rank,
             host=str(each["host"]),
             pid=int(each["pid"]),
-            socket=int(each["socket"]),
             cores=tuple(each["cores"]),
+            gpus=None if each["gpus"] is None else tuple(each["gpus"]),
+            kernel=str(each["kernel"]),
+            switches=(str(each["switches"][0]), str(each["switches"][1])),
         )
         for rank, each in enumerate(everybody)
     ]
     return places, decode(everybody[0]["config"])
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def _config_difference(mine: bytes, first: bytes) -> str:

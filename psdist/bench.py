@@ -7,7 +7,8 @@ psdist (servers apply SGD), and the raw exchange twice: every worker sends each 
 in one message and gets as many back, and the same in psdist's chunks, each echoed when it has
 arrived. The faster of the two raw ways is the limit. Medians are reported, in JSON all times.
 
-Mode is async: consistency costs waiting, which is not what this measures.
+Mode is async: consistency costs waiting, which is not what this measures. Over several hosts the
+table also has what the plan predicts of the slowest link (PSDIST_PLACEMENT, PSDIST_NETWORK).
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Row:
     push_pull_s: float
     raw_whole_s: float
     raw_chunks_s: float
+    predicted_s: float
+    """What the plan says of the slowest link; 0 where no link is crossed."""
     all_push_pull_s: tuple[float, ...]
     all_raw_whole_s: tuple[float, ...]
     all_raw_chunks_s: tuple[float, ...]
@@ -127,7 +130,7 @@ class _Side:
         self.partition = Partition.cut(
             [piece], chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes
         )
-        self.owners = self.partition.shard([1.0] * world.roles.num_servers)
+        self.owners = self.partition.shard(world.roles.shard_weights)
 
     def chunks_of(self, server: int) -> list[int]:
         return [chunk for chunk, owner in enumerate(self.owners) if owner == server]
@@ -144,7 +147,7 @@ class _ServerSide(_Side):
             ServerCore(server=world.me, policy=Async()),
             ServerOptions(
                 server=world.me,
-                num_servers=world.roles.num_servers,
+                shard_weights=world.roles.shard_weights,
                 mode="async",
                 receive_buffers=world.config.receive_buffers,
             ),
@@ -319,10 +322,16 @@ def _row(comm: MPI.Comm, world: World, num_bytes: int, times: list[list[float]])
         push_pull_s=statistics.median(slowest[0]),
         raw_whole_s=statistics.median(slowest[1]),
         raw_chunks_s=statistics.median(slowest[2]),
+        predicted_s=_predicted_s(world, num_bytes),
         all_push_pull_s=slowest[0],
         all_raw_whole_s=slowest[1],
         all_raw_chunks_s=slowest[2],
     )
+
+
+def _predicted_s(world: World, num_bytes: int) -> float:
+    plan = world.plan
+    return 0.0 if plan is None else plan.cost_s * num_bytes / plan.model_bytes
 
 
 def _gather(comm: MPI.Comm, times: list[list[float]]) -> list[list[list[float]]]:
@@ -343,8 +352,9 @@ def _report(world: World, rows: list[Row], repeats: int, json_path: Path | None)
             f"{library}, pml {components['pml']}, btl {components['btl']}; medians of {repeats}"
         )
     )
-    for name in ("bytes", "chunks", "push + pull", "raw, whole", "raw, chunks", "above raw",
-                 "of raw"):  # fmt: skip
+    names = ["bytes", "chunks", "push + pull", "raw, whole", "raw, chunks", "above raw", "of raw"]
+    is_predicted = any(row.predicted_s for row in rows)
+    for name in [*names, "predicted"] if is_predicted else names:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -355,6 +365,7 @@ def _report(world: World, rows: list[Row], repeats: int, json_path: Path | None)
             _time(row.raw_chunks_s),
             _time(row.push_pull_s - row.raw_s),
             f"{row.share_of_raw:.2f}",
+            *([_time(row.predicted_s)] if is_predicted else []),
         )
     Console().print(table)
     if json_path is None:
@@ -364,6 +375,7 @@ def _report(world: World, rows: list[Row], repeats: int, json_path: Path | None)
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "mpi": library,
         "components": components,
+        "placement": world.config.placement,
         "servers": world.roles.num_servers,
         "workers": world.roles.num_workers,
         "repeats": repeats,

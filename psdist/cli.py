@@ -91,12 +91,19 @@ def run(
         str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
     ] = None,
     servers: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: one per node.")
+        str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="node|socket|rank", help="Which workers reduce together."),
+        typer.Option(metavar="node|socket|numa|rank", help="Which workers reduce together."),
     ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(metavar="auto|block|cyclic|FILE", help="Which ranks serve; a plan.json."),
+    ] = None,
+    strict_placement: Annotated[
+        bool, typer.Option("--strict-placement", help="A rank that is not as planned is an error.")
+    ] = False,
     run_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where the run writes.")
     ] = None,
@@ -130,6 +137,8 @@ def run(
         "staleness": staleness,
         "servers": servers,
         "group": group,
+        "placement": placement,
+        "strict_placement": True if strict_placement else None,
         "run_dir": run_dir,
         "seed": seed,
         "record": True if record else None,
@@ -159,6 +168,111 @@ def check(
     from psdist.check import main as check_run
 
     return lambda: check_run(run_dir, json_path=json_path)
+
+
+_MACHINE_HELP = "lstopo's XML of the nodes; HOSTS=FILE for some. Else this machine."
+_RACKS_HELP = "topology.conf, scontrol show topology, ibnetdiscover, or a TOML table."
+
+
+@app.command()
+def plan(
+    machines: Annotated[
+        list[str] | None, typer.Option("--machine", metavar="[HOSTS=]FILE", help=_MACHINE_HELP)
+    ] = None,
+    racks: Annotated[Path | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="The nodes of the job, such as n[1-64].")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What psdist probe measured.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="SPEED", help="Of each node's link, such as 25Gbit.")
+    ] = None,
+    servers: Annotated[
+        str, typer.Option(metavar="N|auto", help="How many servers; auto: as few as needed.")
+    ] = "auto",
+    server_nodes: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="Only these have servers, and no workers.")
+    ] = None,
+    workers_per_node: Annotated[int, typer.Option(min=0, max=100_000, metavar="N")] = 1,
+    workers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOSTS=N", help="Another number of workers on some nodes."),
+    ] = None,
+    group: Annotated[
+        str, typer.Option(metavar="node|socket|numa|rank", help="Which workers reduce together.")
+    ] = "node",
+    placement: Annotated[
+        str, typer.Option(metavar="auto|block|cyclic", help="How servers are placed.")
+    ] = "auto",
+    model_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of the model's parameters, such as 4G.")
+    ] = "1G",
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="slurm|openmpi4|openmpi5|mpich|intel|json", help="Write this launcher's files."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where --emit writes them.")] = Path(
+        "plan"
+    ),
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
+    ] = False,
+    script: Annotated[
+        str, typer.Option(metavar="SCRIPT", help="For the command line of --emit.")
+    ] = "train.py",
+) -> Action:
+    """Place a job before it starts: draw the plan and write the files for its launcher.
+
+    Runs on a login node, without MPI, torch or a GPU.
+    """
+    from psdist.plan_command import PlanOptions
+    from psdist.plan_command import run as make_plan
+
+    options = PlanOptions(
+        machines=machines or (),
+        racks=racks,
+        nodes=nodes,
+        network=network,
+        link=link,
+        servers=servers,
+        server_nodes=server_nodes,
+        workers_per_node=workers_per_node,
+        workers=workers or (),
+        group=group,
+        placement=placement,
+        model_bytes=model_bytes,
+        launcher=emit,
+        out=out,
+        svg=svg,
+        explain=explain,
+        script=script,
+    )
+    return lambda: make_plan(options)
+
+
+@app.command()
+def probe(
+    json_path: Annotated[
+        Path, typer.Option("--json", metavar="FILE", help="Where the catalogue is written.")
+    ] = Path("network.json"),
+    racks: Annotated[str | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer repeats, smaller messages.")
+    ] = False,
+) -> Action:
+    """Measure latency and bandwidth inside a job: nodes, racks, sockets and GPUs.
+
+    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan and
+    psdist run read what it writes (--network, --set network=FILE).
+    """
+    from psdist.network_probe.command import probe as measure
+
+    return lambda: measure(json_path, quick=quick, racks=racks)
 
 
 @app.command()

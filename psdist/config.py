@@ -52,6 +52,7 @@ def _setting(default: object, *, allowed: str, description: str) -> Any:
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_nan=False)]
+_Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 # What psdist.optimizers.traits reads.
 _OptimizerEntry: TypeAlias = Annotated[
@@ -78,19 +79,42 @@ class RunConfig(BaseModel):
     servers: _Count | Literal["auto"] = _setting(
         "auto",
         allowed=f"{_COUNT}, or auto",
-        description="How many ranks serve; auto is one per node, at least one.",
+        description="How many ranks serve; auto: the mapper chooses, one per node at most.",
     )
-    group: Literal["node", "socket", "rank"] = _setting(
+    placement: _Path = _setting(
+        "auto",
+        allowed="auto, block, cyclic, or the path of a plan.json",
+        description="Which ranks serve: by the mapper, the first, round the hosts, or by a plan.",
+    )
+    strict_placement: bool = _setting(
+        False,
+        allowed="true or false",
+        description="A rank that is not where the plan has it is an error, not a warning.",
+    )
+    racks: _Path | None = _setting(
+        None,
+        allowed="the path of a file",
+        description="Switches: topology.conf, scontrol show topology, ibnetdiscover, or TOML.",
+    )
+    network: _Path | None = _setting(
+        None,
+        allowed="the path of a file",
+        description="Measured links: the network.json that `psdist probe` writes.",
+    )
+    bind: Literal["auto", "off"] = _setting(
+        "auto",
+        allowed="auto or off",
+        description="Ranks bind themselves to their cores, unless the launcher has; off: never.",
+    )
+    group: Literal["node", "socket", "numa", "rank"] = _setting(
         "node",
-        allowed="node, socket or rank",
+        allowed="node, socket, numa or rank",
         description="Which workers reduce their gradients together before they push.",
     )
-    run_dir: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")] | None = (
-        _setting(
-            None,
-            allowed="the path of a directory",
-            description="Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
-        )
+    run_dir: _Path | None = _setting(
+        None,
+        allowed="the path of a directory",
+        description="Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
     )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,

@@ -98,6 +98,14 @@ def detect(environment: Mapping[str, str]) -> Launcher:
     return Launcher(name="none")
 
 
+def slurm_switches(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The switches above this host, as Slurm names them, and what each part of that is:
+    ``("spine.rack1.h1", "switch.switch.node")``; empty texts where Slurm has no topology."""
+    address = environment.get("SLURM_TOPOLOGY_ADDR", "")
+    pattern = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "")
+    return (address, pattern) if len(address) + len(pattern) < 4096 else ("", "")
+
+
 def family_of(library_version: str) -> Family:
     """The family of an MPI library, from what MPI.Get_library_version() answers."""
     text = library_version.lower()

@@ -29,7 +29,8 @@ from psdist.resolving import CommandLineValue, Resolved, resolve
 
 LAUNCHED_VARIABLE: Final = "PSDIST_INTERNAL_LAUNCHED"
 # Settings that have an option of their own name; all others are given by --set.
-OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "run_dir", "seed", "record")
+OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "placement", "run_dir", "seed")
+FLAG_KEYS: Final = ("record", "strict_placement")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,9 @@ def run_arguments(request: RunRequest) -> list[str]:
     for key, value in request.command_line.items():
         if value is None:
             continue
-        if key == "record" and value is True:
-            words.append("--record")
-        elif key in OPTION_KEYS and key != "record":
+        if key in FLAG_KEYS and value is True:
+            words.append(f"--{key.replace('_', '-')}")
+        elif key in OPTION_KEYS:
             words.append(f"--{key.replace('_', '-')}={value}")
         else:
             words.append(f"--set={key}={_as_text(value)}")

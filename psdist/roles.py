@@ -1,10 +1,9 @@
 """Who does what: ranks -> servers, workers and groups, and the stable ids they are known by.
 
-A rule that every rank applies to the same table of places, so that nothing but the table needs to
-travel. The rule here knows hosts and sockets only; a plan from ``psdist.topology`` will take the
-place of :func:`assign` and give the same :class:`Roles`.
+Who sits where is decided by :mod:`psdist.topology.planning`; every rank makes its roles out of
+the same plan.
 
-    roles = assign(places, servers="auto", group="node")
+    roles = from_plan(places, plan)
     roles.peer_of_rank[3]         # stable id of rank 3, see server_id and worker_id
 """
 
@@ -13,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
-from psdist.errors import LaunchError
+from psdist.topology.plan import Plan
 
 _WORKER_BASE = 1 << 20
 
@@ -49,13 +47,19 @@ REGISTRAR = server_id(0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a rank runs: ``cores`` are those it may use, ``socket`` is their package or -1."""
+    """Where a rank runs, and what of its host it may use and see."""
 
     rank: int
     host: str
     pid: int
-    socket: int
     cores: tuple[int, ...]
+    """OS numbers of the PUs that it may use."""
+    gpus: tuple[str, ...] | None = None
+    """PCI bus ids of the GPUs that it can see; None where it cannot tell."""
+    kernel: str = ""
+    """Boot id: hosts of different names with the same one share their processors."""
+    switches: tuple[str, str] = ("", "")
+    """SLURM_TOPOLOGY_ADDR and its pattern, where Slurm gave them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,13 @@ class Roles:
     worker_ranks: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
     """Worker numbers of each group, ascending; the first is the group's leader."""
+    weights: tuple[float, ...] = ()
+    """Part of the model's bytes for each server; empty for equal parts."""
+
+    @property
+    def shard_weights(self) -> tuple[float, ...]:
+        """What the sharder aims at: an entry for each server."""
+        return self.weights or (1.0,) * self.num_servers
 
     @property
     def num_servers(self) -> int:
@@ -108,58 +119,16 @@ class Roles:
         return f"{role} (rank {rank} on {self.places[rank].host})"
 
 
-def assign(
-    places: Sequence[Place],
-    *,
-    servers: int | Literal["auto"],
-    group: Literal["node", "socket", "rank"],
-) -> Roles:
-    """Roles for ``places`` (one per rank, in rank order; at least two).
-
-    ``servers="auto"``: one per node, but never more than half of the ranks. Servers are spread
-    evenly over the nodes and take the first ranks there, so rank 0 is server 0. Raises
-    :class:`LaunchError` where the numbers do not fit.
-    """
-    nodes: dict[str, list[int]] = {}
-    for place in places:
-        nodes.setdefault(place.host, []).append(place.rank)
-    num_ranks = len(places)
-    count = min(len(nodes), max(1, num_ranks // 2)) if servers == "auto" else servers
-    if count > num_ranks - 1:
-        raise LaunchError(
-            f"servers = {count} with {num_ranks} ranks: at least one rank must be a worker, so "
-            f"at most {num_ranks - 1} can be servers; start more ranks or ask for fewer servers"
-        )
-    server_ranks = _spread(list(nodes.values()), count)
-    serving = set(server_ranks)
-    worker_ranks = tuple(place.rank for place in places if place.rank not in serving)
-    members: dict[tuple[str, int], list[int]] = {}
-    for worker, rank in enumerate(worker_ranks):
-        place = places[rank]
-        key = {
-            "node": (place.host, 0),
-            "socket": (place.host, place.socket),
-            "rank": (place.host, rank),
-        }[group]
-        members.setdefault(key, []).append(worker)
+def from_plan(places: Sequence[Place], plan: Plan) -> Roles:
+    """The roles that ``plan`` gives to ``places``, both with one entry per rank in rank order."""
+    members: dict[int, list[int]] = {}
+    for planned in plan.ranks:
+        if planned.role == "worker":
+            members.setdefault(planned.group, []).append(planned.index)
     return Roles(
         places=tuple(places),
-        server_ranks=server_ranks,
-        worker_ranks=worker_ranks,
-        groups=tuple(tuple(workers) for workers in members.values()),
+        server_ranks=plan.server_ranks,
+        worker_ranks=plan.worker_ranks,
+        groups=tuple(tuple(members[group]) for group in sorted(members)),
+        weights=plan.weights,
     )
-
-
-def _spread(nodes: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """``count`` ranks, evenly over the nodes, the first ranks of each."""
-    taken = [0] * len(nodes)
-    left = count
-    while left:
-        free = [index for index, ranks in enumerate(nodes) if taken[index] < len(ranks)]
-        # A last round with fewer servers than nodes takes every k-th node, not the first few.
-        some = free if left >= len(free) else [free[i * len(free) // left] for i in range(left)]
-        for index in some:
-            taken[index] += 1
-        left -= len(some)
-    chosen = [ranks[i] for index, ranks in enumerate(nodes) for i in range(taken[index])]
-    return tuple(sorted(chosen))

@@ -85,7 +85,7 @@ def _build(world: World, transport: Transport) -> tuple[ServerLoop, Reporter | N
     core = ServerCore(server=server, policy=policy_for(config.mode, staleness=config.staleness))
     options = ServerOptions(
         server=server,
-        num_servers=roles.num_servers,
+        shard_weights=roles.shard_weights,
         mode=config.mode,
         receive_buffers=config.receive_buffers,
         extra_optimizers=config.optimizers,

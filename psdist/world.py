@@ -40,17 +40,17 @@ from psdist.failure import (
 from psdist.messages import Failure
 from psdist.observe.logs import start_logs, stop_logs
 from psdist.observe.run_directory import RunDirectory
+from psdist.placing import place
 from psdist.resolving import Resolved, describe
 from psdist.roles import (
     REGISTRAR,
     Place,
     Roles,
-    assign,
     is_worker,
     worker_id,
     worker_of,
 )
-from psdist.topology.sysfs import package_of_affinity
+from psdist.topology.plan import Plan
 from psdist.transport.base import Transport, Waiting
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ _CLOSE_TIMEOUT_S = 10.0
 # A server that loads torch from a slow disk answers late.
 _REPORT_TIMEOUT_S = 30.0
 
+_ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one process\n"
+
 
 @dataclass(kw_only=True)
 class World:
@@ -79,6 +81,8 @@ class World:
     core_share: float
     """Cores that this rank may use, those shared with other ranks counted in part."""
     started_s: float
+    plan: Plan | None = None
+    """What the mapper decided; None where roles were given, and for a job in one process."""
     comm: MPI.Intracomm | None = None
     workers_comm: MPI.Comm | None = None
     group_comm: MPI.Comm | None = None
@@ -216,22 +220,18 @@ def connect(outcome: Resolved | UserError) -> World:
 
 def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: float) -> World:
     places, config = exchange(comm, outcome)
-    world_or_error: Roles | UserError
-    try:
-        world_or_error = assign(places, servers=config.servers, group=config.group)
-    except LaunchError as error:
-        world_or_error = error
-    roles = agreed(comm, world_or_error)
+    placed = place(comm, places, config)
     rank = comm.Get_rank()
     made: bytes | UserError = b""
     if rank == 0:
         try:
             assert isinstance(outcome, Resolved)
-            made = os.fsencode(_create_run_directory(outcome, roles, places))
+            made = os.fsencode(_create_run_directory(outcome, placed.roles, placed.text))
         except ConfigError as error:
             made = error
     path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
-    world = join(comm, config=config, roles=roles, path=path, started_s=started_s)
+    world = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
+    world.plan = placed.plan
     start_logs(path, rank=rank, who=world.who)
     logger.info("connected: %d ranks", comm.Get_size())
     return world
@@ -264,7 +264,7 @@ def join(
     return world
 
 
-def _create_run_directory(outcome: Resolved, roles: Roles, places: Sequence[Place]) -> Path:
+def _create_run_directory(outcome: Resolved, roles: Roles, plan_text: str) -> Path:
     config = outcome.config
     if config.run_dir is not None:
         path = Path(config.run_dir)
@@ -275,13 +275,13 @@ def _create_run_directory(outcome: Resolved, roles: Roles, places: Sequence[Plac
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(config))
-        directory.write_text("plan.txt", _plan_text(roles))
-        directory.write_json("ranks.json", _rank_table(roles, places))
+        directory.write_text("plan.txt", plan_text)
+        directory.write_json("ranks.json", _rank_table(roles))
     except OSError as error:
         raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
     for line in describe(outcome):
         print(f"psdist: {line}", flush=True)
-    if config.mode != "sync" and len(roles.groups) == 1 and len(places) > 1:
+    if config.mode != "sync" and len(roles.groups) == 1 and len(roles.places) > 1:
         print(
             f"psdist: mode {config.mode} with one group: there is nobody to be ahead of; "
             "--group rank makes every worker a group of its own",
@@ -290,48 +290,31 @@ def _create_run_directory(outcome: Resolved, roles: Roles, places: Sequence[Plac
     return path
 
 
-def _rank_table(roles: Roles, places: Sequence[Place]) -> list[dict[str, Any]]:
+def _rank_table(roles: Roles) -> list[dict[str, Any]]:
     seen: Counter[str] = Counter()
     table: list[dict[str, Any]] = []
-    for place in places:
-        peer = roles.peer_of_rank[place.rank]
+    for each in roles.places:
+        peer = roles.peer_of_rank[each.rank]
         group = roles.group_of_worker[worker_of(peer)] if is_worker(peer) else None
         table.append(
             {
-                "rank": place.rank,
+                "rank": each.rank,
                 "role": "worker" if is_worker(peer) else "server",
-                "host": place.host,
-                "pid": place.pid,
+                "host": each.host,
+                "pid": each.pid,
                 "group": group,
-                "local_rank": seen[place.host],
+                "local_rank": seen[each.host],
             }
         )
-        seen[place.host] += 1
+        seen[each.host] += 1
     return table
 
 
-def _plan_text(roles: Roles) -> str:
-    """Who sits where, a host a paragraph."""
-    lines: list[str] = []
-    for host in dict.fromkeys(place.host for place in roles.places):
-        lines.append(host)
-        for place in roles.places:
-            if place.host != host:
-                continue
-            peer = roles.peer_of_rank[place.rank]
-            if is_worker(peer):
-                worker = worker_of(peer)
-                told = f"worker {worker}, group {roles.group_of_worker[worker]}"
-            else:
-                told = f"server {peer}"
-            lines.append(f"  rank {place.rank:<4} {told}")
-    return "\n".join(lines) + "\n"
-
-
 def _core_share(places: Sequence[Place], rank: int) -> float:
-    here = [place for place in places if place.host == places[rank].host]
+    mine = places[rank]
+    here = [place for place in places if (place.kernel or place.host) == (mine.kernel or mine.host)]
     users = Counter(core for place in here for core in place.cores)
-    return sum(1.0 / users[core] for core in places[rank].cores)
+    return sum(1.0 / users[core] for core in mine.cores)
 
 
 def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
@@ -347,16 +330,15 @@ def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
     if isinstance(outcome, UserError):
         print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)
         raise AgreedExit(outcome.exit_status)
-    place = Place(
+    alone = Place(
         rank=0,
         host=socket.gethostname(),
         pid=os.getpid(),
-        socket=package_of_affinity(),
         cores=tuple(sorted(os.sched_getaffinity(0))),
     )
-    roles = Roles(places=(place,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
+    roles = Roles(places=(alone,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
     try:
-        path = _create_run_directory(outcome, roles, [place])
+        path = _create_run_directory(outcome, roles, _ALONE_TEXT.format(host=alone.host))
     except ConfigError as error:
         print(f"psdist: error: {error}", file=sys.stderr, flush=True)
         raise AgreedExit(error.exit_status) from None
@@ -369,7 +351,7 @@ def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
         rank=0,
         run_directory=RunDirectory(path),
         transport=transport,
-        core_share=float(len(place.cores)),
+        core_share=float(len(alone.cores)),
         started_s=started_s,
         network=network,
     )

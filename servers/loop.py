@@ -44,7 +44,8 @@ class ServerOptions:
     """What a server's loop needs to know beside its state machine."""
 
     server: int
-    num_servers: int
+    shard_weights: tuple[float, ...]
+    """What part of the model each server holds (Partition.shard)."""
     mode: str
     receive_buffers: int
     extra_optimizers: tuple[str, ...] = ()
@@ -185,7 +186,7 @@ class ServerLoop:
         marks = traits(setup.optimizer, extra=options.extra_optimizers)
         check_mode(marks, options.mode)
         partition = self._partition = Partition.decode(setup.partition)
-        owners = partition.shard([1.0] * options.num_servers)
+        owners = partition.shard(options.shard_weights)
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
         self.shard = Shard(
             partition,

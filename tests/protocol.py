@@ -153,7 +153,7 @@ class VirtualJob:
                 ServerCore(server=server, policy=make_policy(server)),
                 ServerOptions(
                     server=server,
-                    num_servers=schedule.servers,
+                    shard_weights=(1.0,) * schedule.servers,
                     mode=schedule.mode,
                     receive_buffers=schedule.receive_buffers,
                     checksum_every=1,

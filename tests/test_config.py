@@ -45,7 +45,12 @@ configs = st.builds(
     mode=st.sampled_from(["sync", "ssp", "async"]),
     staleness=st.integers(0, 2**31 - 1),
     servers=counts | st.just("auto"),
-    group=st.sampled_from(["node", "socket", "rank"]),
+    group=st.sampled_from(["node", "socket", "numa", "rank"]),
+    placement=paths,
+    strict_placement=st.booleans(),
+    racks=st.none() | paths,
+    network=st.none() | paths,
+    bind=st.sampled_from(["auto", "off"]),
     run_dir=st.none() | paths,
     seed=st.integers(0, 2**63 - 1),
     record=st.booleans(),
@@ -116,6 +121,10 @@ def test_the_command_line_wins_over_the_environment_over_the_file(tmp_path: Path
         ("warn_s", "0.5", 0.5),
         ("threads", "auto", "auto"),
         ("run_dir", "runs/first", "runs/first"),
+        ("placement", "cyclic", "cyclic"),
+        ("placement", "plan/plan.json", "plan/plan.json"),
+        ("strict_placement", "true", True),
+        ("racks", "/etc/slurm/topology.conf", "/etc/slurm/topology.conf"),
         ("optimizers", "mine.opt:Lion, other:Muon", ("mine.opt:Lion", "other:Muon")),
     ],
 )
@@ -171,7 +180,7 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
         f"  stalenes = 3 ({file}) is no setting; did you mean staleness?",
         "  PSDIST_MOD = ssp (environment) is no setting of psdist; did you mean PSDIST_MODE?",
         f"  record = 1 ({file}): must be true or false",
-        "  group = rack (command line): must be node, socket or rank",
+        "  group = rack (command line): must be node, socket, numa or rank",
         "  credits = 0 (command line): must be a whole number from 1 to 2147483647",
     ]
 
@@ -199,6 +208,10 @@ def test_a_key_like_no_other_gets_the_list_of_settings() -> None:
         ("servers", "many"),
         ("run_dir", ""),
         ("run_dir", "a\0b"),
+        ("placement", ""),
+        ("strict_placement", "perhaps"),
+        ("racks", "a\0b"),
+        ("bind", "on"),
         ("run_dir", "not-utf-8-\udc80"),
         ("seed", "-1"),
         ("seed", str(2**63)),
@@ -376,7 +389,7 @@ def test_the_saved_file_resolves_to_the_same_configuration(config: RunConfig) ->
     for key, value in table.items():
         expected = getattr(config, key)
         assert value == (list(expected) if isinstance(expected, tuple) else expected)
-    assert set(KEYS) - set(table) <= {"run_dir"}
+    assert set(KEYS) - set(table) <= {"run_dir", "racks", "network"}
 
 
 def test_the_saved_file_is_read_back_by_resolve(tmp_path: Path) -> None:

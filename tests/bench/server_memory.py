@@ -46,7 +46,7 @@ def measure(
     server = ServerLoop(
         network.endpoint(server_id(0)),
         ServerCore(server=0, policy=policy_for(mode, staleness=STALENESS)),
-        ServerOptions(server=0, num_servers=1, mode=mode, receive_buffers=receive_buffers),
+        ServerOptions(server=0, shard_weights=(1.0,), mode=mode, receive_buffers=receive_buffers),
         registrar=Registrar(num_workers=num_groups, num_servers=1),
     )
     network.spawn(server_id(0), _serve(server))

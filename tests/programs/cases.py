@@ -75,7 +75,7 @@ class Case:
         cores = tuple(sorted(os.sched_getaffinity(0)))
         return Roles(
             places=tuple(
-                Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), socket=0, cores=cores)
+                Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cores=cores)
                 for rank in range(self.num_ranks)
             ),
             server_ranks=tuple(range(self.servers)),
