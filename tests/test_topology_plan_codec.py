@@ -172,10 +172,13 @@ def test_what_is_wrong_in_a_plan_is_said_in_one_line(
         (b"{}\0", "a NUL byte at offset 2"),
         (b"[" * 200_000, "more than 8 deep"),
         (b'{"a":' * 200_000, "more than 8 deep"),
-        (b"[" + b"[]," * 1_000_000 + b"1]", "more than 655,360 of them"),
+        (b"[" + b"[]," * 1_000_000 + b"1]", "more than 655,360 brackets"),
         (b" " * (MAX_BYTES + 1), "more than 16,777,216 bytes"),
         (b'{"format": ' + b"9" * 5000 + b"}", "plan.json: "),
         (b'"' + b"[" * 100 + b'"', "the plan is '[[["),
+        (b'"' + b"[" * 100, "plan.json:1: no JSON"),
+        (b'["' + b'","' * 5_000_000 + b'"]', "the plan is a list"),
+        (b'"\\' * 5_000_000, "plan.json:1: no JSON"),
     ],
 )
 def test_bytes_that_are_no_plan_are_refused_in_one_line(data: bytes, expected: str) -> None:

@@ -14,23 +14,24 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from psdist.errors import PlacementError
 from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 from psdist.topology.plan_checks import MAX_RANKS, check, refuse
-from psdist.topology.untrusted import decoded, file_bytes, shown
+from psdist.topology.untrusted import decoded, shown
 
 FORMAT: Final = "psdist plan"
 VERSION: Final = 1
 MAX_BYTES: Final = 16 << 20
-# Ten for each of as many ranks as there may be.
+# A rank has six; the others are for the links.
 MAX_BRACKETS: Final = 10 * MAX_RANKS
 # The cores of a rank lie three deep.
 MAX_DEPTH: Final = 8
 
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+# The next bracket outside of strings. It matches everywhere, at the end too, so that no text, such
+# as one with an open string, is searched more than once.
+_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"?)*+([\[\]{}]|\Z)', re.DOTALL)
 _PLAN_KEYS = tuple(field.name for field in fields(Plan))
 _RANK_KEYS = tuple(field.name for field in fields(PlannedRank))
 _LINK_KEYS = ("name", "kind", "num_bytes", "bytes_per_s")
@@ -100,18 +101,14 @@ def decode(data: bytes, *, where: str) -> Plan:
 
 def _parsed(data: bytes, where: str) -> object:
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
-    brackets, depth = 0, 0
-    for token in _TOKEN.finditer(text):
-        character = token[0]
-        if character in "[{":
-            brackets, depth = brackets + 1, depth + 1
-            if depth > MAX_DEPTH or brackets > MAX_BRACKETS:
-                raise PlacementError(
-                    f"{where}: lists and objects more than {MAX_DEPTH} deep, or more than "
-                    f"{MAX_BRACKETS:,} of them: this is no plan; give the file of psdist plan"
-                )
-        elif character in "]}":
-            depth -= 1
+    depth = 0
+    for num_brackets, found in enumerate(_BRACKET.finditer(text), start=1):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1, "": 0}[found[1]]
+        if depth > MAX_DEPTH or num_brackets > MAX_BRACKETS:
+            raise PlacementError(
+                f"{where}: lists and objects more than {MAX_DEPTH} deep, or more than "
+                f"{MAX_BRACKETS:,} brackets: this is no plan; give the file of psdist plan"
+            )
     try:
         return json.loads(text, parse_constant=_no_number, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
