@@ -30,9 +30,9 @@ SwitchName=s2 Nodes=n5
 SwitchName=s3 Switches=s[0-1]
 SwitchName=s4 Switches=s[2-3]
 """
-# As Slurm 22.05 prints it: a switch's line names all nodes below it.
+# As Slurm 22.05.8 was seen to print it for that file: a switch's line names all nodes below it.
 SHOWN = """\
-SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=s0 Level=0 LinkSpeed=900 Nodes=n[1-2]
 SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[3-4]
 SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n5
 SwitchName=s3 Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[0-1]
@@ -122,6 +122,20 @@ def test_scontrols_output_is_the_same_tree_as_its_file() -> None:
     assert (shown.switches, shown.nodes) == (from_file.switches, from_file.nodes)
 
 
+def test_parallel_spines_that_list_the_same_leaves_are_one_switch() -> None:
+    text = """
+        SwitchName=s0 Nodes=n[1-2]
+        SwitchName=s1 Nodes=n[3-5]
+        SwitchName=s2 Switches=s[0-1]
+        SwitchName=s3 Switches=s1,s0
+        SwitchName=s4 Switches=s[2-3]
+        SwitchName=s5 Switches=s[2-3]
+    """
+    tree = slurm.parse_topology_conf(text, where="t")
+    assert parents(tree) == {"s[4-5]": "", "s[2-3]": "s[4-5]", "s0": "s[2-3]", "s1": "s[2-3]"}
+    assert "t:4: s[2-3] are parallel and count as one switch" in tree.notes
+
+
 def test_blocks_are_racks_under_one_root() -> None:
     for text in (BLOCKS, SHOWN_BLOCKS):
         tree = slurm.parse_topology_conf(text, where="topology.conf")
@@ -145,7 +159,8 @@ def test_several_roots_get_one_above_them_with_a_note() -> None:
             "racks:2: switch 'a' is already at racks:1",
         ),
         (
-            "SwitchName=a Nodes=n1\n\nSwitchName=b Switches=a\nSwitchName=c Switches=a",
+            "SwitchName=a Nodes=n1\n\nSwitchName=b Switches=a\nSwitchName=c Switches=a,d\n"
+            "SwitchName=d Nodes=n2",
             "racks:4: switch 'a' is under 'c' here and under 'b' at racks:3",
         ),
         (

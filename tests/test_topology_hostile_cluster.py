@@ -140,6 +140,10 @@ def thought_out() -> Iterator[tuple[str, bytes]]:
     yield "19,999 switches deep", chain(19_998, is_closed=False)
     yield "a circle of 19,999 switches", chain(19_998, is_closed=True)
     yield "a circle of 200,000 switches", chain(200_000, is_closed=True)
+    yield (
+        "a thousand switches above twenty thousand",
+        b"".join(b"SwitchName=t%d Switches=s[0-19999]\n" % index for index in range(1000)),
+    )
     yield "100,000 nodes", b"SwitchName=a Nodes=n[0-99999]"
     yield (
         "100,000 nodes 200 times",

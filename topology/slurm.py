@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from psdist.errors import PlacementError
 from psdist.topology import hostlist
-from psdist.topology.tree import MAX_NODES, MAX_SWITCHES, ROOT, Tree, TreeBuilder
+from psdist.topology.tree import MAX_NODES, MAX_SWITCHES, ROOT, Tree, TreeBuilder, too_many
 from psdist.topology.untrusted import HOST_NAME, numbered_lines, shown
 
 _PAIR = re.compile(r"""\s*([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S*))""")
@@ -29,16 +29,19 @@ _KEYS = {
 }
 _OUTPUT_ONLY = {"level", "blockindex"}
 _MAX_LINE = 4 << 20
+_MAX_CHILDREN = 500_000  # parallel spines list the same leaves again
 
 
 def parse_topology_conf(text: str, *, where: str) -> Tree:
     """The tree of a topology.conf or of ``scontrol show topology``, of switches or of blocks.
 
+    Switches with the same switches below them (parallel spines) become one, called ``s[1-2]``.
     Blocks become racks under one root: BlockSizes says which unions of blocks a job may get, not
     how they are wired. ``where`` names the text in messages. Raises PlacementError, with the line,
     for what is neither, for a switch or node in two places, a circle, or an unknown switch.
     """
     builder = TreeBuilder(where=where, source=where)
+    switches = _Switches(builder)
     kinds: set[str] = set()
     has_speed = False
     for number, line in _joined_lines(text, where):
@@ -48,13 +51,14 @@ def parse_topology_conf(text: str, *, where: str) -> Tree:
         kinds.add("tree" if kind == "switchname" else "block")
         has_speed = has_speed or "linkspeed" in fields
         if kind == "switchname":
-            _add_switch(builder, fields, place)
+            switches.add(fields, place)
         elif kind == "blockname":
             _add_block(builder, fields, place)
         if len(kinds) > 1:
             raise PlacementError(
                 f"{place}: switches and blocks in one text: give the one or the other"
             )
+    switches.join()
     if has_speed:
         builder.notes.append(
             f"{where}: LinkSpeed has no unit in Slurm and is not used; links have the default speed"
@@ -118,23 +122,60 @@ def from_addresses(addresses: Mapping[str, tuple[str, str]]) -> Tree:
     return builder.build()
 
 
-def _add_switch(builder: TreeBuilder, fields: dict[str, str], place: str) -> None:
-    name = _name(fields["switchname"], place)
-    builder.add_switch(name, place=place)
-    switches, nodes = fields.get("switches", ""), fields.get("nodes", "")
-    if switches and nodes and "level" not in fields:
-        raise PlacementError(
-            f"{place}: switch {shown(name)} has both Switches= and Nodes=: Slurm takes one of them"
-        )
-    if not switches and not nodes and "level" not in fields:
-        raise PlacementError(
-            f"{place}: switch {shown(name)} has neither Switches= nor Nodes=: give one of them"
-        )
-    for child in _expanded(switches, place, MAX_SWITCHES):
-        builder.put_under(child, name, place=place)
-    if not switches:
+class _Switches:
+    """The lines that describe switches, until all are read and can be joined."""
+
+    def __init__(self, builder: TreeBuilder) -> None:
+        self._builder = builder
+        self._places: dict[str, str] = {}
+        self._above: dict[frozenset[str], list[str]] = {}  # what is below: the switches above it
+        self._num_children = 0
+
+    def add(self, fields: dict[str, str], place: str) -> None:
+        name = _name(fields["switchname"], place)
+        if name in self._places:
+            raise PlacementError(
+                f"{place}: switch {shown(name)} is already at {self._places[name]}: name each "
+                "switch once"
+            )
+        if len(self._places) >= MAX_SWITCHES:
+            raise too_many(place, MAX_SWITCHES, "switches")
+        self._places[name] = place
+        switches, nodes = fields.get("switches", ""), fields.get("nodes", "")
+        if switches and nodes and "level" not in fields:
+            raise PlacementError(
+                f"{place}: switch {shown(name)} has both Switches= and Nodes=: Slurm takes one of "
+                "them"
+            )
+        if not switches and not nodes and "level" not in fields:
+            raise PlacementError(
+                f"{place}: switch {shown(name)} has neither Switches= nor Nodes=: give one of them"
+            )
+        if switches:
+            children = _expanded(switches, place, _MAX_CHILDREN - self._num_children)
+            self._num_children += len(children)
+            self._above.setdefault(frozenset(children), []).append(name)
+            return
+        self._builder.add_switch(name, place=place)
         for node in _expanded(nodes, place, MAX_NODES):
-            builder.add_node(node, name, place=place)
+            self._builder.add_node(node, name, place=place)
+
+    def join(self) -> None:
+        """Put the switches under each other; parallel ones, with the same below them, become one.
+
+        Slurm takes parallel spines (each leaf is listed by every one of them) and calls them
+        ``s[1-2]`` in SLURM_TOPOLOGY_ADDR; so does this.
+        """
+        called = {
+            name: hostlist.compress(names) for names in self._above.values() for name in names
+        }
+        for children, names in self._above.items():
+            name, place = called[names[0]], self._places[names[0]]
+            self._builder.add_switch(name, place=place)
+            if len(names) > 1:
+                self._builder.notes.append(f"{place}: {name} are parallel and count as one switch")
+            for child in sorted(children):
+                self._builder.put_under(called.get(child, child), name, place=place)
 
 
 def _add_block(builder: TreeBuilder, fields: dict[str, str], place: str) -> None:

@@ -80,7 +80,7 @@ class TreeBuilder:
                 "switch once"
             )
         if len(self._switches) >= MAX_SWITCHES:
-            raise _too_many(place, MAX_SWITCHES, "switches")
+            raise too_many(place, MAX_SWITCHES, "switches")
         self._switches[name] = (bytes_per_s, place)
 
     def put_under(self, child: str, parent: str, *, place: str) -> None:
@@ -89,11 +89,11 @@ class TreeBuilder:
         if known != parent:
             raise PlacementError(
                 f"{place}: switch {shown(child)} is under {shown(parent)} here and under "
-                f"{shown(known)} at {at}: psdist takes trees only, leave one (parallel spines: "
-                "write them as one switch)"
+                f"{shown(known)} at {at}: psdist takes trees only, leave one (of "
+                "parallel switches, each must have all the same below it)"
             )
         if len(self._parents) >= MAX_SWITCHES:
-            raise _too_many(place, MAX_SWITCHES, "switches")
+            raise too_many(place, MAX_SWITCHES, "switches")
         self._parents[child] = (parent, place)
 
     def add_node(
@@ -115,7 +115,7 @@ class TreeBuilder:
                 f"{shown(other.switch)} at {at}: leave one"
             )
         if len(self._nodes) >= MAX_NODES:
-            raise _too_many(place, MAX_NODES, "nodes")
+            raise too_many(place, MAX_NODES, "nodes")
         node = TreeNode(name=name, switch=switch, bytes_per_s=bytes_per_s, port_guids=port_guids)
         self._nodes[name] = (node, place)
 
@@ -176,5 +176,6 @@ class TreeBuilder:
         return name
 
 
-def _too_many(place: str, limit: int, what: str) -> PlacementError:
+def too_many(place: str, limit: int, what: str) -> PlacementError:
+    """The complaint about a text that describes more than any real network has."""
     return PlacementError(f"{place}: more than {limit:,} {what}: give the right file")
