@@ -347,29 +347,43 @@ def test_alike_nodes_fold_into_ranges_that_name_every_rank() -> None:
     assert text.count("\n") < 50
 
 
-def test_nodes_that_are_not_alike_are_not_folded() -> None:
+def test_nodes_with_other_machines_or_other_seats_are_not_folded() -> None:
     where = cluster(1, 40)
-    where = replace(
-        where,
-        nodes=(
-            *where.nodes[:7],
-            replace(where.nodes[7], machine=machine(num_gpus=1)),
-            *where.nodes[8:],
-        ),
+    plan = planned(where, workers=7)
+    moved = [replace(each, cores=(7,)) if each.rank == 32 else each for each in plan.ranks]
+    assert moved[32].host == "n5"
+    plan = replace(plan, ranks=tuple(moved))
+    of = machine()
+    of = replace(of, devices=(*of.devices, replace(of.nics[0], names=("eth0",), pci="")))
+    where = replace(where, nodes=(*where.nodes[:39], replace(where.nodes[39], machine=of)))
+    text = draw_text.tree(plan, where)
+    assert "n[2-4,6-39]  as n1" in text
+    assert "─ n5  2 packages, 16 cores, 2 GPUs, 1 NIC" in text
+    assert "─ n40  2 packages, 16 cores, 2 GPUs, 2 NICs" in text
+
+
+def test_of_many_alike_the_one_with_the_worst_link_is_told_in_full() -> None:
+    where = cluster(4, 16).with_links(
+        default_switch_bytes_per_s=1e13, node_bytes_per_s={"n37": 11.999e9}
     )
-    text = draw_text.tree(planned(where, workers=7), where)
-    assert "n[2-7,9-40]  as n1" in text
-    assert re.search(r"─ n8  2 packages, 16 cores, 1 GPU,", text)
+    lines = draw_text.tree(planned(where, workers=7), where).splitlines()
+    assert [line[3:12] for line in lines if line.endswith("  worst")] == ["├─ n37  2"]
+    assert any("─ rack3  16 nodes" in line for line in lines)
+    assert any("─ n[33-36,38-48]  as n37" in line for line in lines)
+    assert any("─ rack[1-2,4]  as rack3" in line for line in lines)
 
 
-def test_the_node_of_the_worst_link_is_the_one_that_is_told_in_full() -> None:
-    where = cluster(4, 16).with_links(default_switch_bytes_per_s=1e13)
-    weights = [1 / 64] * 64
-    weights[36], weights[3] = 1 / 32, 0.0
-    text = draw_text.tree(planned(where, workers=7, weights=weights), where)
-    marked = [line for line in text.splitlines() if line.endswith("  worst")]
-    assert len(marked) == 1
-    assert "─ n37  2 packages" in marked[0]
+def test_the_worst_link_is_found_below_several_levels_of_alike_switches() -> None:
+    where = cluster(4, 16).with_links(
+        default_switch_bytes_per_s=1e13, node_bytes_per_s={"n64": 11.999e9}
+    )
+    pods = tuple(Switch(name=f"pod{i}", parent=0, bytes_per_s=1e13) for i in (1, 2))
+    racks = tuple(replace(each, parent=5 + i // 2) for i, each in enumerate(where.switches[1:]))
+    where = replace(where, switches=(where.switches[0], *racks, *pods))
+    lines = draw_text.tree(planned(where, workers=7), where).splitlines()
+    assert ["n64" in line for line in lines if line.endswith("  worst")] == [True]
+    assert any("pod1  as pod2" in line for line in lines)
+    assert any("rack3  as rack4" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +416,9 @@ def test_a_tree_may_be_very_deep_and_a_cluster_empty() -> None:
     )
     plan = replace(planned(replace(FOUR, nodes=FOUR.nodes[:1])), links=())
     assert draw_text.tree(plan, deep).count("\n") <= 200
-    assert {"n1", "s0"} <= set(words_of(draw_svg.picture(plan, deep)))
+    words = words_of(draw_svg.picture(plan, deep))
+    assert {"n1", "s0"} <= set(words)
+    assert "s100" not in words
     empty = Cluster(nodes=(), switches=FOUR.switches[:1], source="nothing")
     nobody = replace(plan, ranks=(), weights=(), replicas=(), cost_s=0.0, bound_s=0.0)
     assert "nothing crosses a link" in draw_text.tree(nobody, empty)
@@ -550,7 +566,13 @@ def boxes(svg: str) -> list[tuple[float, float, float, float, str]]:
     return found
 
 
-@pytest.mark.parametrize("where", [FOUR, cluster(1, 8, prefix="a-rather-long-name-of-a-host-")])
+def long_names() -> Cluster:
+    found = cluster(1, 8, prefix="a-rather-long-name-of-a-host-")
+    named = (replace(each, name=f"{each.name}-" + "long" * 60) for each in found.switches)
+    return replace(found, switches=tuple(named))
+
+
+@pytest.mark.parametrize("where", [FOUR, long_names()])
 def test_no_two_labels_of_a_picture_in_full_overlap(where: Cluster) -> None:
     svg = draw_svg.picture(planned(where, workers=5), where)
     width = float(ElementTree.fromstring(svg).attrib["viewBox"].split()[2])

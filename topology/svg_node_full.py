@@ -39,6 +39,7 @@ from psdist.topology.svg_style import (
 )
 
 PACKAGE_WIDTH, PACKAGE_PAD, NODE_PAD, GAP = 190.0, 8.0, 10.0, 8.0
+NODE_WIDTH = 2 * (NODE_PAD + PACKAGE_WIDTH) + GAP
 CELL_HEIGHT, CHIP_HEIGHT = 18.0, 20.0
 DEVICE_HEIGHT, ALONE_HEIGHT = 34.0, 20.0
 NODE_HEADER, PACKAGE_HEADER = 28.0, 20.0
@@ -49,10 +50,8 @@ MAX_DEVICES = 8
 
 def full_size(place: Place) -> tuple[float, float]:
     rows = _rows(place)
-    columns = min(2, max(1, len(place.node.machine.packages)))
-    width = columns * PACKAGE_WIDTH + (columns - 1) * GAP + 2 * NODE_PAD
     height = sum(max(map(_part_height, row)) + GAP for row in rows) - GAP
-    return width, NODE_HEADER + height + NODE_PAD
+    return NODE_WIDTH, NODE_HEADER + height + NODE_PAD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,21 +59,26 @@ class _Part:
     """A package with what is on it, or what is on no package that is known."""
 
     heading: str
-    width: float = PACKAGE_WIDTH
-    columns: int = 1
-    """Of ranks; there are twice as many GPUs or NICs side by side."""
+    columns: int
+    """2 where it is as wide as the node: of ranks; GPUs and NICs stand closer."""
     cores: tuple[int, ...] = ()
     ranks: tuple[PlannedRank, ...] = ()
     gpus: tuple[Device, ...] = ()
     nics: tuple[Device, ...] = ()
 
     @property
+    def width(self) -> float:
+        return NODE_WIDTH - 2 * NODE_PAD if self.columns == 2 else PACKAGE_WIDTH
+
+    @property
     def per_row(self) -> int:
-        return 8 if len(self.cores) <= 32 else 16 if len(self.cores) <= 128 else 32
+        """Cores side by side: so many that there are at most 4 rows, or 8 of small cells."""
+        num_cores = -(-len(self.cores) // self.columns)
+        return self.columns * (8 if num_cores <= 32 else 16 if num_cores <= 128 else 32)
 
 
 def _rows(place: Place) -> list[list[_Part]]:
-    """Packages two a row; what is on none of them below, as wide as the node."""
+    """Packages two a row, or one as wide as the node; below that what is on none of them."""
     machine = place.node.machine
     taken = place.rank_of_core()
     parts: list[_Part] = []
@@ -85,6 +89,7 @@ def _rows(place: Place) -> list[list[_Part]]:
             _Part(
                 heading=f"{package_name(package, index)}: {num_free} of "
                 f"{counted(len(cores), 'core')} free",
+                columns=1 if len(machine.packages) > 1 else 2,
                 cores=cores,
                 ranks=place.on_package(index),
                 gpus=tuple(each for each in machine.gpus if each.package == index),
@@ -94,11 +99,11 @@ def _rows(place: Place) -> list[list[_Part]]:
     known = range(len(machine.packages))
     gpus = tuple(each for each in machine.gpus if each.package not in known)
     nics = tuple(each for each in machine.nics if each.package not in known)
-    columns = min(2, max(1, len(parts)))
-    width = columns * PACKAGE_WIDTH + (columns - 1) * GAP
-    others = [_Part(heading=ACROSS, width=width, columns=columns, ranks=place.across)]
-    others.append(_Part(heading=UNBOUND, width=width, columns=columns, ranks=place.unbound))
-    others.append(_Part(heading=NOWHERE, width=width, columns=columns, gpus=gpus, nics=nics))
+    others = [
+        _Part(heading=ACROSS, columns=2, ranks=place.across),
+        _Part(heading=UNBOUND, columns=2, ranks=place.unbound),
+        _Part(heading=NOWHERE, columns=2, gpus=gpus, nics=nics),
+    ]
     rows = [parts[first : first + 2] for first in range(0, len(parts), 2)]
     rows += [[each] for each in others if each.ranks or each.gpus or each.nics]
     return rows or [others[:1]]
@@ -143,6 +148,7 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
     y += PACKAGE_HEADER
     taken, colours = place.rank_of_core(), fills(place)
     pitch = room / part.per_row
+    widest = max((text_width(str(each.rank), 9.5) for each in place.ranks), default=0.0)
     for position, core in enumerate(part.cores):
         rank = taken.get(core)
         left = x + position % part.per_row * pitch
@@ -157,7 +163,7 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
             radius=2,
             title=f"core {core}: " + ("free" if rank is None else rank_title(scene, rank)),
         )
-        if rank is not None and text_width(str(rank.rank), 9.5) <= pitch - 2:
+        if rank is not None and widest <= pitch - 2:
             canvas.text(
                 left + pitch / 2,
                 top + 11.5,
@@ -223,8 +229,13 @@ def _draw_devices(
         left = x + index % per_row * (width + 6)
         top = y + index // per_row * (DEVICE_HEIGHT + 4)
         name = (short_pci(device.pci) or device.name) if is_gpu else device.name
-        numbers = ranges(each.rank for each in ranks)
-        used_by = f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers}" if ranks else "not used"
+        words = f"{'GPU' if is_gpu else 'NIC'} {name}"
+        words_room = 0.6 * width - 10 if is_alone else width - 12
+        used_by, used_room = _used_by(ranks), width - 12
+        if is_alone:
+            used_room = width - 24 - min(words_room, text_width(words, 10, bold=True))
+        if text_width(used_by, 9.5) > used_room:
+            used_by = counted(len(ranks), "rank")
         canvas.rect(
             left,
             top,
@@ -234,21 +245,21 @@ def _draw_devices(
             stroke=FRAME,
             radius=3 if is_gpu else 10,
             dashed=not ranks,
-            title=f"{', '.join(device.names)} {device.pci}: {used_by}",
+            title=f"{', '.join(device.names)} {device.pci}: {_used_by(ranks)}",
         )
-        words = f"{'GPU' if is_gpu else 'NIC'} {name}"
-        name_room = 0.6 * width - 10 if is_alone else width - 12
-        canvas.text(left + 7, top + 14, words, size=10, bold=True, room=name_room)
-        if is_alone:
-            rest = width - 24 - min(name_room, text_width(words, 10, bold=True))
-            if text_width(used_by, 9.5) > rest:
-                used_by = counted(len(ranks), "rank")
-            canvas.text(left + width - 8, top + 14, used_by, size=9.5, anchor="end", room=rest)
-        else:
-            canvas.text(left + 7, top + 27, used_by, size=9.5, room=width - 12)
+        canvas.text(left + 7, top + 14, words, size=10, bold=True, room=words_room)
+        x_used, y_used = (left + width - 8, top + 14) if is_alone else (left + 7, top + 27)
+        anchor = "end" if is_alone else "start"
+        canvas.text(x_used, y_used, used_by, size=9.5, anchor=anchor, room=used_room)
     if len(shown) < len(devices):
         left = x + len(shown) % per_row * (width + 6)
         top = y + len(shown) // per_row * (DEVICE_HEIGHT + 4)
         more = f"and {len(devices) - len(shown)} more"
         canvas.text(left + 7, top + 20, more, size=10, fill=MUTED, room=width - 12)
     return y + _devices_height(devices, columns)
+
+
+def _used_by(ranks: Sequence[PlannedRank]) -> str:
+    if not ranks:
+        return "not used"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(each.rank for each in ranks)}"

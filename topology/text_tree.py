@@ -28,6 +28,7 @@ from psdist.topology.drawing import (
     ranges,
     roles_words,
     short_pci,
+    shortened,
     speed,
 )
 from psdist.topology.machine import Device, Machine
@@ -35,6 +36,8 @@ from psdist.topology.plan import LinkLoad, PlannedRank
 
 MAX_INDENT = 30
 """Columns; what is deeper goes on at this one."""
+MAX_LIST = 14
+"""Characters of a list of cores; the plan itself has all of them."""
 
 
 class Detail(IntEnum):
@@ -239,7 +242,8 @@ class Tree:
         else:
             parts[0] += f" group {rank.group:<7}"
         word = "core" if len(rank.cores) == 1 else "cores"
-        parts.append(f"{f'{word} {ranges(rank.cores)}' if rank.cores else 'not bound':<12}")
+        cores = f"{word} {shortened(ranges(rank.cores), MAX_LIST)}" if rank.cores else "not bound"
+        parts.append(f"{cores:<12}")
         if rank.numa >= 0 and num_numa > num_packages:
             parts.append(f"numa {rank.numa}")
         if rank.gpu:
