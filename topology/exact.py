@@ -81,6 +81,46 @@ def least_time_s(problem: Problem) -> float:
     )
 
 
+def most_that_fits(problem: Problem, *, within_s: float, server_bytes: float) -> float:
+    """How many bytes all servers can hold together if none holds more than ``server_bytes`` and no
+    edge takes longer than ``within_s``: an integer program, for tens of nodes."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
+
+    places, total = problem.candidates, problem.model_bytes
+    num = len(places)
+    fixed, per_byte = _edges(problem)
+    # Masses as shares of the model, then the number of servers; masses anywhere are below 1.
+    most = [min(1.0, problem.max_bytes[v] / total) for v in places]
+    upper = np.array(most + [float(problem.capacity[v]) for v in places])
+    paths = [_path(problem, v) for v in places]
+    lines, right = [np.append(np.zeros(num), np.ones(num))], [float(problem.num_servers)]
+    for column in range(num):
+        line = np.zeros(2 * num)
+        line[column], line[num + column] = 1.0, -server_bytes / total
+        lines.append(line)
+        right.append(0.0)
+    for edge in range(1, len(problem.parent)):
+        line = np.zeros(2 * num)
+        # An edge with more than half of the groups below it wants mass below: all of the model is
+        # held somewhere, so its load is written from the other side.
+        is_heavy = per_byte[edge] < 0
+        for column in range(num):
+            line[column] = abs(per_byte[edge]) * ((edge in paths[column]) != is_heavy)
+        unit_s = max(within_s, 1e-300)
+        lines.append(line * total / unit_s)
+        idle_s = fixed[edge] + min(0.0, per_byte[edge]) * total
+        right.append((within_s - idle_s) / unit_s)
+    done = milp(
+        -np.append(np.ones(num), np.zeros(num)),
+        constraints=LinearConstraint(np.array(lines), -np.inf, np.array(right)),
+        integrality=np.append(np.zeros(num), np.ones(num)),
+        bounds=Bounds(np.zeros(2 * num), upper),
+        options={"mip_rel_gap": 0.0},
+    )
+    return math.nan if done.x is None else float(np.sum(done.x[:num])) * total
+
+
 def _least(
     problem: Problem,
     places: Sequence[int],
@@ -91,7 +131,7 @@ def _least(
     """Least time of masses at ``places``; with ``counts`` instead the least maximum of a server's
     bytes within ``within_s``. With the bytes at each vertex; (inf, []) if there are none."""
     import numpy as np
-    from scipy.optimize import linprog  # type: ignore[import-untyped]
+    from scipy.optimize import linprog
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
     fixed, per_byte = _edges(problem)

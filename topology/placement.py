@@ -124,7 +124,8 @@ def _even_counts(
     def prefer(v: int, count: int) -> tuple[int, ...]:
         return rank[v], count >= kept[v], count, v
 
-    def within(most: float) -> list[int] | None:
+    def best_for(most: float) -> tuple[list[int], bool]:
+        """The servers that bring most if none holds more than that; do they hold the model?"""
         sources: list[list[float]] = [[] for _ in tree.up]
         for v in problem.candidates:
             room = min(problem.max_bytes[v], caps[v] if v != tree.centre else math.inf)
@@ -134,35 +135,28 @@ def _even_counts(
                 sources[v].append(min(most, room))
                 room -= most
         places, masses = best_sources(tree, caps, sources, limit=problem.num_servers, prefer=prefer)
-        if math.fsum(masses) < problem.model_bytes * (1 - TOLERANCE):
-            return None
         counts = [0] * len(tree.up)
         for v in places:
             counts[v] += 1
-        return counts
+        return counts, math.fsum(masses) >= problem.model_bytes * (1 - TOLERANCE)
 
     def most_loaded(counts: Sequence[int]) -> float:
         masses = even_masses(tree, caps, counts, problem.max_bytes)
         return max(held / count for held, count in zip(masses, counts, strict=True) if count)
 
-    low = problem.model_bytes / problem.num_servers * (1 - SLACK)
-    high = problem.model_bytes
-    best = within(low * (1 + 2 * SLACK))
-    if best is None:
-        best = within(high)
-        if best is None:  # the slack of the caps is below what rounding took
-            best = [min(1, places) for places in problem.capacity]
+    low = problem.model_bytes / problem.num_servers
+    best, suffices = best_for(low * (1 + SLACK))
+    if not suffices:
+        best, _ = best_for(problem.model_bytes)
         high = most_loaded(best)
         while high > low * (1 + SLACK):
             # Usually the servers found are the best ones already: ask that before halving.
-            for most in (high * (1 - SLACK), (low + high) / 2):
-                counts = within(max(low, most))
-                if counts is None:
-                    low = max(low, most)
-                else:
+            for most in (max(low, high * (1 - SLACK)), (low + high) / 2):
+                counts, suffices = best_for(most)
+                if suffices:
                     best, high = counts, min(most, most_loaded(counts))
-                if high <= low * (1 + SLACK):
-                    break
+                else:
+                    low = max(low, most)
     return _with_spare_servers(tree, caps, problem, best, prefer)
 
 
