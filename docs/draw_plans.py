@@ -75,7 +75,7 @@ def cluster(num_racks: int, nodes_per_rack: int) -> Cluster:
 
 
 def main() -> None:
-    for num_racks, nodes_per_rack, workers, servers in ((2, 2, 4, 2), (4, 16, 7, 32)):
+    for num_racks, nodes_per_rack, workers, servers in ((2, 2, 2, 4), (4, 16, 7, 32)):
         where = cluster(num_racks, nodes_per_rack)
         request = PlanRequest(servers=servers, model_bytes=4e9)
         plan = plan_ahead(where, request, workers=[workers] * len(where.nodes))
