@@ -1,7 +1,7 @@
 """All ranks agree on one plan: who serves, who works, on which cores; then they bind themselves.
 
     placed = place(comm, places, config)
-    placed.plan, placed.roles, placed.text
+    placed.plan, placed.roles, placed.files
 
 One rank of each host says what its machine is, rank 0 solves and everybody gets the plan. After
 binding, what the ranks really have is compared with it. What a good plan is, is decided in
@@ -24,6 +24,7 @@ from psdist.errors import PlacementError, UserError
 from psdist.roles import Place, Roles, from_plan
 from psdist.topology import binding, draw_text, live, machine_codec, network, plan_codec, slurm
 from psdist.topology.cluster import Cluster
+from psdist.topology.emit import PLAN_FILE
 from psdist.topology.machine import Machine
 from psdist.topology.plan import Plan
 from psdist.topology.planning import PlanRequest, RankFacts, Strategy, plan_job
@@ -42,24 +43,26 @@ class Placed:
     plan: Plan
     roles: Roles
     """Its places have the cores that each rank really has after binding."""
-    text: str
-    """The picture for plan.txt; on rank 0, else empty."""
+    files: dict[str, str]
+    """What a run directory shows of it, by name; on rank 0, else empty."""
 
 
 def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Placed:
     """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan."""
     rank = comm.Get_rank()
     machines = gather(comm, _describe_host(places, rank))
-    made: tuple[bytes, str] | UserError = (b"", "")
+    files: dict[str, str] | UserError = {}
     if rank == 0:
         try:
             cluster = _cluster(places, machines, config)
             plan = _make_plan(cluster, places, config)
-            made = (plan_codec.encode(plan), draw_text.tree(plan, cluster))
+            packed = plan_codec.encode(plan)
+            files = {"plan.txt": draw_text.tree(plan, cluster), PLAN_FILE: packed.decode("ascii")}
         except UserError as error:
-            made = error
-    packed, text = agreed(comm, made)
-    plan = plan_codec.decode(broadcast(comm, packed), where="the plan of rank 0")
+            files = error
+    files = agreed(comm, files)
+    packed = broadcast(comm, files.get(PLAN_FILE, "").encode("ascii"))
+    plan = plan_codec.decode(packed, where="the plan of rank 0")
     mine = plan.ranks[rank]
     if config.bind == "auto" and mine.host == places[rank].host and mine.cpus:
         cores = binding.bind(mine.cpus)
@@ -68,7 +71,7 @@ def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Pl
     has = [tuple(msgpack.unpackb(each)) for each in allgather(comm, msgpack.packb(sorted(cores)))]
     bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
     _compare(comm, plan, bound, config)
-    return Placed(plan=plan, roles=from_plan(bound, plan), text=text)
+    return Placed(plan=plan, roles=from_plan(bound, plan), files=files)
 
 
 def _describe_host(places: Sequence[Place], rank: int) -> bytes:

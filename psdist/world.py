@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,7 +226,7 @@ def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: floa
     if rank == 0:
         try:
             assert isinstance(outcome, Resolved)
-            made = os.fsencode(_create_run_directory(outcome, placed.roles, placed.text))
+            made = os.fsencode(_create_run_directory(outcome, placed.roles, placed.files))
         except ConfigError as error:
             made = error
     path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
@@ -264,7 +264,7 @@ def join(
     return world
 
 
-def _create_run_directory(outcome: Resolved, roles: Roles, plan_text: str) -> Path:
+def _create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
     config = outcome.config
     if config.run_dir is not None:
         path = Path(config.run_dir)
@@ -275,7 +275,8 @@ def _create_run_directory(outcome: Resolved, roles: Roles, plan_text: str) -> Pa
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(config))
-        directory.write_text("plan.txt", plan_text)
+        for name, text in files.items():
+            directory.write_text(name, text)
         directory.write_json("ranks.json", _rank_table(roles))
     except OSError as error:
         raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
@@ -338,7 +339,9 @@ def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
     )
     roles = Roles(places=(alone,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
     try:
-        path = _create_run_directory(outcome, roles, _ALONE_TEXT.format(host=alone.host))
+        path = _create_run_directory(
+            outcome, roles, {"plan.txt": _ALONE_TEXT.format(host=alone.host)}
+        )
     except ConfigError as error:
         print(f"psdist: error: {error}", file=sys.stderr, flush=True)
         raise AgreedExit(error.exit_status) from None
