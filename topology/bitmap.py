@@ -19,11 +19,13 @@ from typing import Final
 from psdist.errors import PlacementError
 from psdist.topology.untrusted import shown
 
-MAX_CPUS: Final = 65_536
+MAX_CPUS: Final = 16_384
 """PU numbers are below this; Linux knows 8,192 at most."""
 
 _GROUP_BITS: Final = 32
-_GROUP: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{1,8}")
+_GROUP_DIGITS: Final = 8
+_ZERO: Final = "0" * _GROUP_DIGITS
+_CHARACTERS: Final = re.compile(r"[0-9a-fA-Fx,]*")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 # "0x" and eight digits and a comma for each group.
 _CHARS_PER_GROUP: Final = 11
@@ -46,15 +48,19 @@ def parse_mask(text: str, *, max_cpus: int = MAX_CPUS) -> int:
         raise PlacementError(
             f"bitmap {shown(text)} has more than {max_cpus:,} bits; no machine has so many PUs"
         )
-    digits: list[str] = []
-    for group in text.split(","):
-        if group and not _GROUP.fullmatch(group):
-            raise PlacementError(
-                f"bitmap {shown(text)} is not groups of hexadecimal digits with commas between: "
-                f"{shown(group)}"
-            )
-        digits.append(group.removeprefix("0x").zfill(8))
-    mask = int("".join(digits), 16)
+    # Whole-string steps, for hostile texts hold millions of groups; empty groups are zero.
+    groups = text.replace("0x", "").split(",")
+    num_prefixes = text.count(",0x") + text.startswith("0x")
+    if (
+        not _CHARACTERS.fullmatch(text)
+        or text.count("x") != num_prefixes
+        or max(map(len, groups)) > _GROUP_DIGITS
+        or (num_prefixes and "0x," in f"{text},")
+    ):
+        raise PlacementError(
+            f"bitmap {shown(text)} is not groups of up to 8 hexadecimal digits with commas between"
+        )
+    mask = int("".join([group.zfill(_GROUP_DIGITS) if group else _ZERO for group in groups]), 16)
     if mask.bit_length() > max_cpus:
         raise PlacementError(
             f"bitmap {shown(text)} names PU {mask.bit_length() - 1}; numbers end at {max_cpus - 1}"

@@ -25,12 +25,16 @@ from psdist.topology.untrusted import shown
 
 MAX_BYTES: Final = 16 << 20
 MAX_ELEMENTS: Final = 250_000
-MAX_OBJECTS: Final = 100_000
+MAX_OBJECTS: Final = 50_000
 MAX_DEPTH: Final = 256
 MAX_ATTRIBUTES: Final = 64
+MAX_GROUPS: Final = 8_000_000
+"""Groups of 32 PUs in all bitmaps together."""
 MAX_TEXT: Final = 4 << 20
 """Characters of all distance matrices together."""
 
+_BLOCK_BYTES: Final = 128 << 10
+"""No tag is as long as this; one of twice the length has a whole block to itself."""
 _MAX_VALUE: Final = 256
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 # All others (firmware, sizes, dates) are dropped while reading.
@@ -102,21 +106,9 @@ class Document:
 def read_document(data: bytes | str, *, where: str) -> Document:
     """The checked tree. Raises PlacementError, one line, for whatever is not lstopo's XML."""
     if isinstance(data, str):
-        try:
-            data = data.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise PlacementError(
-                f"{where}: character {error.start} is no Unicode text; export the machine again"
-            ) from None
-        encoding: str | None = "utf-8"
-    else:
-        encoding = None
-    if len(data) > MAX_BYTES:
-        raise PlacementError(
-            f"{where}: more than {MAX_BYTES:,} bytes; that is no machine's topology, give the "
-            "output of lstopo --of xml"
-        )
-    reader = _Reader(where, encoding)
+        data = data.encode("utf-8", "replace")  # lone surrogates are no text of any file
+    _check_size(data, where)
+    reader = _Reader(where)
     try:
         # In one call: fed in pieces, expat before 2.6 reads a long token again for each piece.
         reader.parser.Parse(data, True)
@@ -125,19 +117,37 @@ def read_document(data: bytes | str, *, where: str) -> Document:
         raise PlacementError(
             f"{where}:{error.lineno}: not XML ({reason}); give the output of lstopo --of xml"
         ) from None
-    except (LookupError, ValueError):
-        raise PlacementError(
-            f"{where}: its encoding is unknown; convert it to UTF-8, or export the machine again"
-        ) from None
     return reader.document()
+
+
+def _check_size(data: bytes, where: str) -> None:
+    """What has to be seen before expat reads it: it holds all of a tag in memory, many times over.
+
+    No tag has a "<" inside, and in UTF-8 no other character has that byte.
+    """
+    what = ""
+    if len(data) > MAX_BYTES:
+        what = f"more than {MAX_BYTES:,} bytes"
+    elif data.count(b",") > MAX_GROUPS:
+        what = f"bitmaps with more than {MAX_GROUPS:,} groups"
+    elif any(
+        data.find(b"<", start, start + _BLOCK_BYTES) < 0
+        for start in range(0, len(data) - _BLOCK_BYTES, _BLOCK_BYTES)
+    ):
+        what = f"a tag of more than {_BLOCK_BYTES:,} bytes"
+    if what:
+        raise PlacementError(
+            f"{where}: {what}; that is no machine's topology, give the output of lstopo --of xml"
+        )
 
 
 class _Reader:
     """expat's handlers. ``open`` holds what is open: an Element, another record, or a bare name."""
 
-    def __init__(self, where: str, encoding: str | None) -> None:
+    def __init__(self, where: str) -> None:
         self.where = where
-        self.parser = expat.ParserCreate(encoding)
+        # Whatever it declares: lstopo writes UTF-8, and the checks before this rely on it.
+        self.parser = expat.ParserCreate("utf-8")
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
         self.parser.CharacterDataHandler = self.characters
@@ -260,12 +270,15 @@ class _Reader:
         above = parent if isinstance(parent, Element) else None
         if above is None and (self.root is not None or len(self.open) != 1):
             raise self.fail("an object outside of the one machine")
+        mask = self.bits(attributes, "cpuset")
+        # Mostly the same text, and the longest of all attributes.
+        is_complete = attributes.get("complete_cpuset") == attributes.get("cpuset")
         element = Element(
             kind=self.kind(attributes),
             os_index=self.number(attributes, "os_index"),
             gp_index=attributes.get("gp_index", "")[:20],
-            mask=self.bits(attributes, "cpuset"),
-            complete_mask=self.bits(attributes, "complete_cpuset"),
+            mask=mask,
+            complete_mask=mask if is_complete else self.bits(attributes, "complete_cpuset"),
             nodes=self.bits(attributes, "nodeset"),
             subtype=attributes.get("subtype", "")[:_MAX_VALUE],
             attributes={

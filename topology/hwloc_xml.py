@@ -25,7 +25,7 @@ from psdist.topology.hwloc_links import read_links
 from psdist.topology.hwloc_walk import CpuSets, Found, Place, walk
 from psdist.topology.machine import UNKNOWN, Core, Machine, NumaNode, Package
 from psdist.topology.numa import MemoryNode, nearest, ordinary
-from psdist.topology.untrusted import HOST_NAME, shown
+from psdist.topology.untrusted import HOST_NAME, file_bytes, shown
 
 _MAX_MEMORY_BYTES: Final = 1 << 60
 _MAX_KINDS: Final = 64
@@ -34,16 +34,8 @@ _CORE_TYPES: Final = {"IntelLowPowerAtom": 0, "IntelAtom": 1, "IntelCore": 2}
 
 def read(path: Path) -> Machine:
     """The machine in a file. Raises PlacementError, also where the file cannot be read."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlacementError(
-            f"cannot read the machine {shown(str(path))}: {reason}; give a file that "
-            "lstopo --of xml wrote"
-        ) from None
-    return parse(data, where=str(path))
+    data, where = file_bytes(path, max_bytes=MAX_BYTES)
+    return parse(data, where=where)
 
 
 def parse(data: bytes | str, *, where: str = "XML") -> Machine:
