@@ -29,7 +29,7 @@ _KEYS = {
 }
 _OUTPUT_ONLY = {"level", "blockindex"}
 _MAX_LINE = 4 << 20
-_MAX_CHILDREN = 500_000  # parallel spines list the same leaves again
+_MAX_CHILDREN = 200_000  # parallel spines list the same leaves again
 
 
 def parse_topology_conf(text: str, *, where: str) -> Tree:

@@ -25,7 +25,8 @@ from psdist.topology.cluster import (
 )
 from psdist.topology.machine import Machine
 from psdist.topology.network import Network, Speed
-from psdist.topology.tree import Tree, TreeNode
+from psdist.topology.same_host import by_name, matched
+from psdist.topology.tree import Tree
 from psdist.topology.untrusted import decoded, file_bytes, numbered_lines, shown
 
 MAX_BYTES = 24 << 20
@@ -152,7 +153,7 @@ def _placed(
 ) -> tuple[list[Node], list[Switch]]:
     """Nodes under only those switches that matter to them. Speeds are 0 where not known."""
     guids = {} if isinstance(machines, Machine) else port_guids(machines)
-    found = _matched(names, tree.nodes, guids)
+    found = matched(names, tree.nodes, guids)
     missing = [name for name in names if name not in found]
     if len(missing) == len(names):
         raise PlacementError(
@@ -175,59 +176,6 @@ def _placed(
         for name in names
     ]
     return nodes, switches
-
-
-def _matched(
-    names: Sequence[str], nodes: Sequence[TreeNode], guids: Mapping[int, str]
-) -> dict[str, TreeNode]:
-    """Host to node: by the same name, else the short one where only one fits, else by GUID."""
-    by_name = {node.name: node for node in nodes}
-    found: dict[str, TreeNode] = {}
-    owners: dict[str, str] = {}
-    wanted = set(names)
-    by_guid = {
-        guids[guid]: node.name for node in nodes for guid in node.port_guids if guid in guids
-    }
-    for name, other in {**by_guid, **_by_name(names, by_name)}.items():
-        if name not in wanted:
-            continue
-        if other in owners:
-            raise PlacementError(
-                f"hosts {shown(owners[other])} and {shown(name)} are both {shown(other)} in the "
-                "tree of switches: write the names there in full"
-            )
-        owners[other] = name
-        found[name] = by_name[other]
-    return found
-
-
-def _by_name(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
-    """For each name the one of ``others`` that means the same host.
-
-    Two full names are never the same host because of their first part.
-    """
-    exact = set(others)
-    by_short: dict[str, list[str]] = {}
-    for other in exact:
-        by_short.setdefault(_short(other), []).append(other)
-    found = {}
-    for name in names:
-        fits = [
-            other
-            for other in by_short.get(_short(name), [])
-            if other == name or "." not in name or "." not in other
-        ]
-        if name in exact:
-            found[name] = name
-        elif len(fits) == 1:
-            found[name] = fits[0]
-    return found
-
-
-def _short(name: str) -> str:
-    """``n1`` of ``n1.example.org``; an IP address has no short name."""
-    first = name.partition(".")[0]
-    return name if first.isdecimal() else first
 
 
 def _pruned(tree: Tree, homes: set[str]) -> tuple[list[Switch], dict[str, int]]:
@@ -266,7 +214,7 @@ def _with_node_speeds(
 ) -> list[Node]:
     nodes = list(nodes)
     links = network.node_links if network is not None else {}
-    measured = _by_name([node.name for node in nodes], links)
+    measured = by_name([node.name for node in nodes], links)
     typical = network.classes.get("node", Speed()).bytes_per_s if network is not None else 0.0
     filled, guessed = [], []
     for node in nodes:
