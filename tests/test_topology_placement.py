@@ -355,6 +355,21 @@ def test_a_load_that_costs_no_time_is_spread_evenly() -> None:
     assert solution.server_bytes == pytest.approx([1e9] * 4)
 
 
+def test_a_server_that_brings_no_more_helps_the_most_loaded_that_it_can() -> None:
+    problem = Problem(
+        parent=(-1, 0, 0, 0),
+        bytes_per_s=(math.inf,) * 4,
+        groups=(0, 1, 1, 1),
+        capacity=(0, 1, 2, 2),
+        max_bytes=(0, math.inf, 0.1, 0.3),
+        model_bytes=1,
+        num_servers=4,
+    )
+    solution = solve(problem)
+    assert solution.servers_at == (1, 2, 3, 3)
+    assert solution.server_bytes == pytest.approx([0.6, 0.1, 0.15, 0.15])
+
+
 def test_servers_stay_where_another_place_would_be_no_better() -> None:
     problem = replace(make_problem(num_racks=4, nodes_per_rack=4), num_servers=8)
     nodes = problem.candidates
