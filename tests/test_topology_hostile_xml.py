@@ -322,7 +322,7 @@ THOUGHT_OUT: dict[str, Callable[[], bytes]] = {
     "many objects": lambda: machine_of(b'<object type="Core"/>' * 49_000),
     "too many objects": lambda: machine_of(b'<object type="Core"/>' * 700_000),
     "too many elements": lambda: machine_of(b'<info name="x" value="y"/>' * 600_000),
-    "many attributes": lambda: machine_of(many_attributes(1_000_000)),
+    "many attributes": lambda: machine_of(many_attributes(300_000)),
     "all of them with many attributes": lambda: machine_of(many_attributes(60) * 30_000),
     "a flood of functions": lambda: machine_of(flood_of_functions(24_000) + ONE_PU),
     "a huge matrix": lambda: machine_of(flood_of_functions(1), after=matrix(1000)),
