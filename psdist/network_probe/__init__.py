@@ -1,0 +1,11 @@
+"""``psdist probe``: how fast the network of a job is, measured and written to ``network.json``.
+
+    srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist probe
+
+Reading order: ``command`` (the run from start to file), ``schedule`` (who exchanges with whom,
+when), ``exchange`` (one pair), ``gpu``, ``report`` (links out of pairs, the table).
+"""
+
+from psdist.network_probe.command import probe
+
+__all__ = ["probe"]
