@@ -61,7 +61,8 @@ def read_devices(
     notes: list[str],
 ) -> tuple[Device, ...]:
     """Each GPU and network card once, in the tree's order; adds to ``notes`` what was left out."""
-    functions = [each for each in _functions(document) if each.kind is not None]
+    found = _functions(document)
+    functions = [each for each in found if each.kind is not None and (each.pci or each.names)]
     functions = _without_idle(functions, notes)
     if len(functions) > MAX_DEVICES:
         notes.append(f"{len(functions) - MAX_DEVICES:,} devices beyond {MAX_DEVICES:,} left out")
