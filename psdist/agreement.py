@@ -123,6 +123,17 @@ def agreed(comm: MPI.Intracomm, mine: _T | UserError) -> _T:
     return mine
 
 
+def decided(comm: MPI.Intracomm, mine: bytes | UserError) -> bytes:
+    """Rank 0's bytes for everybody; where it brought an error, that is everybody's."""
+    error = mine if isinstance(mine, UserError) else None
+    packed = msgpack.packb(
+        [error.exit_status, printable(str(error)), b""] if error else [0, "", mine]
+    )
+    status, text, data = msgpack.unpackb(broadcast(comm, packed))
+    _exit_on_errors(comm, [(int(status), str(text))] * comm.Get_size())
+    return bytes(data)
+
+
 def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) -> None:
     failed = [(rank, status, text) for rank, (status, text) in enumerate(outcomes) if status]
     if not failed:

@@ -18,17 +18,26 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from psdist.agreement import agreed, allgather, broadcast, gather
+from psdist.agreement import agreed, allgather, decided, gather
 from psdist.config import RunConfig
 from psdist.errors import PlacementError, UserError
 from psdist.roles import Place, Roles, from_plan
-from psdist.topology import binding, draw_text, live, machine_codec, network, plan_codec, slurm
+from psdist.topology import (
+    binding,
+    bitmap,
+    draw_text,
+    live,
+    machine_codec,
+    network,
+    plan_codec,
+    slurm,
+)
 from psdist.topology.cluster import Cluster
 from psdist.topology.emit import PLAN_FILE
 from psdist.topology.machine import Machine
 from psdist.topology.plan import Plan
 from psdist.topology.planning import PlanRequest, RankFacts, Strategy, plan_job
-from psdist.topology.sources import build_cluster, read_tree
+from psdist.topology.sources import build_cluster, port_guids, read_tree
 from psdist.topology.untrusted import file_bytes
 
 if TYPE_CHECKING:
@@ -51,20 +60,19 @@ def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Pl
     """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan."""
     rank = comm.Get_rank()
     machines = gather(comm, _describe_host(places, rank))
-    files: dict[str, str] | UserError = {}
+    files: dict[str, str] = {}
+    made: bytes | UserError = b""
     if rank == 0:
         try:
             cluster = _cluster(places, machines, config)
             plan = _make_plan(cluster, places, config)
-            packed = plan_codec.encode(plan)
-            files = {"plan.txt": draw_text.tree(plan, cluster), PLAN_FILE: packed.decode("ascii")}
+            made = plan_codec.encode(plan)
+            files = {"plan.txt": draw_text.tree(plan, cluster), PLAN_FILE: made.decode("ascii")}
         except UserError as error:
-            files = error
-    files = agreed(comm, files)
-    packed = broadcast(comm, files.get(PLAN_FILE, "").encode("ascii"))
-    plan = plan_codec.decode(packed, where="the plan of rank 0")
+            made = error
+    plan = plan_codec.decode(decided(comm, made), where="the plan of rank 0")
     mine = plan.ranks[rank]
-    if config.bind == "auto" and mine.host == places[rank].host and mine.cpus:
+    if config.bind == "auto" and mine.cpus and _is_same_host(mine.host, places[rank].host):
         cores = binding.bind(mine.cpus)
     else:
         cores = frozenset(places[rank].cores)
@@ -92,7 +100,7 @@ def _cluster(places: Sequence[Place], packed: Sequence[bytes], config: RunConfig
             machines[each.host] = machine_codec.unpack(msgpack.unpackb(data))
     tree = None
     if config.racks is not None:
-        tree = read_tree(Path(config.racks))
+        tree = read_tree(Path(config.racks), hosts=port_guids(machines))
     elif all(each.switches[0] for each in places):
         tree = slurm.from_addresses({each.host: each.switches for each in places})
     measured = None if config.network is None else network.read(Path(config.network))
@@ -134,7 +142,7 @@ def _compare(comm: MPI.Intracomm, plan: Plan, places: Sequence[Place], config: R
     """Every rank knows the same: one speaks, or all end."""
     differences: list[str] = []
     for planned, found in zip(plan.ranks, places, strict=True):
-        if planned.host != found.host:
+        if not _is_same_host(planned.host, found.host):
             differences.append(f"rank {found.rank} is on {found.host}, planned on {planned.host}")
         elif config.bind == "auto" and planned.cpus and set(found.cores) != set(planned.cpus):
             differences.append(
@@ -158,7 +166,12 @@ def _compare(comm: MPI.Intracomm, plan: Plan, places: Sequence[Place], config: R
               flush=True)  # fmt: skip
 
 
-def _listed(cores: Sequence[int]) -> str:
-    from psdist.topology.bitmap import format_list
+def _is_same_host(one: str, other: str) -> bool:
+    """``n1`` is ``n1.example.org``: a launcher's names may be longer than those of the hosts."""
+    if "." in one and "." in other:
+        return one == other
+    return one.partition(".")[0] == other.partition(".")[0]
 
-    return format_list(cores) or "none"
+
+def _listed(cores: Sequence[int]) -> str:
+    return bitmap.format_list(cores) or "none"

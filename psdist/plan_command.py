@@ -18,7 +18,7 @@ from typing import Literal, TypeVar, get_args
 
 from psdist.errors import PlacementError
 from psdist.topology import draw_svg, draw_text, emit, hostlist, hwloc_xml, live, network
-from psdist.topology.cluster import Cluster
+from psdist.topology.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
 from psdist.topology.emit import Launcher
 from psdist.topology.machine import Machine
 from psdist.topology.planning import Grouping, PlanRequest, Strategy, plan_ahead
@@ -93,7 +93,7 @@ def run(options: PlanOptions) -> int:
     if options.svg is not None:
         _write(options.svg, draw_svg.picture(plan, cluster))
     if launcher is not None:
-        emission = emit.files(plan, cluster, launcher, script=options.script)
+        emission = emit.files(plan, cluster, launcher, script=os.path.abspath(options.script))
         emit.write(emission, options.out)
         print()
         print(f"written to {options.out}: {', '.join(sorted(emission.files))}")
@@ -143,12 +143,17 @@ def _cluster(options: PlanOptions) -> Cluster:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise PlacementError(f"--nodes: {twice} is named twice; name each node once")
-    measured = None if options.network is None else network.read(options.network)
-    cluster = build_cluster(names, _machines(options, names), tree=tree, network=measured)
+    machines = _machines(options, names)
+    speed = DEFAULT_LINK_BYTES_PER_S
     if options.link is not None:
         speed = parse_speed(options.link, where="--link")
-        cluster = cluster.with_links(default_node_bytes_per_s=speed)
-    return cluster
+    return build_cluster(
+        names,
+        machines,
+        tree=tree,
+        network=None if options.network is None else network.read(options.network),
+        default_bytes_per_s=speed,
+    )
 
 
 def _machines(options: PlanOptions, names: Sequence[str]) -> Mapping[str, Machine]:

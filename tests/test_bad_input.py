@@ -49,6 +49,10 @@ from tests.mpirun import (
 from tests.slurm_cluster import SlurmCluster
 
 TIMEOUT_S = 120
+# Aborts of MPICH and Open MPI, Slurm's, and what Open MPI's libevent says at some ends of ranks.
+LAUNCHERS_LINE = re.compile(
+    r"Abort\(\d+\) on node |\[[^]]+:\d+\] |srun: |slurmstepd(-\S+)?: |\[warn\] Epoll "
+)
 SCRIPT = REPOSITORY / "tests" / "programs" / "bad_script.py"
 HOST = socket.gethostname()
 QUIET = {"PSDIST_PROGRESS": "off"}
@@ -83,7 +87,7 @@ def said(done: Completed) -> list[str]:
             is_theirs = not is_theirs  # Open MPI draws lines around its advice, MPICH above it
         elif is_theirs or not line.strip():
             continue
-        elif not re.match(r"Abort\(\d+\) on node |\[[^]]+:\d+\] |srun: |slurmstepd(-\S+)?: ", line):
+        elif not LAUNCHERS_LINE.match(line):
             lines.append(line)
     return lines
 

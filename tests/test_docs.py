@@ -20,7 +20,14 @@ from psdist.job import Job
 from psdist.messages import HEADER_BYTES, Control, Header
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/design.md", "docs/decisions.md", "docs/memory.md")
+PAGES = (
+    "README.md",
+    "docs/design.md",
+    "docs/decisions.md",
+    "docs/memory.md",
+    "docs/placement.md",
+    "docs/topology.md",
+)
 PATH = re.compile(r"`((?:psdist|servers|workers|topology|tests|slurm|docs|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 

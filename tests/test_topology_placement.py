@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import InvariantError, PlacementError
-from psdist.topology import exact, objective
+from psdist.topology import objective
 from psdist.topology.bound import lower_bound_s
 from psdist.topology.filling import FlowTree, even_masses
 from psdist.topology.placement import (
@@ -27,6 +27,7 @@ from psdist.topology.placement import (
     solve,
 )
 from psdist.topology.problem import Problem, Solution
+from tests import exact_placement as exact
 from tests.bench.placement import make_problem
 
 

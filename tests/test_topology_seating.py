@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.topology.machine import UNKNOWN, Core, Device, Machine, NumaNode, Package
-from psdist.topology.seating import Role, nearest_to_network, package_of, seat
+from psdist.topology.seating import Role, nearest_to_network, network_cards, package_of, seat
 
 
 def machine(
@@ -138,6 +138,16 @@ def test_a_server_takes_a_core_less_rather_than_memory_behind_the_other_socket()
     seats = seat(wide, ["server", *["worker"] * 8])
     assert [len(each.cores) for each in seats] == [4, *[5] * 8]
     assert seats[0].package == 1
+
+
+def test_a_fast_fabric_is_taken_before_an_ethernet_port_that_is_nearer() -> None:
+    here = machine(cores=2, nic=0)
+    slow = replace(here.devices[0], names=("enp3s0f0",))
+    fast = replace(here.devices[0], names=("hsi0",), package=1)
+    assert network_cards(replace(here, devices=(slow, fast))) == (fast,)
+    seats = seat(replace(here, devices=(slow, fast)), ["server", "worker"])
+    assert [(each.nic, each.package) for each in seats] == [("hsi0", 1), ("hsi0", 0)]
+    assert network_cards(replace(here, devices=(slow,))) == (slow,)
 
 
 def test_gpus_are_shared_evenly_over_the_sockets() -> None:

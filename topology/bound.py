@@ -7,7 +7,7 @@ Owns the bounds; docs/placement.md proves them. Places nothing.
 
 The bounds come from filling the tree (:mod:`psdist.topology.filling`), which gives the optimum of
 the linear program without a solver: scipy need not be loaded where a job starts. The program
-itself, as a second opinion, is in :mod:`psdist.topology.exact`.
+itself, as a second opinion, is in tests/exact_placement.py.
 """
 
 from __future__ import annotations

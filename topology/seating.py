@@ -24,6 +24,8 @@ Role: TypeAlias = Literal["server", "worker"]
 # Cores that are as near to each other as they get: (package, NUMA node, L3, kind).
 _Cell: TypeAlias = tuple[int, int, int, int]
 
+# InfiniBand and RoCE, Omni-Path, Slingshot, EFA.
+_FABRIC_NAMES = ("mlx", "ib", "hfi", "opa", "hsi", "cxi", "rdmap", "efa", "bnxt_re")
 # Names that a runtime gives to a GPU which computes; a console's graphics chip has none of them.
 _COMPUTE_NAMES = ("cuda", "nvml", "rsmi", "opencl", "ze")
 
@@ -46,6 +48,14 @@ def compute_gpus(machine: Machine) -> tuple[Device, ...]:
         gpu for gpu in machine.gpus if any(name.startswith(_COMPUTE_NAMES) for name in gpu.names)
     )
     return tuple(sorted(found, key=lambda gpu: gpu.pci))
+
+
+def network_cards(machine: Machine) -> tuple[Device, ...]:
+    """The cards that MPI will use: of a fast fabric if there are any, fastest first."""
+    fast = [
+        card for card in machine.nics if any(name.startswith(_FABRIC_NAMES) for name in card.names)
+    ]
+    return tuple(sorted(fast or machine.nics, key=lambda card: -card.bytes_per_s))
 
 
 def are_disjoint(masks: Sequence[frozenset[int]]) -> bool:
@@ -77,7 +87,7 @@ def seat(
         chosen = _choose_cores(machine, roles, own_gpus)
     else:
         chosen = [()] * len(roles)
-    nics = machine.nics
+    cards = network_cards(machine)
     seats: list[Seat] = []
     for index, cores in enumerate(chosen):
         reachable = masks[index] if masks is not None else machine.cpus
@@ -92,7 +102,7 @@ def seat(
                 package=package,
                 numa=numa,
                 gpu=gpu.pci if gpu is not None else "",
-                nic=_nearest(nics, package, numa).name if nics else "",
+                nic=_nearest(cards, package, numa).name if cards else "",
             )
         )
     return tuple(seats)
@@ -100,7 +110,7 @@ def seat(
 
 def nearest_to_network(machine: Machine, masks: Sequence[frozenset[int]]) -> list[int]:
     """Indices of ``masks``, those beside a network card first; else in order."""
-    near = {nic.package for nic in machine.nics if nic.package != UNKNOWN}
+    near = {nic.package for nic in network_cards(machine) if nic.package != UNKNOWN}
 
     def distance(index: int) -> tuple[bool, int]:
         packages = {core.package for core in machine.cores if masks[index].intersection(core.cpus)}
@@ -128,7 +138,8 @@ def _choose_cores(
     free: dict[_Cell, list[Core]] = defaultdict(list)
     for core in machine.cores:
         free[core.package, core.numa, core.l3, core.kind].append(core)
-    nic = machine.nics[0] if machine.nics else None
+    cards = network_cards(machine)
+    card = cards[0] if cards else None
 
     def comes_first(index: int) -> tuple[int, int]:
         has_gpu = gpus[index] is not None
@@ -137,7 +148,7 @@ def _choose_cores(
     chosen: list[tuple[Core, ...]] = [()] * len(roles)
     for index in sorted(range(len(roles)), key=comes_first):
         is_server = roles[index] == "server"
-        beside = nic if is_server else gpus[index]
+        beside = card if is_server else gpus[index]
         chosen[index] = _take(free, share, beside=beside, is_light=is_server)
     return chosen
 
@@ -154,14 +165,7 @@ def _take(
     A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
     """
     home = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
-    room: Counter[int] = Counter()
-    for (package, *_), cores in free.items():
-        room[package] += len(cores)
-    roomiest = max(room.values())
-    if roomiest < share <= 2 * roomiest:
-        # A few cores less are better than memory behind the other socket.
-        share = roomiest
-        home = (max(room, key=lambda package: (room[package], package == home[0])), UNKNOWN)
+    share, home = _kept_together(free, share, home)
     taken: list[Core] = []
     while len(taken) < share:
         missing = share - len(taken)
@@ -175,6 +179,27 @@ def _take(
         free[cell] = free[cell][missing:]
         home = cell[:2]  # what is missing yet comes from the neighbours of what there is
     return tuple(sorted(taken, key=lambda core: core.logical))
+
+
+def _kept_together(
+    free: dict[_Cell, list[Core]], share: int, home: tuple[int, int]
+) -> tuple[int, tuple[int, int]]:
+    """A smaller share where the whole one would not lie in one NUMA node, or in one package.
+
+    Up to half of the cores less: they are worth less than memory that all of them have near.
+    """
+    by_numa: Counter[tuple[int, int]] = Counter()
+    by_package: Counter[tuple[int, int]] = Counter()
+    for (package, numa, *_), cores in free.items():
+        by_numa[package, numa] += len(cores)
+        by_package[package, UNKNOWN] += len(cores)
+    for room in (by_numa, by_package):
+        place = max(room, key=lambda place: (room[place], place[0] == home[0], place == home))
+        if room[place] >= share:
+            break
+        if 2 * room[place] >= share:
+            return room[place], place
+    return share, home
 
 
 def _cost(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from psdist.topology import exact
 from psdist.topology.bound import lower_bound_s
 from psdist.topology.objective import bytes_per_vertex, cost_s, sum_s
 from psdist.topology.placement import (
@@ -26,6 +25,7 @@ from psdist.topology.placement import (
     solve,
 )
 from psdist.topology.problem import Problem
+from tests import exact_placement as exact
 
 NODE_BYTES_PER_S = 12e9
 SOCKET_BYTES_PER_S = 20e9

@@ -85,7 +85,7 @@ def most_that_fits(problem: Problem, *, within_s: float, server_bytes: float) ->
     """How many bytes all servers can hold together if none holds more than ``server_bytes`` and no
     edge takes longer than ``within_s``: an integer program, for tens of nodes."""
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     places, total = problem.candidates, problem.model_bytes
     num = len(places)
@@ -132,7 +132,7 @@ def _least(
     bytes within ``within_s``. With the bytes at each vertex; (inf, []) if there are none."""
     import numpy as np
     from scipy.optimize import linprog
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+    from scipy.sparse import csr_array
 
     fixed, per_byte = _edges(problem)
     total = problem.model_bytes
