@@ -28,6 +28,7 @@ from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.failure import end_all, ignore_interrupts, told, wait_until_read
 from psdist.network_probe import gpu, report
 from psdist.network_probe.exchange import Line
+from psdist.network_probe.flow import Flow
 from psdist.network_probe.schedule import RankFacts, Step, StepKind, schedule
 from psdist.resolving import Resolved, resolve
 from psdist.topology import network, slurm
@@ -46,8 +47,8 @@ _ALONE: Final = (
     "`mpirun -n 4 psdist probe`, or `srun -N 4 --ntasks-per-node=2 psdist probe`"
 )
 # For all steps together; a step has at least the one and at most the other.
-_ALL_STEPS_S: Final = 4.0
-_STEP_S: Final = (0.1, 0.5)
+_ALL_STEPS_S: Final = 8.0
+_STEP_S: Final = (0.2, 1.0)
 _QUICK: Final = 4
 """How many times less of everything that is not a number of repetitions."""
 _GPU_BYTES: Final = 64 << 20
@@ -178,9 +179,16 @@ class _Run:
                 mine += self._take_part(line, number, step, window_s)
         everybody = allgather(self.comm, msgpack.packb(mine))
         return [
-            report.Result(step=step, first=a, second=b, latency_s=latency_s, bytes_per_s=rate)
+            report.Result(
+                step=step,
+                first=first,
+                second=second,
+                latency_s=latency_s,
+                bytes_per_s=rate,
+                flow=Flow(num_bytes=num_bytes, done_s=tuple(times)),
+            )
             for each in everybody
-            for step, a, b, latency_s, rate in msgpack.unpackb(each)
+            for step, first, second, latency_s, rate, num_bytes, times in msgpack.unpackb(each)
         ]
 
     def _take_part(self, line: Line, number: int, step: Step, window_s: float) -> list[Any]:
@@ -188,7 +196,7 @@ class _Run:
         pair = next((pair for pair in step.pairs if self.rank in pair), None)
         leads = pair is not None and pair[0] == self.rank
         peer = -1 if pair is None else pair[1] if leads else pair[0]
-        latency_s, median, mean, num_bytes = 0.0, 0.0, 0.0, 0
+        latency_s, num_bytes, flow = 0.0, 0, None
         line.wait_for_all()
         if pair is not None and step.kind != "uplink":
             latency_s = line.latency(peer, leads=leads)
@@ -197,10 +205,11 @@ class _Run:
             num_bytes = line.prepare(peer, leads=leads, window_s=window_s)
         line.wait_for_all()
         if pair is not None:
-            median, mean = line.bandwidth(peer, leads=leads, num_bytes=num_bytes, window_s=window_s)
-        if pair is None or not leads:
+            flow = line.stream(peer, leads=leads, num_bytes=num_bytes, window_s=window_s)
+        if pair is None or flow is None or not leads:
             return []
-        return [(number, *pair, latency_s, mean if step.kind == "uplink" else median)]
+        times = flow.done_s if step.kind == "uplink" else ()
+        return [(number, *pair, latency_s, flow.bytes_per_s, flow.num_bytes, times)]
 
     def _measure_gpus(self, line: Line) -> list[Pair]:
         """Copies of all GPUs, on every rank; of each host one GPU at a time."""

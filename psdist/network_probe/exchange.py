@@ -6,7 +6,7 @@ Owns the messages and the clock; who talks to whom is :mod:`psdist.network_probe
     line.wait_for_all()
     latency_s = line.latency(peer, leads=True)
     num_bytes = line.prepare(peer, leads=True, window_s=0.5)
-    median, mean = line.bandwidth(peer, leads=True, num_bytes=num_bytes, window_s=0.5)
+    flow = line.stream(peer, leads=True, num_bytes=num_bytes, window_s=0.5)
 
 Of a pair the one that leads decides, the other follows. A rank that is in no pair
 sleeps in ``wait_for_all``; those that exchange offer their CPU to others whenever there is nothing
@@ -24,24 +24,18 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from psdist.network_probe.flow import DEPTH, FEWEST, Flow
 from psdist.transport.base import Waiting
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI
 
-REPEATS: Final = 10
-"""Measurements of which the median is taken, at least."""
-MAX_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 8 << 20
 _LATENCY_REPEATS: Final = 50
 _WARM_UP: Final = 5
 _FIRST_BYTES: Final = 64 << 10
 _TAG: Final = 11
 _WAIT_TIMEOUT_S: Final = 600.0
-# Blocks that fly at once, each way. One is not enough: what a rank says about the block that it is
-# to receive waits behind the block that it sends, and the two ways would take turns.
-_DEPTH: Final = 4
-# Blocks in all: stretches of _DEPTH begin at all but the first _DEPTH and the last 2 * _DEPTH.
-_FEWEST: Final = REPEATS + 3 * _DEPTH
 # First byte of a block: of the last but those that fly with it, and of all others.
 _LAST, _MORE = 2, 1
 
@@ -82,51 +76,39 @@ class Line:
         while True:
             self._reserve(num_bytes)
             took_s = self._agreed(peer, self._swap(peer, num_bytes), leads=leads)
-            factor = window_s / _FEWEST / max(took_s, 1e-9)
+            factor = window_s / FEWEST / max(took_s, 1e-9)
             if factor < 2 or num_bytes == MAX_BYTES:
                 break
             num_bytes = min(MAX_BYTES, int(num_bytes * min(factor, 8)) & ~4095)
         num_bytes = min(MAX_BYTES, max(_FIRST_BYTES, int(num_bytes * factor) & ~4095))
-        self._reserve(num_bytes * _DEPTH)
+        self._reserve(num_bytes * DEPTH)
         return num_bytes
 
-    def bandwidth(
-        self, peer: int, *, leads: bool, num_bytes: int, window_s: float
-    ) -> tuple[float, float]:
-        """Bytes per second, each way, while both ways are full, for about ``window_s``.
-
-        The median over all stretches of as many blocks as fly at once, and the mean, which can be
-        added up over pairs that share a link. Without the first blocks and the last: there the
-        network fills and empties.
-        """
-        parts = [slice(at * num_bytes, (at + 1) * num_bytes) for at in range(_DEPTH)]
+    def stream(self, peer: int, *, leads: bool, num_bytes: int, window_s: float) -> Flow:
+        """What flows each way while both ways are full, for about ``window_s``."""
+        parts = [slice(at * num_bytes, (at + 1) * num_bytes) for at in range(DEPTH)]
         for part in parts:
             self._sent[part.start] = _MORE
+        started_s = time.perf_counter()
         flying = deque(self._begin(peer, part) for part in parts)
         done_s: list[float] = []
-        started_s = time.perf_counter()
         end = sys.maxsize  # blocks in all
         while flying:
             self._complete(flying.popleft())
             done_s.append(time.perf_counter())
-            part = parts[(len(done_s) - 1) % _DEPTH]
-            following = len(done_s) - 1 + _DEPTH
+            part = parts[(len(done_s) - 1) % DEPTH]
+            following = len(done_s) - 1 + DEPTH
             if not leads and self._received[part.start] == _LAST:
                 end = following
             if following >= end:
                 continue
-            is_enough = len(done_s) > _FEWEST - 2 * _DEPTH and done_s[-1] - started_s >= window_s
+            is_enough = len(done_s) > FEWEST - 2 * DEPTH and done_s[-1] - started_s >= window_s
             if leads and is_enough and end == sys.maxsize:
                 # The follower hears of it when it has begun all that fly with this block.
                 self._sent[part.start] = _LAST
-                end = following + _DEPTH
+                end = following + DEPTH
             flying.append(self._begin(peer, part))
-        inner = done_s[_DEPTH:-_DEPTH]
-        stretches = [end - begin for begin, end in zip(inner, inner[_DEPTH:], strict=False)]
-        return (
-            _DEPTH * num_bytes / statistics.median(stretches),
-            (len(inner) - 1) * num_bytes / (inner[-1] - inner[0]),
-        )
+        return Flow(num_bytes=num_bytes, done_s=tuple(at - started_s for at in done_s))
 
     def _begin(self, peer: int, part: slice) -> list[MPI.Request]:
         """Receive and send a block; those that fly at once lie beside each other."""

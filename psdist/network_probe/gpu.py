@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from psdist.network_probe.exchange import REPEATS
+from psdist.network_probe.flow import REPEATS
 from psdist.topology.gpus import torch_bus_id
 from psdist.topology.network import Speed
 

@@ -24,6 +24,7 @@ from typing import get_args
 from rich.table import Table
 
 from psdist.environment import family_of, library_name
+from psdist.network_probe.flow import Flow, together
 from psdist.network_probe.schedule import Step
 from psdist.topology.network import Kind, Network, Pair, Speed
 from psdist.version import VERSION
@@ -50,6 +51,8 @@ class Result:
     latency_s: float
     """0 where the step did not measure it."""
     bytes_per_s: float
+    flow: Flow
+    """Kind uplink: with its times."""
 
 
 def catalogue(
@@ -178,13 +181,13 @@ def _uplinks(
 ) -> dict[str, Speed]:
     uplinks = {}
     for number, step in enumerate(steps):
-        together = [each for each in loads if each.step == number]
-        if not together:
+        at_once = [each for each in loads if each.step == number]
+        if not at_once:
             continue
-        carried = sum(each.bytes_per_s for each in together)
+        carried = together([each.flow for each in at_once])
         possible = sum(
             min(links[hosts[each.first]].bytes_per_s, links[hosts[each.second]].bytes_per_s)
-            for each in together
+            for each in at_once
         )
         for rack in sorted(step.racks):
             crossing = [
