@@ -85,11 +85,11 @@ def run(options: PlanOptions) -> int:
     for host in server_nodes:
         workers[names.index(host)] = 0
     plan = plan_ahead(cluster, request, workers=workers, server_nodes=server_nodes)
-    print(draw_text.tree(plan, cluster))
+    print(draw_text.tree(plan, cluster), end="")
     if options.explain:
         alternatives = what_if(cluster, plan, request, workers=workers, server_nodes=server_nodes)
         print()
-        print(draw_text.explain(plan, cluster, alternatives=alternatives))
+        print(draw_text.explain(plan, cluster, alternatives=alternatives), end="")
     if options.svg is not None:
         _write(options.svg, draw_svg.picture(plan, cluster))
     if launcher is not None:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.topology.machine import UNKNOWN, Core, Device, Machine, NumaNode, Package
-from psdist.topology.seating import Role, nearest_to_network, network_cards, package_of, seat
+from psdist.topology.seating import (
+    Role,
+    compute_gpus,
+    nearest_to_network,
+    network_cards,
+    package_of,
+    seat,
+)
 
 
 def machine(
@@ -148,6 +155,13 @@ def test_a_fast_fabric_is_taken_before_an_ethernet_port_that_is_nearer() -> None
     seats = seat(replace(here, devices=(slow, fast)), ["server", "worker"])
     assert [(each.nic, each.package) for each in seats] == [("hsi0", 1), ("hsi0", 0)]
     assert network_cards(replace(here, devices=(slow,))) == (slow,)
+
+
+def test_gpus_that_no_runtime_has_named_count_where_none_is_named() -> None:
+    here = machine(gpus=(0, 1))
+    unnamed = replace(here.devices[0], names=("card0",))
+    assert compute_gpus(replace(here, devices=(unnamed, here.devices[1]))) == here.devices[1:]
+    assert compute_gpus(replace(here, devices=(unnamed,))) == (unnamed,)
 
 
 def test_gpus_are_shared_evenly_over_the_sockets() -> None:

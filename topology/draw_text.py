@@ -101,19 +101,7 @@ def _summary(scene: Scene, width: int) -> list[str]:
             f"{roles_words(plan.ranks)} in {counted(num_groups, 'group')} on "
             f"{counted(len(plan.hosts), 'node')}, servers placed by: {plan.placement}",
         ),
-        (
-            "exchange",
-            f"{duration(plan.cost_s)} predicted for a push and a pull of {size(plan.model_bytes)}",
-        ),
-        ("worst link", worst_words(scene)),
-        (
-            "bound",
-            f"{bound_words(plan)}: no placement of the servers is faster"
-            if plan.bound_s > 0
-            else bound_words(plan),
-        ),
-        ("others", "; ".join(gain_words(plan)) or "not compared"),
-        ("tree from", plan.source),
+        *(_network_entries(scene) if plan.links else [("exchange", "nothing crosses a link")]),
         *(("note", note) for note in plan.notes[:MAX_NOTES]),
     ]
     if len(plan.notes) > MAX_NOTES:
@@ -127,6 +115,23 @@ def _summary(scene: Scene, width: int) -> list[str]:
             subsequent_indent=" " * LABEL_COLUMN,
         )
     return lines
+
+
+def _network_entries(scene: Scene) -> list[tuple[str, str]]:
+    plan = scene.plan
+    exchange = (
+        f"{duration(plan.cost_s)} predicted for a push and a pull of {size(plan.model_bytes)}"
+    )
+    bound = bound_words(plan)
+    if plan.bound_s > 0:
+        bound += ": no placement of the servers is faster"
+    return [
+        ("exchange", exchange),
+        ("worst link", worst_words(scene)),
+        ("bound", bound),
+        ("others", "; ".join(gain_words(plan)) or "not compared"),
+        ("tree from", plan.source),
+    ]
 
 
 def explain(

@@ -96,7 +96,7 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
 
     sizes = [len(each) for each in here]
     servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
-    notes = list(cluster.notes)
+    notes = _notes(cluster)
     if sharing:
         notes.append(
             f"{len(sharing)} hosts share one kernel and so their processors: "
@@ -150,8 +150,14 @@ def plan_ahead(
             ranks = tuple(range(first, end))
             hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
         first = end
-    return _assemble(
-        cluster, hosts, capacity, shares, lambda _: groups, request, list(cluster.notes)
+    return _assemble(cluster, hosts, capacity, shares, lambda _: groups, request, _notes(cluster))
+
+
+def _notes(cluster: Cluster) -> list[str]:
+    """What was guessed of the network matters only where there is one; the machine's notes do."""
+    notes = list(cluster.notes) if len(cluster.nodes) > 1 else []
+    return notes + list(
+        dict.fromkeys(note for each in cluster.nodes for note in each.machine.notes)
     )
 
 

@@ -26,7 +26,7 @@ _Cell: TypeAlias = tuple[int, int, int, int]
 
 # InfiniBand and RoCE, Omni-Path, Slingshot, EFA.
 _FABRIC_NAMES = ("mlx", "ib", "hfi", "opa", "hsi", "cxi", "rdmap", "efa", "bnxt_re")
-# Names that a runtime gives to a GPU which computes; a console's graphics chip has none of them.
+# Names that a compute runtime gives to its GPUs, and to no other.
 _COMPUTE_NAMES = ("cuda", "nvml", "rsmi", "opencl", "ze")
 
 
@@ -43,11 +43,14 @@ class Seat:
 
 
 def compute_gpus(machine: Machine) -> tuple[Device, ...]:
-    """The machine's GPUs that a worker could use, in PCI order."""
-    found = (
+    """The GPUs that a worker could use, in PCI order: those that a compute runtime has named.
+
+    Where none is named (no runtime was asked), all of them.
+    """
+    named = [
         gpu for gpu in machine.gpus if any(name.startswith(_COMPUTE_NAMES) for name in gpu.names)
-    )
-    return tuple(sorted(found, key=lambda gpu: gpu.pci))
+    ]
+    return tuple(sorted(named or machine.gpus, key=lambda gpu: gpu.pci))
 
 
 def network_cards(machine: Machine) -> tuple[Device, ...]:
@@ -164,8 +167,7 @@ def _take(
 
     A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
     """
-    home = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
-    share, home = _kept_together(free, share, home)
+    share, home = _home(free, share, beside)
     taken: list[Core] = []
     while len(taken) < share:
         missing = share - len(taken)
@@ -181,25 +183,35 @@ def _take(
     return tuple(sorted(taken, key=lambda core: core.logical))
 
 
-def _kept_together(
-    free: dict[_Cell, list[Core]], share: int, home: tuple[int, int]
+def _home(
+    free: dict[_Cell, list[Core]], share: int, beside: Device | None
 ) -> tuple[int, tuple[int, int]]:
-    """A smaller share where the whole one would not lie in one NUMA node, or in one package.
+    """(how many cores, (package, NUMA node) to take them from): all in one place if possible.
 
-    Up to half of the cores less: they are worth less than memory that all of them have near.
+    The NUMA node beside the device, another one of that package, the package as a whole, then the
+    same elsewhere. Where nothing has room for all of them, up to half of the cores less: they are
+    worth less than memory that all of them have near.
     """
-    by_numa: Counter[tuple[int, int]] = Counter()
-    by_package: Counter[tuple[int, int]] = Counter()
+    room: Counter[tuple[int, int]] = Counter()
     for (package, numa, *_), cores in free.items():
-        by_numa[package, numa] += len(cores)
-        by_package[package, UNKNOWN] += len(cores)
-    for room in (by_numa, by_package):
-        place = max(room, key=lambda place: (room[place], place[0] == home[0], place == home))
-        if room[place] >= share:
-            break
-        if 2 * room[place] >= share:
-            return room[place], place
-    return share, home
+        room[package, numa] += len(cores)
+        room[package, UNKNOWN] += len(cores) if numa != UNKNOWN else 0
+    wanted = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
+
+    def distance(place: tuple[int, int]) -> tuple[bool, bool, bool]:
+        is_far = wanted[0] not in (UNKNOWN, place[0])
+        is_other_node = wanted[1] not in (UNKNOWN, place[1])
+        return is_far, place[1] == UNKNOWN, is_other_node
+
+    for least in (share, (share + 1) // 2):
+        fitting = [place for place in room if room[place] >= least]
+        if fitting:
+            is_whole = least == share
+            place = min(
+                fitting, key=lambda at: (*distance(at), room[at] if is_whole else -room[at], at)
+            )
+            return min(share, room[place]), place
+    return share, wanted
 
 
 def _cost(
