@@ -17,11 +17,13 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests import slurm_network as network
 from tests.mpirun import (
     LINGER_S,
     REPOSITORY,
@@ -123,6 +125,16 @@ class SlurmCluster:
         finally:
             self._slurm("scancel", job)
             end_processes(marker, dump_stacks=False)
+
+    @contextmanager
+    def shaped(self, rate: str | None, *, uplink: str | None = None) -> Iterator[None]:
+        """With the hosts' links and the racks' uplinks limited; afterwards as they were."""
+        before = network.limits()
+        network.limit(rate, uplink)
+        try:
+            yield
+        finally:
+            network.limit(*before)
 
     def directory(self, name: str) -> Path:
         """A new directory that all hosts see (pytest's tmp_path is not one)."""

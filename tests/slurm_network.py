@@ -111,6 +111,14 @@ def limit(rate: str | None, uplink: str | None = None) -> None:
         _shape("", _spine_end(rack), uplink)
 
 
+def limits() -> tuple[str | None, str | None]:
+    """The limits of the hosts' links and of the racks' uplinks, as `limit` takes them."""
+    return (
+        _limit_of(f"-netns {namespace(HOSTS[0])}", "eth0"),
+        _limit_of("", _rack_end(next(iter(RACKS)))),
+    )
+
+
 def counted_bytes() -> dict[str, tuple[int, int]]:
     """What each link has carried since it was made: (sent, received), of hosts and of racks.
 
@@ -124,8 +132,11 @@ def counted_bytes() -> dict[str, tuple[int, int]]:
 def describe_link(name: str) -> str:
     """Of a host: "10.77.0.1, link limited to 1Gbit"; of a rack: "uplink limited to 500Mbit"."""
     if name in RACKS:
-        return f"uplink{_limit_of('', _rack_end(name))}"
-    return f"{address(name)}, link{_limit_of(f'-netns {namespace(name)}', 'eth0')}"
+        link, rate = "uplink", _limit_of("", _rack_end(name))
+    else:
+        link = f"{address(name)}, link"
+        rate = _limit_of(f"-netns {namespace(name)}", "eth0")
+    return link if rate is None else f"{link} limited to {rate}"
 
 
 def processes_in(host: str) -> list[int]:
@@ -201,9 +212,9 @@ def _shape(where: str, device: str, rate: str | None) -> None:
         _tc(f"{where} qdisc add dev {device} root tbf rate {rate} burst 256kb latency 100ms")
 
 
-def _limit_of(where: str, device: str) -> str:
+def _limit_of(where: str, device: str) -> str | None:
     words = _tc(f"{where} qdisc show dev {device}", check=False).split()
-    return f" limited to {words[words.index('rate') + 1]}" if "rate" in words else ""
+    return words[words.index("rate") + 1] if "rate" in words else None
 
 
 def _carried(where: str, device: str) -> tuple[int, int]:

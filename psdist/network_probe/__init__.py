@@ -2,9 +2,9 @@
 
     srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist probe
 
-Reading order: ``command`` (the run from start to file), ``schedule`` (who exchanges with whom,
-when), ``exchange`` (one pair), ``flow`` (speeds out of times), ``gpu``, ``report`` (links out of
-pairs, the table).
+Reading order: ``command`` (from start to file), ``schedule`` (who exchanges with whom, when),
+``measuring`` (all steps), ``exchange`` (one pair), ``flow`` (speeds out of times), ``gpu``,
+``report`` (links out of pairs, the table).
 """
 
 from psdist.network_probe.command import probe

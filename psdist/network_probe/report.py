@@ -34,8 +34,8 @@ FULL_SHARE = 0.9
 _NAMES: Mapping[Kind, str] = {
     "core": "within a socket",
     "socket": "across sockets",
-    "node": "between nodes of a rack",
-    "rack": "across racks",
+    "node": "nodes of a rack",
+    "rack": "nodes across racks",
     "gpu": "host and GPU",
 }
 
@@ -118,10 +118,16 @@ def table(network: Network) -> Table:
     for kind, name in _NAMES.items():
         these = [pair for pair in network.pairs if pair.kind == kind]
         _add_row(shown, name, {f"{pair.first} - {pair.second}": pair for pair in these})
-    _add_row(shown, "link of a node", network.node_links)
-    _add_row(shown, "uplink of a rack", network.switch_uplinks)
+    _add_row(shown, "node links", network.node_links)
+    _add_row(shown, "rack uplinks", network.switch_uplinks)
+    remarks = [
+        f"slowest {what}: {min(speeds, key=lambda name: speeds[name].bytes_per_s)}"
+        for what, speeds in (("node", network.node_links), ("rack", network.switch_uplinks))
+        if len(speeds) > 1
+    ]
     if any(speed.is_lower_bound for speed in network.switch_uplinks.values()):
-        shown.caption = "uplinks: at least this, the nodes' own links were full"
+        remarks.append("uplinks: at least this, the links of the nodes were full")
+    shown.caption = "; ".join(remarks)
     return shown
 
 
@@ -130,12 +136,11 @@ def _add_row(shown: Table, name: str, speeds: Mapping[str, Pair | Speed]) -> Non
         return
     rates = sorted(each.bytes_per_s for each in speeds.values())
     latency_s = statistics.median(each.latency_s for each in speeds.values())
-    slowest = min(speeds, key=lambda each: speeds[each].bytes_per_s)
     shown.add_row(
         name,
         str(len(speeds)),
         f"{latency_s * 1e6:.1f} us" if latency_s else "",
-        f"{_rate(rates[0])}" + (f" ({slowest})" if len(speeds) > 1 else ""),
+        _rate(rates[0]),
         _rate(statistics.median(rates)),
         _rate(rates[-1]),
     )
