@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.network_probe import report
+from psdist.network_probe import gpu, report
 from psdist.network_probe.flow import DEPTH, FEWEST, Flow, together
 from psdist.network_probe.schedule import ALL_PAIRS, RankFacts, Step, neighbours, schedule
 from psdist.topology import network as catalogue
@@ -329,3 +329,28 @@ def test_on_shaped_links_the_shape_is_found(slurm_cluster: SlurmCluster) -> None
     assert all(0.4 * GIGABIT / 2 < rate < 1.15 * GIGABIT / 2 for rate in uplinks), done.text
     assert max(uplinks) < min(links), done.text
     assert not any(link.is_lower_bound for link in found.switch_uplinks.values())
+
+
+# GPUs
+
+
+def test_without_a_driver_there_is_no_gpu_and_torch_is_not_loaded() -> None:
+    program = (
+        "import sys; from psdist.network_probe import gpu; gpu._DRIVERS = ('/no/such/device',); "
+        "print(gpu.visible(), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "{} False\n"
+
+
+def test_copies_to_a_gpu_and_back_have_a_speed() -> None:
+    devices = gpu.visible()
+    if not devices:
+        pytest.skip("torch sees no GPU here")
+    for number in devices.values():
+        for speed in gpu.measure(number, num_bytes=16 << 20):
+            # Faster than a network card of 1 Gbit/s, slower than any memory.
+            assert GIGABIT < speed.bytes_per_s < 1e13
+            assert 0 < speed.latency_s < 1e-2
