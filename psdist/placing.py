@@ -36,7 +36,8 @@ from psdist.topology.cluster import Cluster
 from psdist.topology.emit import PLAN_FILE
 from psdist.topology.machine import Machine
 from psdist.topology.plan import Plan
-from psdist.topology.planning import PlanRequest, RankFacts, Strategy, plan_job
+from psdist.topology.planning import PlanRequest, RankFacts, Strategy, on_hosts, plan_job
+from psdist.topology.same_host import is_same_host
 from psdist.topology.sources import build_cluster, port_guids, read_tree
 from psdist.topology.untrusted import file_bytes
 
@@ -72,7 +73,7 @@ def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Pl
             made = error
     plan = plan_codec.decode(decided(comm, made), where="the plan of rank 0")
     mine = plan.ranks[rank]
-    if config.bind == "auto" and mine.cpus and _is_same_host(mine.host, places[rank].host):
+    if config.bind == "auto" and mine.cpus:
         cores = binding.bind(mine.cpus)
     else:
         cores = frozenset(places[rank].cores)
@@ -110,15 +111,9 @@ def _cluster(places: Sequence[Place], packed: Sequence[bytes], config: RunConfig
 def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
     strategy = _STRATEGIES.get(config.placement)
     if strategy is None:
-        path = Path(config.placement)
-        data, where = file_bytes(path, max_bytes=plan_codec.MAX_BYTES)
-        plan = plan_codec.decode(data, where=where)
-        if len(plan.ranks) != len(places):
-            raise PlacementError(
-                f"placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
-                f"{len(places)}; start as many as planned, or make a new plan"
-            )
-        return plan
+        return _given_plan(
+            Path(config.placement), cluster, places, is_strict=config.strict_placement
+        )
     ranks = [
         RankFacts(
             rank=each.rank,
@@ -138,39 +133,62 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
     return plan_job(cluster, ranks, request)
 
 
-def _compare(comm: MPI.Intracomm, plan: Plan, places: Sequence[Place], config: RunConfig) -> None:
-    """Every rank knows the same: one speaks, or all end."""
-    differences: list[str] = []
-    for planned, found in zip(plan.ranks, places, strict=True):
-        if not _is_same_host(planned.host, found.host):
-            differences.append(f"rank {found.rank} is on {found.host}, planned on {planned.host}")
-        elif config.bind == "auto" and planned.cpus and set(found.cores) != set(planned.cpus):
-            differences.append(
-                f"rank {found.rank} on {found.host} has processors {_listed(found.cores)}, "
-                f"planned {_listed(planned.cpus)}"
-            )
-    if not differences:
-        return
-    more = len(differences) - _NAMED_AT_MOST
-    told = "; ".join(differences[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else "")
-    if config.strict_placement:
-        agreed(
-            comm,
-            PlacementError(
-                f"the job is not placed as planned: {told}; start it with the files of psdist "
-                "plan --emit, or leave --strict-placement out"
-            ),
+def _given_plan(path: Path, cluster: Cluster, places: Sequence[Place], *, is_strict: bool) -> Plan:
+    """The plan of a file, on the hosts where the launcher has put its ranks."""
+    data, where = file_bytes(path, max_bytes=plan_codec.MAX_BYTES)
+    plan = plan_codec.decode(data, where=where)
+    if len(plan.ranks) != len(places):
+        raise PlacementError(
+            f"placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
+            f"{len(places)}; start as many as planned, or make a new plan"
         )
-    if comm.Get_rank() == 0:
-        print(f"psdist: warning: the job is not placed as planned: {told}", file=sys.stderr,
-              flush=True)  # fmt: skip
+    pairs = list(zip(plan.ranks, places, strict=True))
+    moved = [
+        f"rank {found.rank} is on {found.host}, planned on {planned.host}"
+        for planned, found in pairs
+        if not is_same_host(planned.host, found.host)
+    ]
+    if moved and is_strict:
+        raise _misplaced(moved)
+    if moved:
+        _warn(moved)
+    ranks = (
+        replace(planned, host=found.host) if is_same_host(planned.host, found.host) else planned
+        for planned, found in pairs
+    )
+    plan = replace(plan, ranks=tuple(ranks))
+    return on_hosts(plan, cluster, [each.host for each in places])
 
 
-def _is_same_host(one: str, other: str) -> bool:
-    """``n1`` is ``n1.example.org``: a launcher's names may be longer than those of the hosts."""
-    if "." in one and "." in other:
-        return one == other
-    return one.partition(".")[0] == other.partition(".")[0]
+def _compare(comm: MPI.Intracomm, plan: Plan, places: Sequence[Place], config: RunConfig) -> None:
+    """What the ranks may use after binding, beside the plan: one speaks, or all end."""
+    differences = [
+        f"rank {found.rank} on {found.host} has processors {_listed(found.cores)}, "
+        f"planned {_listed(planned.cpus)}"
+        for planned, found in zip(plan.ranks, places, strict=True)
+        if config.bind == "auto" and planned.cpus and set(found.cores) != set(planned.cpus)
+    ]
+    if differences and config.strict_placement:
+        agreed(comm, _misplaced(differences))
+    if differences and comm.Get_rank() == 0:
+        _warn(differences)
+
+
+def _misplaced(differences: Sequence[str]) -> PlacementError:
+    return PlacementError(
+        f"the job is not placed as planned: {_some_of(differences)}; start it with the files of "
+        "psdist plan --emit, or leave --strict-placement out"
+    )
+
+
+def _warn(differences: Sequence[str]) -> None:
+    text = f"psdist: warning: the job is not placed as planned: {_some_of(differences)}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _some_of(differences: Sequence[str]) -> str:
+    more = len(differences) - _NAMED_AT_MOST
+    return "; ".join(differences[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _listed(cores: Sequence[int]) -> str:

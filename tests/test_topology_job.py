@@ -62,7 +62,9 @@ def here(ranks: int, *options: str, run_dir: Path) -> Completed:
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("placement", ["auto", "block", "cyclic"])
+@pytest.mark.parametrize(
+    "placement", ["auto", "cyclic", pytest.param("block", marks=pytest.mark.slow)]
+)
 def test_the_uplinks_carry_what_the_plan_says_within_3_percent(
     slurm_cluster: SlurmCluster, placement: str
 ) -> None:
@@ -70,22 +72,23 @@ def test_the_uplinks_carry_what_the_plan_says_within_3_percent(
     racks = folder / "racks.toml"
     racks.write_text(RACKS)
     counted: list[dict[str, tuple[int, int]]] = []
-    for iterations in (5, 45):
-        before = network.counted_bytes()
-        done = on_slurm(
-            slurm_cluster,
-            folder / str(iterations),
-            *("--servers", "2", "--placement", placement, "--set", f"racks={racks}"),
-            iterations=iterations,
-        )
-        assert done.returncode == 0, done.text
-        after = network.counted_bytes()
-        counted.append(
-            {
-                name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
-                for name in after
-            }
-        )
+    with slurm_cluster.shaped("1gbit", uplink="500mbit"):
+        for iterations in (5, 45):
+            before = network.counted_bytes()
+            done = on_slurm(
+                slurm_cluster,
+                folder / str(iterations),
+                *("--servers", "2", "--placement", placement, "--set", f"racks={racks}"),
+                iterations=iterations,
+            )
+            assert done.returncode == 0, done.text
+            after = network.counted_bytes()
+            counted.append(
+                {
+                    name: (sent - before[name][0], received - before[name][1])
+                    for name, (sent, received) in after.items()
+                }
+            )
     plan = plan_of(folder / "45")
     assert plan.placement == placement
     # Starting up, setting up and stopping are the same in both: the difference is 40 exchanges.
@@ -200,6 +203,27 @@ def test_a_file_that_is_no_plan_is_one_line_on_all_ranks(
     assert text in lines[0]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.mpi
+def test_processors_that_are_not_there_are_a_warning_or_an_error_that_names_the_rank(
+    tmp_path: Path,
+) -> None:
+    done = here(2, run_dir=tmp_path / "made")
+    assert done.returncode == 0, done.text
+    made = json.loads((tmp_path / "made" / "plan.json").read_text())
+    made["ranks"][1] |= {"cores": [98, 99], "cpus": [998, 999]}
+    path = tmp_path / "elsewhere.json"
+    path.write_text(json.dumps(made))
+    warned = here(2, "--placement", str(path), run_dir=tmp_path / "warned")
+    assert warned.returncode == 0, warned.text
+    text = re.compile(r"the job is not placed as planned: rank 1 on \S+ has processors .* 998-999")
+    assert len(text.findall(warned.stderr)) == 1, warned.text
+    given = ("--placement", str(path), "--strict-placement")
+    refused = here(2, *given, run_dir=tmp_path / "refused")
+    assert refused.returncode == 2, refused.text
+    assert len(text.findall(refused.stderr)) == 1, refused.text
+    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.mpi

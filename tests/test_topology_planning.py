@@ -14,7 +14,15 @@ from psdist.errors import PlacementError
 from psdist.topology.cluster import Cluster, Node, Switch
 from psdist.topology.machine import Machine, flat_machine
 from psdist.topology.plan import Plan
-from psdist.topology.planning import Grouping, PlanRequest, RankFacts, plan_ahead, plan_job
+from psdist.topology.planning import (
+    Grouping,
+    PlanRequest,
+    RankFacts,
+    on_hosts,
+    plan_ahead,
+    plan_job,
+)
+from psdist.topology.same_host import is_same_host
 from psdist.topology.what_if import what_if
 from tests.test_topology_seating import machine
 
@@ -239,6 +247,31 @@ def test_more_servers_than_ranks_are_refused_with_both_numbers(servers: int) -> 
         plan_job(cluster, running(cluster, [1] * 4), PlanRequest(servers=servers))
 
 
+def test_a_plan_on_other_hosts_keeps_roles_and_counts_the_real_links() -> None:
+    cluster = two_racks(per_rack=(2, 2))
+    request = PlanRequest(servers=2, model_bytes=1e6)
+    plan = plan_job(cluster, running(cluster, [2] * 4), request)
+    moved = ["h4", "h4", "h2", "h2", "h3", "h3", "h1", "h1"]
+    after = on_hosts(plan, cluster, moved)
+    assert [each.role for each in after.ranks] == [each.role for each in plan.ranks]
+    assert [each.host for each in after.ranks] == moved
+    assert [bool(each.cpus) for each in after.ranks] == [
+        each.host == host for each, host in zip(plan.ranks, moved, strict=True)
+    ]
+    counted = bytes_over_links(after, cluster)
+    for link in after.links:
+        assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0), abs=1e-3)
+    same = on_hosts(plan, cluster, [each.host for each in plan.ranks])
+    assert (same.ranks, same.cost_s) == (plan.ranks, plan.cost_s)
+
+
+def test_a_plan_whose_group_would_lie_on_two_hosts_is_refused() -> None:
+    cluster = two_racks(per_rack=(2,))
+    plan = plan_job(cluster, running(cluster, [3, 3]), PlanRequest(servers=2))
+    with pytest.raises(PlacementError, match=r"group 0 of the plan lies on h1, h2"):
+        on_hosts(plan, cluster, ["h1", "h2", "h1", "h2", "h1", "h2"])
+
+
 # -- before the job ----------------------------------------------------------------------------
 
 
@@ -306,3 +339,18 @@ def test_what_would_help_is_planned_and_not_guessed() -> None:
     assert helped["one more server"] == again.cost_s < plan.cost_s
     assert plan.worst_link is not None
     assert helped[f"twice the bandwidth on {plan.worst_link.name}"] < plan.cost_s
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("n1", "n1", True),
+        ("n1", "n1.example.org", True),
+        ("n1.example.org", "n1.example.org", True),
+        ("n1.a.org", "n1.b.org", False),
+        ("n1", "n10", False),
+        ("n1", "n10.example.org", False),
+    ],
+)
+def test_a_short_name_is_the_same_host_as_the_long_one(one: str, other: str, is_same: bool) -> None:
+    assert is_same_host(one, other) is is_same_host(other, one) is is_same

@@ -12,13 +12,14 @@ Which hosts serve is :mod:`psdist.topology.serving_hosts`, the seats inside a ho
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from psdist.errors import PlacementError
 from psdist.topology import placement, seating
 from psdist.topology.bound import lower_bound_s
 from psdist.topology.cluster import Cluster
+from psdist.topology.machine import UNKNOWN
 from psdist.topology.plan import Plan, PlannedRank
 from psdist.topology.seating import Role, Seat
 from psdist.topology.serving_hosts import (
@@ -34,7 +35,7 @@ from psdist.topology.serving_hosts import (
     problem_of,
 )
 
-__all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "plan_ahead", "plan_job"]
+__all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan_ahead", "plan_job"]
 
 
 CLEARLY = 1.1
@@ -151,6 +152,65 @@ def plan_ahead(
             hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
         first = end
     return _assemble(cluster, hosts, capacity, shares, lambda _: groups, request, _notes(cluster))
+
+
+def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
+    """``plan`` as it is when its ranks run on other hosts than planned, ``hosts[rank]``.
+
+    Roles, groups and shards stay; cores and GPUs were those of other machines, so ranks that have
+    moved get none. Loads, cost and bound are those of the real hosts. Raises PlacementError where
+    a group would not lie within one host.
+    """
+    index = {node.name: position for position, node in enumerate(cluster.nodes)}
+    homes: dict[int, set[str]] = {}
+    for each in plan.ranks:
+        if each.role == "worker":
+            homes.setdefault(each.group, set()).add(hosts[each.rank])
+    for group, found in homes.items():
+        if len(found) > 1:
+            raise PlacementError(
+                f"group {group} of the plan lies on {', '.join(sorted(found))}, but a group is the "
+                "workers of one host: start the ranks on hosts as planned, or make a new plan"
+            )
+    ranks = tuple(
+        each
+        if each.host == hosts[each.rank]
+        else replace(
+            each,
+            host=hosts[each.rank],
+            cores=(),
+            cpus=(),
+            package=UNKNOWN,
+            numa=UNKNOWN,
+            gpu="",
+            nic="",
+        )
+        for each in plan.ranks
+    )
+    groups, shares = [0.0] * len(index), [0.0] * len(index)
+    servers, room = [0] * len(index), [0] * len(index)
+    for each in ranks:
+        room[index[each.host]] += 1
+        if each.role == "server":
+            servers[index[each.host]] += 1
+            shares[index[each.host]] += plan.weights[each.index]
+    for found in homes.values():
+        groups[index[next(iter(found))]] += 1
+    request = PlanRequest(model_bytes=plan.model_bytes)
+    links = link_loads(cluster, groups, shares, request)
+    problem = problem_of(cluster, room, groups, request, len(plan.weights))
+    server_nodes = [index[ranks[rank].host] for rank in plan.server_ranks]
+    return replace(
+        plan,
+        ranks=ranks,
+        replicas=placement.buddies(server_nodes, [node.switch for node in cluster.nodes]),
+        links=links,
+        cost_s=max((link.seconds for link in links), default=0.0),
+        bound_s=lower_bound_s(problem).seconds if links else 0.0,
+        compared={},
+        source=cluster.source,
+        notes=(*_notes(cluster), "made for other hosts: their cores are not bound"),
+    )
 
 
 def _notes(cluster: Cluster) -> list[str]:

@@ -15,6 +15,13 @@ from psdist.topology.tree import TreeNode
 from psdist.topology.untrusted import shown
 
 
+def is_same_host(one: str, other: str) -> bool:
+    """Whether two names may be those of one host: equal, or equal where one is written short."""
+    if "." in one and "." in other:
+        return one == other
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
 def matched(
     names: Sequence[str], nodes: Sequence[TreeNode], guids: Mapping[int, str]
 ) -> dict[str, TreeNode]:
