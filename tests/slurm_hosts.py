@@ -152,6 +152,17 @@ class Cluster:
             fcntl.flock(users, fcntl.LOCK_SH)
             yield
 
+    def is_used(self) -> bool:
+        """Whether a test session is at work on it."""
+        if not self.directory.exists():
+            return False
+        with (self.directory / "users").open("w") as users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def down_if_unused(self) -> None:
         """As `down`, unless a test session uses it or a person brought it up."""
         if not self.directory.exists() or self.is_kept():
