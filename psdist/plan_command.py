@@ -99,6 +99,7 @@ def run(options: PlanOptions) -> int:
         print(f"written to {options.out}: {', '.join(sorted(emission.files))}")
         for note in emission.notes:
             print(f"note: {note}")
+        print(f"start it in {options.out}:")
         for command in emission.commands:
             print(f"  {command}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +24,10 @@ from psdist.topology.planning import (
     plan_job,
 )
 from psdist.topology.same_host import is_same_host
+from psdist.topology.seating import Role, seat
+from psdist.topology.serving_hosts import problem_of
 from psdist.topology.what_if import what_if
+from tests.exact_placement import linear_bound_s
 from tests.test_topology_seating import machine
 
 GBIT = 1e9 / 8
@@ -144,6 +148,46 @@ def test_the_links_carry_what_pairs_of_groups_and_servers_send(
     assert plan.cost_s <= min(plan.compared.values()) * (1 + 1e-9)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.data(), st.sampled_from(GROUPS))
+def test_on_few_hosts_no_other_choice_of_servers_is_faster(
+    sizes: list[int], data: st.DataObject, group: Grouping
+) -> None:
+    """Against every number of servers on every host, with shards cut by the linear program."""
+    speeds = data.draw(st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=4, max_size=4))
+    cluster = two_racks(per_rack=(1, len(sizes) - 1)).with_links(
+        node_bytes_per_s={f"h{1 + node}": speed for node, speed in enumerate(speeds)}
+    )
+    servers = data.draw(st.integers(1, sum(sizes) - 1))
+    plan = plan_job(cluster, running(cluster, sizes), PlanRequest(servers=servers, group=group))
+    best = math.inf
+    for counts in itertools.product(*(range(size + 1) for size in sizes)):
+        if sum(counts) == servers:
+            # The first ranks of a host serve: the groups that the others make are block's there.
+            groups = groups_left(cluster, sizes, counts, group)
+            problem = problem_of(cluster, counts, groups, PlanRequest(), servers)
+            best = min(best, linear_bound_s(problem))
+    assert plan.cost_s == pytest.approx(best, rel=1e-6)
+
+
+def groups_left(
+    cluster: Cluster, sizes: Sequence[int], counts: Sequence[int], group: Grouping
+) -> list[float]:
+    """Groups that the workers of each host make, from seats."""
+    found: list[float] = []
+    for node, size, count in zip(cluster.nodes, sizes, counts, strict=True):
+        roles: list[Role] = ["server"] * count + ["worker"] * (size - count)
+        workers = seat(node.machine, roles, masks=[node.machine.cpus] * size)[count:]
+        kinds = {
+            "node": {0 for _ in workers},
+            "rank": set(range(len(workers))),
+            "socket": {each.package for each in workers},
+            "numa": {each.numa for each in workers},
+        }
+        found.append(float(len(kinds[group])))
+    return found
+
+
 def test_servers_go_where_the_uplinks_carry_least() -> None:
     """Groups of one rank, two ranks a host: a rack that loses two workers to servers is left with
     two groups, and a balanced choice moves 3 models over the uplinks, not 4."""
@@ -230,6 +274,13 @@ def test_a_server_that_was_bound_by_the_launcher_is_the_rank_beside_the_network_
     plan = plan_job(cluster, ranks, PlanRequest(servers=1))
     assert plan.server_ranks == (2,)
     assert [each.cpus for each in plan.ranks] == [(0,), (1,), (2,), (3,)]
+
+
+def test_among_equal_places_servers_are_spread_over_the_racks() -> None:
+    plan = plan_ahead(two_racks(), PlanRequest(servers=2), workers=[2] * 4)
+    assert [each.host for each in plan.ranks if each.role == "server"] == ["h1", "h3"]
+    assert plan.replicas == (1, 0)
+    assert plan.cost_s == pytest.approx(plan.bound_s)
 
 
 def test_replicas_go_to_another_rack() -> None:

@@ -9,6 +9,7 @@ counts per node. Groups are counted by the caller, who knows the seats.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,8 @@ GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
 
 UNKNOWN_MODEL_BYTES = 1e9
 """What a plan is made for where nobody knows the model yet."""
+MOST_JUDGED = 200
+"""Ways to choose among running ranks up to which all are judged (some 0.1 s)."""
 MEMORY_SHARE = 0.8
 """Of a host's ordinary memory that shards may fill."""
 APPLY_BYTES_PER_S = 4e9
@@ -74,11 +77,18 @@ def choose(
         wanted = _enough(problem_of(cluster, once, groups, request, sum(once)), sum(once))
     if request.placement != "auto":
         return place_plainly(cluster, capacity, request.placement, wanted)
-    # A second server on a node moves no byte off a link: only where there are not nodes enough.
-    room = once if sum(once) >= wanted else capacity
-    problem = problem_of(cluster, room, groups, request, wanted)
-    solution = placement.solve(problem)
-    return _by_node(cluster, problem, solution.servers_at), _shares(cluster, problem, solution)
+    asked = replace(request, servers=wanted)
+    room = _room(capacity, wanted)
+    solved = _solved(cluster, room, groups, asked, wanted)
+    # Among equals the one that is spread over the racks: replicas then survive a rack.
+    candidates = [_spread_over_racks(cluster, room, wanted), solved]
+    judged = [
+        judgement
+        for candidate in candidates
+        if (judgement := _judge(cluster, candidate, groups, asked)) is not None
+    ]
+    _, servers_at, shares = min(judged, key=lambda each: each[0])
+    return servers_at, shares
 
 
 def choose_among_ranks(
@@ -87,7 +97,8 @@ def choose_among_ranks(
     """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
     So the groups depend on the answer. Candidates are made with a guess of the groups; then each
-    is judged with the groups that it really leaves, and the best shares for those. Among equals
+    is judged with the groups that it really leaves, and the best shares for those. Small clusters
+    have all ways for candidates, so that theirs is the optimum. Among equals
     in time the one with the most groups is taken, then the most even one.
     """
     num_nodes = sum(size > 0 for size in sizes)
@@ -106,12 +117,15 @@ def choose_among_ranks(
         tuple(guess): None,
     }
     for _ in range(2):
-        guess, _ = choose(cluster, capacity, groups_beside(guess), asked)
+        guess = _solved(cluster, _room(capacity, wanted), groups_beside(guess), asked, wanted)
         candidates[tuple(guess)] = None
+    if (ways := _all_ways(sizes, wanted)) is not None:
+        candidates.update(dict.fromkeys(ways))
     judged = [
-        _judge(cluster, candidate, groups_beside(candidate), asked)
+        judgement
         for candidate in candidates
-        if any(groups_beside(candidate))
+        if any(groups := groups_beside(candidate))
+        and (judgement := _judge(cluster, candidate, groups, asked)) is not None
     ]
     if not judged:
         raise PlacementError(
@@ -232,11 +246,52 @@ def _enough(problem: Problem, most: int) -> int:
     return min(most, max(links, math.ceil(applied_s / allowed_s)))
 
 
+def _all_ways(sizes: Sequence[int], num_servers: int) -> list[tuple[int, ...]] | None:
+    """Every number of servers on each node, or None where there are more than MOST_JUDGED ways."""
+    ways: list[tuple[int, ...]] = [()]
+    left = sum(sizes)
+    for size in sizes:
+        left -= size
+        # What is placed so far can still be completed by the nodes that come.
+        ways = [
+            (*way, count)
+            for way in ways
+            for count in range(size + 1)
+            if 0 <= num_servers - sum(way) - count <= left
+        ]
+        if len(ways) > MOST_JUDGED:
+            return None
+    return ways
+
+
+def _room(capacity: Sequence[int], num_servers: int) -> list[int]:
+    """One server a node: a second one moves no byte off a link. More where nodes do not suffice."""
+    once = [min(each, 1) for each in capacity]
+    return once if sum(once) >= num_servers else list(capacity)
+
+
+def _solved(
+    cluster: Cluster,
+    room: Sequence[int],
+    groups: Sequence[float],
+    request: PlanRequest,
+    num_servers: int,
+) -> list[int]:
+    problem = problem_of(cluster, room, groups, request, num_servers)
+    return _by_node(cluster, problem, placement.solve(problem).servers_at)
+
+
 def _judge(
     cluster: Cluster, servers_at: Sequence[int], groups: Sequence[float], request: PlanRequest
-) -> tuple[tuple[float, ...], list[int], list[float]]:
-    """(what it costs, in the order of what counts; the servers; their best shares)."""
-    problem = problem_of(cluster, servers_at, groups, request, sum(servers_at))
+) -> tuple[tuple[float, ...], list[int], list[float]] | None:
+    """(what it costs, in the order of what counts; the servers; their best shares).
+
+    None where these hosts have not enough memory.
+    """
+    try:
+        problem = problem_of(cluster, servers_at, groups, request, sum(servers_at))
+    except PlacementError:
+        return None
     solution = placement.solve(problem)
     total_s = sum(
         load / speed
@@ -255,17 +310,25 @@ def _spread_over_racks(cluster: Cluster, capacity: Sequence[int], num_servers: i
     """One server at a time to the switch, and there the node, with the fewest for its room."""
     placed = [0] * len(capacity)
     room: Counter[int] = Counter()
+    free: dict[int, list[tuple[int, int]]] = {}
+    for node, each in enumerate(capacity):
+        if each:
+            switch = cluster.nodes[node].switch
+            room[switch] += each
+            free.setdefault(switch, []).append((0, node))  # in order, so it is a heap
+    # (filled to what part, servers on its emptiest node, that node, switch)
+    heap = [(0.0, *nodes[0], switch) for switch, nodes in free.items()]
+    heapq.heapify(heap)
     used: Counter[int] = Counter()
-    switches = [node.switch for node in cluster.nodes]
-    for switch, each in zip(switches, capacity, strict=True):
-        room[switch] += each
     for _ in range(num_servers):
-        node = min(
-            (node for node, each in enumerate(capacity) if placed[node] < each),
-            key=lambda node: (used[switches[node]] / room[switches[node]], placed[node], node),
-        )
+        _, _, node, switch = heapq.heappop(heap)
+        heapq.heappop(free[switch])
         placed[node] += 1
-        used[switches[node]] += 1
+        used[switch] += 1
+        if placed[node] < capacity[node]:
+            heapq.heappush(free[switch], (placed[node], node))
+        if free[switch]:
+            heapq.heappush(heap, (used[switch] / room[switch], *free[switch][0], switch))
     return placed
 
 
