@@ -113,6 +113,7 @@ class Reporter:
     def __init__(self, world: World, registrar: Registrar) -> None:
         self._world = world
         self._registrar = registrar
+        self._model_bytes: int | None = None
         world.on_abort = self._on_abort
         style = world.config.progress
         if style == "auto":
@@ -131,6 +132,7 @@ class Reporter:
     def on_built(self, partition: Partition, owners: tuple[int, ...]) -> None:
         """The model is known: the history can say what was promised."""
         world = self._world
+        self._model_bytes = partition.num_bytes
         idle = sorted(set(range(world.roles.num_servers)) - set(owners))
         if idle:
             logger.warning(
@@ -197,9 +199,17 @@ class Reporter:
             known = [workers[w]["clock"] for w in members if w in workers]
             known += [registrar.progress[w].clock for w in members if w in registrar.progress]
             clocks.append(max(known, default=0))
+        # Each says what it has done when it is done: a part of them is no sum.
         is_known = len(workers) == world.roles.num_workers
         samples = sum(each["samples"] for each in workers.values())
         trained_s = max((each["trained_s"] for each in workers.values()), default=0.0)
+        updates = min(
+            (each["updates"] for each in registrar.servers.values() if each["num_chunks"]),
+            default=0,
+        )
+        pushed, pulled = (
+            sum(each[key] for each in workers.values()) for key in ("bytes_pushed", "bytes_pulled")
+        )
         return {
             "mode": world.config.mode,
             "staleness": world.config.staleness if world.config.mode == "ssp" else None,
@@ -207,20 +217,29 @@ class Reporter:
             "workers": world.roles.num_workers,
             "groups": len(world.roles.groups),
             "clocks": clocks,
-            "updates_applied": min(
-                (each["updates"] for each in registrar.servers.values() if each["num_chunks"]),
-                default=0,
-            ),
+            "updates_applied": updates
+            if len(registrar.servers) == world.roles.num_servers
+            else None,
             "max_staleness_seen": max(staleness, default=0) if is_known else None,
             "staleness_seen": {str(key): staleness[key] for key in sorted(staleness)},
-            "bytes_pushed": sum(each["bytes_pushed"] for each in workers.values()),
-            "bytes_pulled": sum(each["bytes_pulled"] for each in workers.values()),
+            "bytes_pushed": pushed if is_known else None,
+            "bytes_pulled": pulled if is_known else None,
+            "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(wall_s, 3),
-            "samples_per_s": round(samples / trained_s, 1) if trained_s else 0.0,
+            "samples_per_s": (round(samples / trained_s, 1) if trained_s else 0.0)
+            if is_known
+            else None,
             "exit": outcome,
             "last": dict(registrar.last),
             "per_server": [registrar.servers[key] for key in sorted(registrar.servers)],
         }
+
+    def _predicted_exchange_s(self) -> float | None:
+        """What the plan says of this model on the slowest link; None where no link is crossed."""
+        plan = self._world.plan
+        if plan is None or not plan.links or self._model_bytes is None:
+            return None
+        return plan.cost_s * self._model_bytes / plan.model_bytes
 
 
 def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:

@@ -98,6 +98,10 @@ def test_the_uplinks_carry_what_the_plan_says_within_3_percent(
             for one, many in zip(counted[0][link.name], counted[1][link.name], strict=True):
                 assert many - one == pytest.approx(predicted, rel=0.03), (link, counted)
     assert len([link for link in plan.links if link.kind == "switch"]) == 2
+    summary = json.loads((folder / "45" / "summary.json").read_text())
+    assert summary["predicted_exchange_s"] == pytest.approx(
+        plan.cost_s * 4 * ELEMENTS / plan.model_bytes
+    )
 
 
 @pytest.mark.slurm
