@@ -162,7 +162,10 @@ class Job:
         place = members.index(self.worker)
         self._is_leader = place == 0
         torch.set_num_threads(num_threads(world))
-        self.device = _device(world)
+        device = device_of(world)
+        if not world.is_so_for_all_of_group(device.type == "cuda"):
+            device = torch.device("cpu")  # a group reduces over one back end
+        self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
         group_tier.start(
             index=place,
@@ -486,7 +489,7 @@ def _plain(name: str, value: Any) -> Any:
     raise UsageError(f"job.log({name}=...): a {type(value).__name__}; numbers and strings only")
 
 
-def _device(world: World) -> torch.device:
+def device_of(world: World) -> torch.device:
     """A GPU of this worker's own where the host has one for every worker on it, else the CPU.
 
     The plan's GPU is found by its PCI bus id; where the plan knows of none, by order.

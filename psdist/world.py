@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from psdist.agreement import AgreedExit, agreed, broadcast, exchange, start_mpi
+from psdist.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
 from psdist.config import RunConfig, to_toml
 from psdist.environment import detect
 from psdist.errors import ConfigError, LaunchError, PsdistError, UserError
@@ -136,6 +136,12 @@ class World:
         body = bytearray(data or bytes(int.from_bytes(length, "little")))
         self.group_comm.Bcast(body, root=0)
         return bytes(body)
+
+    def is_so_for_all_of_group(self, mine: bool) -> bool:
+        """Whether every worker of this one's group says so."""
+        if self.group_comm is None or self.group_comm.Get_size() == 1:
+            return mine
+        return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))
 
     def close(self) -> None:
         """The job is over for this rank: what it sent is on its way, its files are closed."""
