@@ -159,16 +159,16 @@ RAW = {"first": "a", "second": "b", "kind": "node", "latency_s": 1, "bytes_per_s
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "not a catalogue"),
+        (b"", "no JSON"),
         (b"[]", "a list does not belong there"),
         (b"\xff\xfe{}", "no UTF-8"),
         (b"{}\0", "a NUL byte at offset 2"),
-        (b"[" * 100_000, "nested too deep"),
-        (b"[" * 200_000, "more values than a catalogue has"),
-        (b"[" + b"1," * 2_000_000 + b"1]", "more values"),
+        (b"[" * 100_000, "more than 8 deep"),
+        (b"[" * 200_000, "more than 8 deep"),
+        (b"[" + b"1," * 2_000_000 + b"1]", "more than 1,000,000 values"),
         (b" " * (MAX_BYTES + 1), "more than 10,000,000 bytes"),
-        (encode(NETWORK)[:-20], "not a catalogue"),
-        (b'{"date": "2025-01-01", "date": "2025-01-02"}', "a key is there twice"),
+        (encode(NETWORK)[:-20], "no JSON"),
+        (b'{"date": "2025-01-01", "date": "2025-01-02"}', "the key 'date' is there twice"),
         (changed("format", "psdist plan"), "format and version"),
         (changed("version", 2), "format and version"),
         (changed("more", 1), "'more' does not belong there"),
@@ -184,10 +184,10 @@ RAW = {"first": "a", "second": "b", "kind": "node", "latency_s": 1, "bytes_per_s
         (linked(True), "True does not belong"),
         (linked("1"), "'1' does not belong"),
         (linked(10**400), "a number of 1329 bits does not belong"),
-        (linked(float("nan")), "NaN is no measured value"),
+        (linked(float("nan")), "NaN is no number here"),
         (changed("node_links", {"n1": {**LINK, "is_lower_bound": 1}}), "is_lower_bound: 1 does"),
         (encode(NETWORK).replace(b"12000000000.0", b"1e999"), "inf does not belong"),
-        (encode(NETWORK).replace(b"12000000000.0", b"9" * 5000), "not a catalogue"),
+        (encode(NETWORK).replace(b"12000000000.0", b"9" * 5000), "a number of thousands of digits"),
         (changed("pairs", [RAW, RAW]), "a pair is in pairs twice"),
         (changed("pairs", [{**RAW, "kind": "moon"}]), "pairs[0].kind: 'moon'"),
         (changed("pairs", [{**RAW, "first": "a; b"}]), "pairs[0].first: 'a; b'"),
@@ -197,7 +197,7 @@ RAW = {"first": "a", "second": "b", "kind": "node", "latency_s": 1, "bytes_per_s
 def test_anything_but_a_catalogue_is_refused_in_one_line(data: bytes, said: str) -> None:
     with pytest.raises(PlacementError) as caught:
         decode(data, where="network.json")
-    assert str(caught.value).startswith("network.json: ")
+    assert str(caught.value).startswith("network.json:")
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, NoReturn, get_args
+from typing import Literal, get_args
 
 from psdist.errors import PlacementError
+from psdist.topology import strict_json
 from psdist.topology.untrusted import HOST_NAME, decoded, file_bytes, shown
 
 FORMAT = "psdist network"
@@ -31,8 +32,7 @@ and its host."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 # Whatever JSON spends least text on: so that 10 MB of it do not become a gigabyte of objects.
-_MAX_OBJECTS = 150_000
-_MAX_VALUES = 1_000_000
+_LIMITS = strict_json.Limits(depth=8, brackets=300_000, commas=1_000_000)
 _MAX_NUMBER = 1e18
 _PLACE = re.compile(r"[A-Za-z0-9._:/@+,\[\]-]{1,255}")
 _LABEL = re.compile(r"[ -~]{0,255}")
@@ -96,17 +96,7 @@ def read(path: Path) -> Network:
 def decode(data: bytes, *, where: str) -> Network:
     """The network in a catalogue. Raises PlacementError for anything that is not exactly one."""
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
-    if text.count("{") + text.count("[") > _MAX_OBJECTS or text.count(",") > _MAX_VALUES:
-        raise PlacementError(f"{where}: more values than a catalogue has: give the right file")
-    try:
-        content = json.loads(text, parse_constant=_refuse, object_pairs_hook=_without_repeats)
-    except RecursionError:
-        raise PlacementError(f"{where}: nested too deep: give what psdist probe wrote") from None
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:120]
-        raise PlacementError(
-            f"{where}: not a catalogue ({reason}): give what psdist probe wrote"
-        ) from None
+    content = strict_json.parse(text, where=where, made_by="psdist probe", limits=_LIMITS)
     reader = _Reader(where)
     top = reader.table(content, "the file", ("format", "version", *Network.__dataclass_fields__))
     if top["format"] != FORMAT or top["version"] != VERSION:
@@ -199,17 +189,6 @@ def _time_text(was: float, now: float) -> str:
 
 def _key(pair: Pair) -> tuple[str, str, str]:
     return pair.first, pair.second, pair.kind
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no measured value")
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key is there twice in one table")
-    return table
 
 
 class _Reader:

@@ -10,28 +10,21 @@ Owns the format. What comes from a file is not trusted: it has limits, and ends 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from psdist.errors import PlacementError
 from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 from psdist.topology.plan_checks import MAX_RANKS, check, refuse
+from psdist.topology.strict_json import Limits, parse
 from psdist.topology.untrusted import decoded, shown
 
 FORMAT: Final = "psdist plan"
 VERSION: Final = 1
 MAX_BYTES: Final = 16 << 20
-# A rank has six; the others are for the links.
-MAX_BRACKETS: Final = 10 * MAX_RANKS
-# The cores of a rank lie three deep.
-MAX_DEPTH: Final = 8
-
-# The next bracket outside of strings. It matches everywhere, at the end too, so that no text, such
-# as one with an open string, is searched more than once.
-_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"?)*+([\[\]{}]|\Z)', re.DOTALL)
+# A rank has six brackets, the others are for the links; its cores lie three deep.
+LIMITS: Final = Limits(depth=8, brackets=10 * MAX_RANKS, commas=MAX_BYTES)
 _PLAN_KEYS = tuple(field.name for field in fields(Plan))
 _RANK_KEYS = tuple(field.name for field in fields(PlannedRank))
 _LINK_KEYS = ("name", "kind", "num_bytes", "bytes_per_s")
@@ -64,7 +57,9 @@ def decode(data: bytes, *, where: str) -> Plan:
     plan: what :mod:`psdist.topology.plan_checks` refuses, keys that are unknown, missing or there
     twice, more than 16 MiB.
     """
-    top = _object(_parsed(data, where), ("format", "version", *_PLAN_KEYS), "the plan", where)
+    text = decoded(data, where=where, max_bytes=MAX_BYTES)
+    content = parse(text, where=where, made_by="psdist plan", limits=LIMITS)
+    top = _object(content, ("format", "version", *_PLAN_KEYS), "the plan", where)
     if top["format"] != FORMAT or top["version"] != VERSION:
         raise PlacementError(
             f"{where}: format {shown(top['format'])}, version {shown(top['version'])}: this psdist "
@@ -97,38 +92,6 @@ def decode(data: bytes, *, where: str) -> Plan:
     )
     check(plan, where=where)
     return plan
-
-
-def _parsed(data: bytes, where: str) -> object:
-    text = decoded(data, where=where, max_bytes=MAX_BYTES)
-    depth = 0
-    for num_brackets, found in enumerate(_BRACKET.finditer(text), start=1):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1, "": 0}[found[1]]
-        if depth > MAX_DEPTH or num_brackets > MAX_BRACKETS:
-            raise PlacementError(
-                f"{where}: lists and objects more than {MAX_DEPTH} deep, or more than "
-                f"{MAX_BRACKETS:,} brackets: this is no plan; give the file of psdist plan"
-            )
-    try:
-        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_without_repeats)
-    except json.JSONDecodeError as error:
-        raise PlacementError(
-            f"{where}:{error.lineno}: no JSON ({error.msg}): give the file that psdist plan wrote"
-        ) from None
-    except ValueError as error:  # from the two hooks, and numbers of thousands of digits
-        raise PlacementError(f"{where}: {error}: correct it or make the plan again") from None
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number here")
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} is there twice")
-    return members
 
 
 def _rank(value: object, element: str, where: str) -> PlannedRank:
