@@ -111,9 +111,7 @@ def _cluster(places: Sequence[Place], packed: Sequence[bytes], config: RunConfig
 def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
     strategy = _STRATEGIES.get(config.placement)
     if strategy is None:
-        return _given_plan(
-            Path(config.placement), cluster, places, is_strict=config.strict_placement
-        )
+        return _given_plan(cluster, places, config)
     ranks = [
         RankFacts(
             rank=each.rank,
@@ -133,14 +131,19 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
     return plan_job(cluster, ranks, request)
 
 
-def _given_plan(path: Path, cluster: Cluster, places: Sequence[Place], *, is_strict: bool) -> Plan:
+def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
     """The plan of a file, on the hosts where the launcher has put its ranks."""
-    data, where = file_bytes(path, max_bytes=plan_codec.MAX_BYTES)
+    data, where = file_bytes(Path(config.placement), max_bytes=plan_codec.MAX_BYTES)
     plan = plan_codec.decode(data, where=where)
     if len(plan.ranks) != len(places):
         raise PlacementError(
             f"placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
             f"{len(places)}; start as many as planned, or make a new plan"
+        )
+    if config.servers not in ("auto", len(plan.weights)):
+        raise PlacementError(
+            f"servers = {config.servers}, but the plan {where} has {len(plan.weights)}: leave one "
+            "of the two settings out"
         )
     pairs = list(zip(plan.ranks, places, strict=True))
     moved = [
@@ -148,7 +151,7 @@ def _given_plan(path: Path, cluster: Cluster, places: Sequence[Place], *, is_str
         for planned, found in pairs
         if not is_same_host(planned.host, found.host)
     ]
-    if moved and is_strict:
+    if moved and config.strict_placement:
         raise _misplaced(moved)
     if moved:
         _warn(moved)

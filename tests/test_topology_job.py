@@ -231,13 +231,18 @@ def test_processors_that_are_not_there_are_a_warning_or_an_error_that_names_the_
 
 
 @pytest.mark.mpi
-def test_a_plan_for_another_number_of_ranks_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_a_plan_for_another_number_of_ranks_or_servers_is_refused_with_both_numbers(
+    tmp_path: Path,
+) -> None:
     done = here(2, run_dir=tmp_path / "two")
     assert done.returncode == 0, done.text
     given = ("--placement", str(tmp_path / "two" / "plan.json"))
     refused = here(3, *given, run_dir=tmp_path / "three")
     assert refused.returncode == 2, refused.text
     assert re.search(r"a plan for 2 ranks, but the job has 3", refused.stderr), refused.text
+    refused = here(2, *given, "--servers", "2", run_dir=tmp_path / "three")
+    assert refused.returncode == 2, refused.text
+    assert "servers = 2, but the plan " in refused.stderr, refused.text
 
 
 def test_a_login_node_plans_without_torch_mpi_or_scipy(tmp_path: Path) -> None:
