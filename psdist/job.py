@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError
 
 from psdist.agreement import AgreedExit
+from psdist.device import device_of
 from psdist.errors import ModelError, UsageError, UserError
 from psdist.failure import fail_with, printable, run_or_fail
 from psdist.memory import as_bytes
@@ -42,7 +43,6 @@ from psdist.partition import Partition
 from psdist.resolving import resolve
 from psdist.roles import REGISTRAR, worker_of
 from psdist.serve import num_threads, serve, serve_beside
-from psdist.topology.gpus import torch_bus_id
 from psdist.transport.base import Frame
 from psdist.workers import group as group_tier
 from psdist.workers.client import ClientCore
@@ -487,33 +487,3 @@ def _plain(name: str, value: Any) -> Any:
     if hasattr(value, "item"):  # numpy's scalars
         return value.item()
     raise UsageError(f"job.log({name}=...): a {type(value).__name__}; numbers and strings only")
-
-
-def device_of(world: World) -> torch.device:
-    """A GPU of this worker's own where the host has one for every worker on it, else the CPU.
-
-    The plan's GPU is found by its PCI bus id; where the plan knows of none, by order.
-    """
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    places, roles = world.roles.places, world.roles
-    host = places[world.rank].host
-    here = [rank for rank in roles.worker_ranks if places[rank].host == host]
-    planned = [world.plan.ranks[rank].gpu for rank in here] if world.plan is not None else []
-    index = None
-    if planned and all(planned):
-        if len(set(planned)) < len(planned):
-            return torch.device("cpu")
-        wanted = planned[here.index(world.rank)]
-        buses = [
-            torch_bus_id(torch.cuda.get_device_properties(number))
-            for number in range(torch.cuda.device_count())
-        ]
-        index = buses.index(wanted) if wanted in buses else None
-    if index is None:
-        if torch.cuda.device_count() < len(here):
-            return torch.device("cpu")
-        index = here.index(world.rank)
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from psdist.job import device_of
+from psdist.device import device_of
 from psdist.roles import Place, from_plan
 from psdist.topology.cluster import one_rack
 from psdist.topology.plan import Plan
