@@ -20,6 +20,7 @@ partition from the same description, so only the description travels.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,18 +181,27 @@ class Partition:
     def shard(self, weights: Sequence[float]) -> tuple[int, ...]:
         """Chunk -> server, so that server i holds about ``weights[i]`` of the bytes.
 
-        Largest chunk first, each to the server that is then the least full for its weight: the
-        greedy bound (Graham 1969) holds the fullest server within one chunk of the ideal.
+        Largest chunk first, each to the server that is the least full for its weight with that
+        chunk: equal weights are kept to within one chunk (Graham 1969), and a server whose weight
+        is too small for a chunk, behind a slow link, holds nothing.
         """
         if not weights or min(weights) < 0 or sum(weights) <= 0:
             raise UsageError(f"shard weights {list(weights)}: at least one must be positive")
-        heap = [(0.0, server, 0) for server, weight in enumerate(weights) if weight > 0]
+        loads = [0] * len(weights)
         owners = [0] * len(self.chunks)
-        for chunk in sorted(self.chunks, key=lambda chunk: (-chunk.num_bytes, chunk.index)):
-            _, server, load = heap[0]
-            owners[chunk.index] = server
-            load += chunk.num_bytes
-            heapq.heapreplace(heap, (load / weights[server], server, load))
+        ordered = sorted(self.chunks, key=lambda chunk: (-chunk.num_bytes, chunk.index))
+        for size, chunks in itertools.groupby(ordered, key=lambda chunk: chunk.num_bytes):
+            heap = [
+                ((loads[server] + size) / weight, server)
+                for server, weight in enumerate(weights)
+                if weight > 0
+            ]
+            heapq.heapify(heap)
+            for chunk in chunks:
+                server = heap[0][1]
+                owners[chunk.index] = server
+                loads[server] += size
+                heapq.heapreplace(heap, ((loads[server] + size) / weights[server], server))
         return tuple(owners)
 
     def slices(self, num_workers: int) -> tuple[range, ...]:

@@ -140,18 +140,39 @@ def test_the_description_gives_the_same_partition_elsewhere(partition: Partition
     assert Partition.decode(partition.encode()) == partition
 
 
-@given(PARTITIONS, st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
-def test_a_shard_is_within_one_chunk_of_its_share(
-    partition: Partition, weights: list[float]
-) -> None:
+def held_by(partition: Partition, weights: list[float]) -> list[int]:
+    """Bytes of each server."""
     owners = partition.shard(weights)
     assert len(owners) == len(partition.chunks)
     held = [0] * len(weights)
     for chunk, owner in zip(partition.chunks, owners, strict=True):
         held[owner] += chunk.num_bytes
-    for load, weight in zip(held, weights, strict=True):
-        ideal = partition.num_bytes * weight / sum(weights)
+    return held
+
+
+@given(PARTITIONS, st.integers(1, 6))
+def test_with_equal_weights_a_shard_is_within_one_chunk_of_its_part(
+    partition: Partition, num_servers: int
+) -> None:
+    ideal = partition.num_bytes / num_servers
+    for load in held_by(partition, [1 / num_servers] * num_servers):
         assert load <= ideal + partition.max_chunk_bytes
+
+
+@given(PARTITIONS, st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
+def test_no_server_would_be_done_earlier_if_another_had_one_of_its_chunks(
+    partition: Partition, weights: list[float]
+) -> None:
+    held = held_by(partition, weights)
+    slowest = max(load / weight for load, weight in zip(held, weights, strict=True))
+    for load, weight in zip(held, weights, strict=True):
+        assert slowest <= (load + partition.max_chunk_bytes) / weight * (1 + 1e-12)
+
+
+@given(PARTITIONS)
+def test_a_server_behind_a_link_too_slow_for_a_chunk_holds_nothing(partition: Partition) -> None:
+    """Rounding leaves the planner's shards of no bytes with a little."""
+    assert held_by(partition, [0.5, 1e-10, 0.5])[1] == 0
 
 
 @given(PARTITIONS, st.integers(1, 8))
