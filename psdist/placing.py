@@ -72,11 +72,11 @@ def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Pl
         except UserError as error:
             made = error
     plan = plan_codec.decode(decided(comm, made), where="the plan of rank 0")
-    mine = plan.ranks[rank]
-    if config.bind == "auto" and mine.cpus:
-        cores = binding.bind(mine.cpus)
-    else:
-        cores = frozenset(places[rank].cores)
+    cores = frozenset(places[rank].cores)
+    if config.bind == "auto":
+        # A plan's file may name processors that the launcher gave to another job.
+        wanted = _usable_cores(places, rank).intersection(plan.ranks[rank].cpus)
+        cores = binding.bind(wanted) if wanted else cores
     has = [tuple(msgpack.unpackb(each)) for each in allgather(comm, msgpack.packb(sorted(cores)))]
     bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
     _compare(comm, plan, bound, config)
@@ -86,12 +86,17 @@ def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Pl
 def _describe_host(places: Sequence[Place], rank: int) -> bytes:
     """What rank 0 hears of this rank's host: its machine from the first rank there."""
     host = places[rank].host
-    here = [place for place in places if place.host == host]
-    if here[0].rank != rank:
+    if next(place for place in places if place.host == host).rank != rank:
         return b""
-    usable = {core for place in here for core in place.cores}
-    packed: bytes = msgpack.packb(machine_codec.pack(live.this_machine(affinity=usable)))
+    machine = live.this_machine(affinity=_usable_cores(places, rank))
+    packed: bytes = msgpack.packb(machine_codec.pack(machine))
     return packed
+
+
+def _usable_cores(places: Sequence[Place], rank: int) -> set[int]:
+    """What the ranks on this rank's host may use together."""
+    host = places[rank].host
+    return {core for place in places if place.host == host for core in place.cores}
 
 
 def _cluster(places: Sequence[Place], packed: Sequence[bytes], config: RunConfig) -> Cluster:

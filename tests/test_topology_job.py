@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from psdist.topology import bitmap
 from psdist.topology.plan import Plan
 from psdist.topology.plan_codec import decode, encode
 from tests import slurm_network as network
@@ -228,6 +230,26 @@ def test_processors_that_are_not_there_are_a_warning_or_an_error_that_names_the_
     assert refused.returncode == 2, refused.text
     assert len(text.findall(refused.stderr)) == 1, refused.text
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.mpi
+def test_a_plan_gives_no_rank_a_processor_that_the_launcher_gave_to_none(tmp_path: Path) -> None:
+    """Without a cgroup the kernel would allow it, and it may be another job's."""
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        pytest.skip("needs two processors")
+    done = here(2, run_dir=tmp_path / "made")
+    assert done.returncode == 0, done.text
+    planned = [each.cpus for each in plan_of(tmp_path / "made").ranks]
+    os.sched_setaffinity(0, planned[0])  # the ranks inherit it
+    try:
+        given = ("--placement", str(tmp_path / "made" / "plan.json"))
+        done = here(2, *given, run_dir=tmp_path / "narrow")
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert done.returncode == 0, done.text
+    had, wanted = bitmap.format_list(planned[0]), bitmap.format_list(planned[1])
+    assert f" has processors {had}, planned {wanted}" in done.stderr, done.text
 
 
 @pytest.mark.mpi
