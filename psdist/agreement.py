@@ -109,7 +109,15 @@ def _cut(everything: bytearray, sizes: Sequence[int]) -> list[bytes]:
 
 
 def broadcast(comm: MPI.Intracomm, data: bytes) -> bytes:
-    return allgather(comm, data if comm.Get_rank() == 0 else b"")[0]
+    """Rank 0's bytes for everybody."""
+    from mpi4py import MPI
+
+    length = bytearray(len(data).to_bytes(8, "little"))
+    comm.Bcast([length, MPI.BYTE], root=0)
+    num_bytes = int.from_bytes(length, "little")
+    body = bytearray(data if comm.Get_rank() == 0 else num_bytes)
+    comm.Bcast([body, MPI.BYTE], root=0)
+    return bytes(body)
 
 
 def agreed(comm: MPI.Intracomm, mine: _T | UserError) -> _T:
