@@ -446,9 +446,9 @@ def test_all_servers_go_beside_the_only_group() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"num_servers": 5}, ["5 servers", "room for 4", "4 places"]),
+        ({"num_servers": 5}, ["5 servers", "room for 4", "4 nodes"]),
         ({"num_servers": 0}, ["0 servers"]),
-        ({"max_bytes": (0, 1e9, 1e9, 1e9, 5e8)}, ["3500000000", "500000000 less", "more memory"]),
+        ({"max_bytes": (0, 1e9, 1e9, 1e9, 5e8)}, ["3.5 GB", "4 GB", "more memory"]),
         ({"bytes_per_s": (0, 1, 1, -2.5, 1)}, ["vertex 3", "-2.5"]),
         ({"bytes_per_s": (0, 1, math.nan, 1, 1)}, ["vertex 2", "nan"]),
         ({"model_bytes": 0}, ["0 bytes"]),

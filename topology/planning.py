@@ -28,6 +28,7 @@ from psdist.topology.serving_hosts import (
     PlanRequest,
     Strategy,
     apply_s,
+    beyond_memory,
     choose,
     choose_among_ranks,
     link_loads,
@@ -137,12 +138,23 @@ def plan_ahead(
         capacity.append(left if not allowed or here.name in allowed else 0)
     if not any(workers):
         raise PlacementError("no node has a worker; ask for at least one")
-    groups = [
-        _num_groups(cluster, _Host(node=node, ranks=tuple(range(count)), num_servers=0),
-                    request.group)
-        for node, count in enumerate(workers)
-    ]  # fmt: skip
-    servers_at, shares = choose(cluster, capacity, groups, request)
+
+    @cache
+    def groups_on(node: int, num_servers: int) -> float:
+        ranks = tuple(range(num_servers + workers[node]))
+        host = _Host(node=node, ranks=ranks, num_servers=num_servers)
+        return _num_groups(cluster, host, request.group)
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
+    alone = groups_beside([0] * len(cluster.nodes))
+    servers_at, shares = choose(cluster, capacity, alone, request)
+    groups = groups_beside(servers_at)
+    if groups != alone:
+        # Beside servers some workers sit elsewhere and make other groups: new shards for these.
+        fixed = replace(request, servers=sum(servers_at))
+        servers_at, shares = choose(cluster, servers_at, groups, fixed)
     hosts: list[_Host] = []
     first = 0
     for node, num_workers in enumerate(workers):
@@ -151,7 +163,7 @@ def plan_ahead(
             ranks = tuple(range(first, end))
             hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
         first = end
-    return _assemble(cluster, hosts, capacity, shares, lambda _: groups, request, _notes(cluster))
+    return _assemble(cluster, hosts, capacity, shares, groups_beside, request, _notes(cluster))
 
 
 def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
@@ -295,6 +307,8 @@ def _assemble(
     plain: tuple[Strategy, ...] = ("block", "cyclic")
     for strategy in plain:
         there, equal = place_plainly(cluster, capacity, strategy, num_servers)
+        if beyond_memory(cluster, equal, request):
+            continue
         loads = link_loads(cluster, groups_beside(there), equal, request)
         compared[strategy] = max((link.seconds for link in loads), default=0.0)
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)

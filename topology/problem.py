@@ -84,15 +84,16 @@ class Problem:
         if room < self.num_servers:
             raise PlacementError(
                 f"placement: {self.num_servers} servers asked for, but there is room for {room} "
-                f"on {len(self.candidates)} places; ask for fewer servers or add nodes"
+                f"on {len(self.candidates)} nodes; ask for fewer servers, fewer workers per node "
+                "or more nodes"
             )
         largest = sorted((self.max_bytes[v] for v in self.candidates), reverse=True)
         held = math.fsum(largest[: self.num_servers])
         if held < self.model_bytes:
             raise PlacementError(
-                f"placement: {self.num_servers} servers can hold {held:.0f} bytes in memory, "
-                f"{self.model_bytes - held:.0f} less than the model's {self.model_bytes:.0f}; "
-                "use more servers, or nodes with more memory"
+                f"placement: with servers = {self.num_servers} there is memory for "
+                f"{held / 1e9:.3g} GB of the model's {self.model_bytes / 1e9:.3g} GB, beside its "
+                "optimizer state; use servers on more nodes, or nodes with more memory"
             )
 
     @property

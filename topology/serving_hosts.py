@@ -76,7 +76,14 @@ def choose(
             )
         wanted = _enough(problem_of(cluster, once, groups, request, sum(once)), sum(once))
     if request.placement != "auto":
-        return place_plainly(cluster, capacity, request.placement, wanted)
+        servers_at, shares = place_plainly(cluster, capacity, request.placement, wanted)
+        if full := beyond_memory(cluster, shares, request):
+            raise PlacementError(
+                f"placement {request.placement}: {cluster.nodes[full[0]].name} would hold "
+                f"{100 * shares[full[0]]:.3g} % of the model, more than its memory has room for; "
+                "use --placement auto, more nodes, or nodes with more memory"
+            )
+        return servers_at, shares
     asked = replace(request, servers=wanted)
     room = _room(capacity, wanted)
     solved = _solved(cluster, room, groups, asked, wanted)
@@ -146,6 +153,16 @@ def place_plainly(
     return servers_at, [count / num_servers for count in servers_at]
 
 
+def beyond_memory(cluster: Cluster, shares: Sequence[float], request: PlanRequest) -> list[int]:
+    """The nodes whose part of the model does not go into their memory; none if its size is open."""
+    room = _model_room(cluster, request)
+    return [
+        node
+        for node, share in enumerate(shares)
+        if share * request.planned_bytes > room[node] * (1 + 1e-9)
+    ]
+
+
 def link_loads(
     cluster: Cluster, groups: Sequence[float], shares: Sequence[float], request: PlanRequest
 ) -> tuple[LinkLoad, ...]:
@@ -189,8 +206,6 @@ def problem_of(
     order = _switches_from_the_root(cluster)
     vertex = {switch: index for index, switch in enumerate(order)}
     none = [0] * len(order)
-    is_known = request.model_bytes is not None
-    memory = (node.machine.memory_bytes * is_known for node in cluster.nodes)
     return Problem(
         parent=(
             -1,
@@ -204,13 +219,18 @@ def problem_of(
         ),
         groups=(*none, *groups),
         capacity=(*none, *capacity),
-        max_bytes=(
-            *none,
-            *(each * MEMORY_SHARE / (1 + STATE_PER_BYTE) or math.inf for each in memory),
-        ),
+        max_bytes=(*none, *_model_room(cluster, request)),
         model_bytes=request.planned_bytes,
         num_servers=num_servers,
     )
+
+
+def _model_room(cluster: Cluster, request: PlanRequest) -> list[float]:
+    """Bytes of parameters that go into each node's memory; infinite where that is not known."""
+    if request.model_bytes is None:
+        return [math.inf] * len(cluster.nodes)
+    share = MEMORY_SHARE / (1 + STATE_PER_BYTE)
+    return [node.machine.memory_bytes * share or math.inf for node in cluster.nodes]
 
 
 def _num_servers(
