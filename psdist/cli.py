@@ -215,16 +215,17 @@ def plan(
             metavar="slurm|openmpi4|openmpi5|mpich|intel|json", help="Write this launcher's files."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where --emit writes them.")] = Path(
-        "plan"
-    ),
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where --emit writes them; else plan.")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan.")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
     ] = False,
     script: Annotated[
-        str, typer.Option(metavar="SCRIPT", help="For the command line of --emit.")
-    ] = "train.py",
+        str | None,
+        typer.Option(metavar="SCRIPT", help="For the command line of --emit; else train.py."),
+    ] = None,
 ) -> Action:
     """Place a job before it starts: draw the plan and write the files for its launcher.
 

@@ -27,7 +27,8 @@ from psdist.topology.tree import MAX_NODES, Tree, TreeBuilder
 from psdist.topology.untrusted import HOST_NAME, numbered_lines, shown
 
 MAX_CHARACTERS = 1 << 20
-MIN_BYTES_PER_S = 1.0
+MIN_BYTES_PER_S = 1e5
+"""Less is a number whose unit was forgotten."""
 MAX_BYTES_PER_S = 1e15
 
 _KEYS = ("name", "parent", "nodes", "link", "uplink")
@@ -74,7 +75,7 @@ def parse_speed(value: object, *, where: str) -> float:
     """A speed as people write it, in bytes/s: ``"25Gbit"``, ``"25Gbps"``, ``"12 GB/s"``, ``12e9``.
 
     Prefixes are decimal. ``Gb`` is refused: it is read as bits by some and as bytes by others.
-    Raises PlacementError for that, and for speeds below 1 byte/s or above 10^15.
+    Raises PlacementError for that, and for speeds below 10^5 bytes/s or above 10^15.
     """
     found = -1.0
     if isinstance(value, str):
@@ -86,6 +87,11 @@ def parse_speed(value: object, *, where: str) -> float:
             )
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = float(value) if abs(value) <= MAX_BYTES_PER_S else -1.0
+    if 0 < found < MIN_BYTES_PER_S:
+        raise PlacementError(
+            f"{where}: {shown(value)} is {found:g} bytes per second, too slow for a network: write "
+            "25Gbit, 12GB, or bytes per second like 12e9"
+        )
     if not MIN_BYTES_PER_S <= found <= MAX_BYTES_PER_S:
         raise PlacementError(
             f"{where}: {shown(value)} is no speed: write 25Gbit, 12GB, or bytes per second like "
