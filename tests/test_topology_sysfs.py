@@ -7,6 +7,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -374,6 +375,17 @@ def test_where_lstopo_fails_sys_answers_with_a_note(
     machine = live.this_machine(affinity={4, 12}, root=root.path)
     assert [core.logical for core in machine.cores] == [4]
     assert machine.notes == (note,)
+
+
+def test_without_a_place_for_temporary_files_sys_answers(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_sockets(root)
+    fake_lstopo(tmp_path, "exit 0", monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    machine = live.this_machine(affinity={4, 12}, root=root.path)
+    assert [core.logical for core in machine.cores] == [4]
+    assert machine.notes == ("lstopo: No such file or directory; /sys answers instead",)
 
 
 def test_an_answer_that_lacks_pus_of_this_process_is_not_used(

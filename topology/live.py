@@ -81,9 +81,9 @@ def _run(program: str) -> bytes:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HWLOC_")}
     environment["HWLOC_COMPONENTS"] = _COMPONENTS
     name = Path(program).name
-    # A file and not a pipe: what is too much is then never in memory.
-    with tempfile.TemporaryFile() as output:
-        try:
+    try:
+        # A file and not a pipe: what is too much is then never in memory.
+        with tempfile.TemporaryFile() as output:
             done = subprocess.run(
                 [program, "--of", "xml"],
                 stdin=subprocess.DEVNULL,
@@ -93,15 +93,15 @@ def _run(program: str) -> bytes:
                 timeout=LSTOPO_TIMEOUT_S,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            reason = f"no answer in {LSTOPO_TIMEOUT_S:g} s"
-            if isinstance(error, OSError):
-                reason = error.strerror or "cannot be started"
-            raise PlacementError(f"{name}: {reason}; /sys answers instead") from None
-        if done.returncode != 0:
-            raise PlacementError(f"{name}: exit status {done.returncode}; /sys answers instead")
-        output.seek(0)
-        return output.read(MAX_BYTES + 1)
+            if done.returncode == 0:
+                output.seek(0)
+                return output.read(MAX_BYTES + 1)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = f"no answer in {LSTOPO_TIMEOUT_S:g} s"
+        if isinstance(error, OSError):
+            reason = error.strerror or "cannot be started"
+        raise PlacementError(f"{name}: {reason}; /sys answers instead") from None
+    raise PlacementError(f"{name}: exit status {done.returncode}; /sys answers instead")
 
 
 def _from_sysfs(root: Path, notes: list[str]) -> Machine | None:
