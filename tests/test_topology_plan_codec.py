@@ -173,7 +173,7 @@ def test_what_is_wrong_in_a_plan_is_said_in_one_line(
         (b"[" * 200_000, "more than 8 deep"),
         (b'{"a":' * 200_000, "more than 8 deep"),
         (b"[" + b"[]," * 1_000_000 + b"1]", "more than 655,360 brackets"),
-        (b" " * (MAX_BYTES + 1), "more than 16,777,216 bytes"),
+        (b" " * (MAX_BYTES + 1), "more than 33,554,432 bytes"),
         (b'{"format": ' + b"9" * 5000 + b"}", "plan.json: "),
         (b'"' + b"[" * 100 + b'"', "the plan is '[[["),
         (b'"' + b"[" * 100, "plan.json:1: no JSON"),
@@ -191,6 +191,19 @@ def test_bytes_that_are_no_plan_are_refused_in_one_line(data: bytes, expected: s
 def test_a_plan_that_could_not_be_read_again_is_not_written() -> None:
     with pytest.raises(PlacementError, match=r"^plan: notes\[0\] is 'a\\nb'"):
         encode(replace(PLAN, notes=("a\nb",)))
+
+
+def test_ten_thousand_ranks_with_all_threads_of_large_nodes_are_one_plan() -> None:
+    cores, cpus = tuple(range(192)), tuple(range(384))
+    rank = replace(PLAN.ranks[0], cores=cores, cpus=cpus)
+    worker = replace(rank, role="worker", group=0)
+    workers = (replace(worker, rank=1 + number, index=number) for number in range(9_999))
+    plan = replace(PLAN, ranks=(rank, *workers), weights=(1.0,), replicas=(-1,))
+    assert len(decode(encode(plan), where="plan.json").ranks) == 10_000
+    wide = tuple(range(10_000, 11_000))
+    too_large = tuple(replace(each, cpus=wide) for each in plan.ranks)
+    with pytest.raises(PlacementError, match=r"^plan: 10,000 ranks .* start fewer ranks$"):
+        encode(replace(plan, ranks=too_large))
 
 
 def test_two_thousand_damaged_plans_are_read_or_refused_in_one_line() -> None:

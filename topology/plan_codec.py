@@ -22,9 +22,10 @@ from psdist.topology.untrusted import decoded, shown
 
 FORMAT: Final = "psdist plan"
 VERSION: Final = 1
-MAX_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 32 << 20
+"""10,000 ranks with 192 cores of two threads each."""
 # A rank has six brackets, the others are for the links; its cores lie three deep.
-LIMITS: Final = Limits(depth=8, brackets=10 * MAX_RANKS, commas=MAX_BYTES)
+LIMITS: Final = Limits(depth=8, brackets=10 * MAX_RANKS, commas=6_000_000)
 _PLAN_KEYS = tuple(field.name for field in fields(Plan))
 _RANK_KEYS = tuple(field.name for field in fields(PlannedRank))
 _LINK_KEYS = ("name", "kind", "num_bytes", "bytes_per_s")
@@ -47,7 +48,13 @@ def encode(plan: Plan) -> bytes:
             lines.append(f"  {json.dumps(key)}: [\n    " + ",\n    ".join(entries) + "\n  ]")
         else:
             lines.append(_member(key, value))
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
+    data = ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
+    if len(data) > MAX_BYTES:
+        raise PlacementError(
+            f"plan: {len(plan.ranks):,} ranks and their cores take {len(data):,} bytes, more than "
+            f"{MAX_BYTES:,}: start fewer ranks"
+        )
+    return data
 
 
 def decode(data: bytes, *, where: str) -> Plan:
@@ -55,7 +62,7 @@ def decode(data: bytes, *, where: str) -> Plan:
 
     Ranks may stand in any order. Raises PlacementError for anything that is not a whole and sound
     plan: what :mod:`psdist.topology.plan_checks` refuses, keys that are unknown, missing or there
-    twice, more than 16 MiB.
+    twice, more than 32 MiB.
     """
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     content = parse(text, where=where, made_by="psdist plan", limits=LIMITS)
