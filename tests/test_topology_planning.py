@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -313,7 +314,28 @@ def test_a_plan_on_other_hosts_keeps_roles_and_counts_the_real_links() -> None:
     for link in after.links:
         assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0), abs=1e-3)
     same = on_hosts(plan, cluster, [each.host for each in plan.ranks])
-    assert (same.ranks, same.cost_s) == (plan.ranks, plan.cost_s)
+    assert (same.ranks, same.cost_s, same.notes) == (plan.ranks, plan.cost_s, plan.notes)
+    assert any("made for other hosts" in note for note in after.notes)
+
+
+def test_a_given_plan_is_not_refused_for_the_memory_of_a_guessed_model() -> None:
+    """Inside a job nobody knows the model yet; the plan that a run leaves says 1 GB."""
+    here = machine(cores=4)
+    nodes = tuple(replace(node, memory_bytes=10**8) for node in here.numa_nodes)
+    cluster = two_racks(per_rack=(2,), here=replace(here, numa_nodes=nodes))
+    plan = plan_job(cluster, running(cluster, [2, 2]), PlanRequest())
+    again = on_hosts(plan, cluster, [each.host for each in plan.ranks])
+    assert (again.cost_s, again.bound_s) == (plan.cost_s, plan.bound_s)
+
+
+def test_workers_on_several_numa_nodes_each_are_grouped_by_socket_at_least() -> None:
+    cluster = two_racks(per_rack=(1,), here=machine(packages=2, numa=2, cores=2))
+    masks = [{0}, {1, 2, 3}, {4, 5, 6, 7}]
+    ranks = [
+        RankFacts(rank=rank, host="h1", cpus=frozenset(mask)) for rank, mask in enumerate(masks)
+    ]
+    plan = plan_job(cluster, ranks, PlanRequest(servers=1, group="numa"))
+    assert [each.group for each in plan.ranks] == [-1, 0, 1]
 
 
 def test_a_plan_whose_group_would_lie_on_two_hosts_is_refused() -> None:
@@ -333,6 +355,27 @@ def test_servers_come_in_addition_to_the_workers_and_share_the_cores_with_them()
     assert len(plan.server_ranks) == 4
     assert [each.host for each in plan.ranks] == [f"h{1 + rank // 4}" for rank in range(16)]
     assert {len(each.cores) for each in plan.ranks} == {2}
+
+
+@pytest.mark.parametrize(
+    ("here", "workers", "servers", "group"),
+    [
+        (machine(packages=3, numa=2, cores=3), [2, 3], 3, "numa"),
+        (machine(packages=3, numa=2, cores=1), [3, 2], 4, "socket"),
+        (machine(packages=3, cores=2), [2, 1, 2], 4, "socket"),
+        (machine(packages=2, cores=3), [3, 2], 4, "numa"),
+    ],
+)
+def test_servers_that_move_workers_apart_are_judged_with_the_groups_that_these_make(
+    here: Machine, workers: list[int], servers: int, group: Grouping
+) -> None:
+    cluster = two_racks(per_rack=(len(workers),), here=here)
+    request = PlanRequest(servers=servers, group=group, model_bytes=1e6)
+    plan = plan_ahead(cluster, request, workers=workers)
+    assert plan.cost_s <= min(plan.compared.values()) * (1 + 1e-9)
+    counted = bytes_over_links(plan, cluster)
+    for link in plan.links:
+        assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0))
 
 
 def test_server_nodes_have_servers_only_and_all_of_them() -> None:

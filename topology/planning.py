@@ -148,13 +148,7 @@ def plan_ahead(
     def groups_beside(servers_at: Sequence[int]) -> list[float]:
         return [groups_on(node, count) for node, count in enumerate(servers_at)]
 
-    alone = groups_beside([0] * len(cluster.nodes))
-    servers_at, shares = choose(cluster, capacity, alone, request)
-    groups = groups_beside(servers_at)
-    if groups != alone:
-        # Beside servers some workers sit elsewhere and make other groups: new shards for these.
-        fixed = replace(request, servers=sum(servers_at))
-        servers_at, shares = choose(cluster, servers_at, groups, fixed)
+    servers_at, shares = choose(cluster, capacity, groups_beside, request)
     hosts: list[_Host] = []
     first = 0
     for node, num_workers in enumerate(workers):
@@ -184,6 +178,8 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
                 f"group {group} of the plan lies on {', '.join(sorted(found))}, but a group is the "
                 "workers of one host: start the ranks on hosts as planned, or make a new plan"
             )
+    has_moved = any(each.host != hosts[each.rank] for each in plan.ranks)
+    moved = ["made for other hosts: ranks that are elsewhere are not bound"] * has_moved
     ranks = tuple(
         each
         if each.host == hosts[each.rank]
@@ -208,9 +204,12 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
             shares[index[each.host]] += plan.weights[each.index]
     for found in homes.values():
         groups[index[next(iter(found))]] += 1
-    request = PlanRequest(model_bytes=plan.model_bytes)
-    links = link_loads(cluster, groups, shares, request)
-    problem = problem_of(cluster, room, groups, request, len(plan.weights))
+    links = link_loads(cluster, groups, shares, PlanRequest(model_bytes=plan.model_bytes))
+    # Without the limits of memory: the plan is given, and its model may have been a guess.
+    problem = replace(
+        problem_of(cluster, room, groups, PlanRequest(), len(plan.weights)),
+        model_bytes=plan.model_bytes,
+    )
     server_nodes = [index[ranks[rank].host] for rank in plan.server_ranks]
     return replace(
         plan,
@@ -221,7 +220,7 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
         bound_s=lower_bound_s(problem).seconds if links else 0.0,
         compared={},
         source=cluster.source,
-        notes=(*_notes(cluster), "made for other hosts: their cores are not bound"),
+        notes=(*_notes(cluster), *moved),
     )
 
 
@@ -253,8 +252,9 @@ def _num_groups(cluster: Cluster, host: _Host, group: Grouping) -> float:
     return float(len({_home(seat, group) for seat, role in seats if role == "worker"}))
 
 
-def _home(seat: Seat, group: Grouping) -> int:
-    return seat.package if group == "socket" else seat.numa
+def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
+    """What the workers of a group have in common. A rank on several NUMA nodes has a package."""
+    return seat.package, seat.numa if group == "numa" else UNKNOWN
 
 
 def _roles(cluster: Cluster, host: _Host) -> list[Role]:
@@ -340,7 +340,7 @@ def _number(
 ) -> tuple[tuple[PlannedRank, ...], list[int]]:
     """The ranks with their numbers among servers, workers and groups; the node of each server."""
     counts: dict[Role, int] = {"server": 0, "worker": 0}
-    groups: dict[tuple[int, int], int] = {}
+    groups: dict[tuple[int, tuple[int, int]], int] = {}
     server_nodes: list[int] = []
     ranks: list[PlannedRank] = []
     for rank in sorted(seated):
@@ -349,7 +349,8 @@ def _number(
         if role == "server":
             server_nodes.append(node)
         else:
-            part = {"node": -1, "rank": rank}.get(group, _home(seat, group))
+            whole = {"node": (UNKNOWN, UNKNOWN), "rank": (rank, UNKNOWN)}
+            part = whole.get(group, _home(seat, group))
             member = groups.setdefault((node, part), len(groups))
         ranks.append(
             PlannedRank(

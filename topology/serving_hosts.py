@@ -1,6 +1,6 @@
 """Which hosts serve, and what part of the model each of them holds. Pure.
 
-    servers_at, shares = choose(cluster, capacity, groups, request)
+    servers_at, shares = choose(cluster, capacity, groups_beside, request)
     servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
 
 A cluster becomes the tree problem of :mod:`psdist.topology.placement` here, and its solution
@@ -59,14 +59,16 @@ class PlanRequest:
 
 
 def choose(
-    cluster: Cluster, capacity: Sequence[int], groups: Sequence[float], request: PlanRequest
+    cluster: Cluster, capacity: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
 ) -> tuple[list[int], list[float]]:
-    """Servers on each node, and the part of the model there, when the groups stay as they are.
+    """Servers on each node, and the part of the model there, when the workers stay.
 
-    ``capacity`` is how many servers a node has room for. Raises PlacementError where cores or
-    memory do not suffice.
+    ``capacity`` is how many servers a node has room for. Beside servers some workers may sit
+    elsewhere and make other groups: each candidate is judged with its own. Raises PlacementError
+    where cores or memory do not suffice.
     """
     wanted = request.servers
+    groups = groups_beside([0] * len(capacity))
     once = [min(each, 1) for each in capacity]
     if wanted == "auto":
         if not any(once):
@@ -89,10 +91,17 @@ def choose(
     solved = _solved(cluster, room, groups, asked, wanted)
     # Among equals the one that is spread over the racks: replicas then survive a rack.
     candidates = [_spread_over_racks(cluster, room, wanted), solved]
+    plain = [
+        place_plainly(cluster, capacity, "block", wanted)[0],
+        place_plainly(cluster, capacity, "cyclic", wanted)[0],
+    ]
+    if any(groups_beside(each) != groups for each in (*candidates, *plain)):
+        again = _solved(cluster, room, groups_beside(solved), asked, wanted)
+        candidates += [again, *plain]
     judged = [
         judgement
         for candidate in candidates
-        if (judgement := _judge(cluster, candidate, groups, asked)) is not None
+        if (judgement := _judge(cluster, candidate, groups_beside(candidate), asked)) is not None
     ]
     _, servers_at, shares = min(judged, key=lambda each: each[0])
     return servers_at, shares
@@ -170,9 +179,10 @@ def link_loads(
     if len(cluster.nodes) == 1:
         return ()
     num_nodes = len(cluster.nodes)
-    problem = problem_of(cluster, [1] * num_nodes, groups, request, num_nodes)
-    loads = edge_loads(problem, _bytes_at(cluster, problem, shares))
+    problem = problem_of(cluster, [1] * num_nodes, groups, PlanRequest(), num_nodes)
     order = _switches_from_the_root(cluster)
+    held = [0.0] * len(order) + [share * request.planned_bytes for share in shares]
+    loads = edge_loads(problem, held)
     loaded = [
         LinkLoad(
             name=cluster.switches[switch].name,
@@ -361,11 +371,6 @@ def _by_node(cluster: Cluster, problem: Problem, servers_at: Sequence[int]) -> l
 def _shares(cluster: Cluster, problem: Problem, solution: placement.Solution) -> list[float]:
     first = len(problem.parent) - len(cluster.nodes)
     return [each / problem.model_bytes for each in solution.bytes_at[first:]]
-
-
-def _bytes_at(cluster: Cluster, problem: Problem, shares: Sequence[float]) -> list[float]:
-    none = [0.0] * (len(problem.parent) - len(cluster.nodes))
-    return [*none, *(share * problem.model_bytes for share in shares)]
 
 
 def _switches_from_the_root(cluster: Cluster) -> list[int]:
