@@ -10,6 +10,7 @@ binding, what the ranks really have is compared with it. What a good plan is, is
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from psdist.topology.plan import Plan
 from psdist.topology.planning import PlanRequest, RankFacts, Strategy, on_hosts, plan_job
 from psdist.topology.same_host import is_same_host
 from psdist.topology.sources import build_cluster, port_guids, read_tree
-from psdist.topology.untrusted import file_bytes
+from psdist.topology.untrusted import file_bytes, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -138,6 +139,11 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
 
 def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
     """The plan of a file, on the hosts where the launcher has put its ranks."""
+    if not os.path.exists(config.placement):
+        raise PlacementError(
+            f"placement = {shown(config.placement)}: must be {', '.join(_STRATEGIES)} or the path "
+            "of a plan.json, and there is no such file"
+        )
     data, where = file_bytes(Path(config.placement), max_bytes=plan_codec.MAX_BYTES)
     plan = plan_codec.decode(data, where=where)
     if len(plan.ranks) != len(places):

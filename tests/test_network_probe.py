@@ -215,6 +215,8 @@ def test_the_ranks_of_a_host_are_measured_and_compared_with_the_run_before(
     first = run_probe(ranks, path, mpi=mpi)
     assert first.returncode == 0, first.text
     assert "compared" not in first.stdout
+    assert "psdist probe: 1 node, " in first.stdout
+    assert "\x1b" not in first.stdout  # though mpirun gives the ranks a terminal
     found = catalogue.read(path)
     assert len(found.hosts) == 1
     assert "core" in found.classes

@@ -648,6 +648,10 @@ def test_what_was_measured_goes_before_what_the_tree_says() -> None:
     flat = build_cluster(["n1", "n2"], MACHINE, tree=None, network=network)
     assert [node.bytes_per_s for node in flat.nodes] == [3 * GB, 2 * GB]
     assert any("n2 not known: 2 GB/s, typical of those measured" in note for note in flat.notes)
+    other = replace(network, classes={}, hosts=("m1", "m2"), node_links={})
+    for hosts in (["n1", "n2"], ["n1"]):
+        notes = build_cluster(hosts, MACHINE, tree=None, network=other).notes
+        assert "the measured network has no link of these nodes (measured: m1, m2)" in notes
 
 
 @pytest.mark.parametrize(

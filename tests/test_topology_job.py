@@ -190,7 +190,7 @@ def test_a_plan_decides_who_serves_and_what_each_server_holds(tmp_path: Path) ->
     [
         ("{}", (), "given.json"),
         ("\0", (), "given.json"),
-        (None, (), "cannot be read"),
+        (None, (), "must be auto, block, cyclic or the path of a plan.json"),
         (None, ("--set", "racks=/no/such/racks"), "/no/such/racks: cannot be read"),
         (None, ("--set", "network=/no/such/network"), "/no/such/network: cannot be read"),
     ],

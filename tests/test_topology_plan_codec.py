@@ -117,6 +117,11 @@ def changed(change: Callable[[Any], object]) -> bytes:
     ("change", "expected"),
     [
         (lambda m: m.update(version=2), "version 2: this psdist reads 'psdist plan', version 1"),
+        (lambda m: [m.pop(k) for k in list(m)], "format None, version None: this psdist reads"),
+        (
+            lambda m: [m.pop("ranks"), m.update(format="psdist network")],
+            "format 'psdist network', version 1: this psdist reads 'psdist plan', version 1",
+        ),
         (lambda m: m.pop("weights"), "the plan has no key 'weights'"),
         (lambda m: m.update(extra=1), "the plan has the unknown key 'extra'"),
         (lambda m: m["ranks"].pop(1), "the rank of ranks[1] is 2, not 1"),

@@ -98,9 +98,14 @@ def decode(data: bytes, *, where: str) -> Network:
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     content = strict_json.parse(text, where=where, made_by="psdist probe", limits=_LIMITS)
     reader = _Reader(where)
-    top = reader.table(content, "the file", ("format", "version", *Network.__dataclass_fields__))
-    if top["format"] != FORMAT or top["version"] != VERSION:
-        raise reader.wrong("format and version", [top["format"], top["version"]])
+    top = reader.mapping(content, "the file")
+    form, version = top.get("format"), top.get("version")
+    if (form, version) != (FORMAT, VERSION):  # first, so that another program's file is called that
+        raise PlacementError(
+            f"{where}: format {shown(form)}, version {shown(version)}: this psdist reads "
+            f"{FORMAT!r}, version {VERSION}: give what psdist probe of this version wrote"
+        )
+    reader.table(top, "the file", ("format", "version", *Network.__dataclass_fields__))
     pairs = tuple(
         reader.pair(each, f"pairs[{index}]")
         for index, each in enumerate(reader.rows(top["pairs"], "pairs"))

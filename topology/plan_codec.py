@@ -66,12 +66,14 @@ def decode(data: bytes, *, where: str) -> Plan:
     """
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     content = parse(text, where=where, made_by="psdist plan", limits=LIMITS)
+    if isinstance(content, dict):  # first, so that another program's file is called that
+        found = content.get("format"), content.get("version")
+        if found != (FORMAT, VERSION):
+            raise PlacementError(
+                f"{where}: format {shown(found[0])}, version {shown(found[1])}: this psdist reads "
+                f"{FORMAT!r}, version {VERSION}; make the plan again with psdist plan"
+            )
     top = _object(content, ("format", "version", *_PLAN_KEYS), "the plan", where)
-    if top["format"] != FORMAT or top["version"] != VERSION:
-        raise PlacementError(
-            f"{where}: format {shown(top['format'])}, version {shown(top['version'])}: this psdist "
-            f"reads {FORMAT!r}, version {VERSION}; make the plan again with psdist plan"
-        )
     compared = top["compared"]
     if not isinstance(compared, dict):
         refuse(where, "compared", compared, "an object of seconds by placement")

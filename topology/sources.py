@@ -224,6 +224,10 @@ def _with_node_speeds(
             rate = max(typical or default, own.bytes_per_s)
             guessed.append(node.name)
         filled.append(replace(node, bytes_per_s=rate))
+    if network is not None and not measured and not typical:
+        notes.append(
+            f"the measured network has no link of these nodes (measured: {_listed(network.hosts)})"
+        )
     if guessed:
         how = "typical of those measured" if typical else "by default"
         notes.append(

@@ -31,6 +31,7 @@ from psdist.network_probe.schedule import RankFacts, schedule
 from psdist.resolving import CommandLineValue, Resolved, resolve
 from psdist.roles import Place
 from psdist.topology import network, slurm
+from psdist.topology.drawing import counted
 from psdist.topology.machine import flat_machine
 from psdist.topology.network import Network
 from psdist.topology.sources import build_cluster, read_tree
@@ -97,7 +98,7 @@ class _Run:
         steps = schedule(self._everybodys_packages(), self.racks)
         switches = sorted({rack for rack in self.racks.values() if rack})
         self._say(
-            f"{len(self.racks)} nodes, {len(self.hosts)} ranks, "
+            f"{counted(len(self.racks), 'node')}, {len(self.hosts)} ranks, "
             f"racks: {', '.join(switches) or 'none known'}"
         )
         measuring = Measuring(self.comm, self.hosts, scale=self.scale, say=self._say)
@@ -115,7 +116,8 @@ class _Run:
                 gpus=copies,
                 library=MPI.Get_library_version(),
             )
-            Console().print(report.table(found))
+            # mpirun gives rank 0 a terminal of its own, whatever its output goes to in the end.
+            Console(force_terminal=False).print(report.table(found))
             self._say_changes(found)
             try:
                 _write(self.path, network.encode(found))

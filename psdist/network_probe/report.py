@@ -26,6 +26,7 @@ from rich.table import Table
 from psdist.environment import family_of, library_name
 from psdist.network_probe.flow import Flow, together
 from psdist.network_probe.schedule import Step
+from psdist.topology.drawing import counted
 from psdist.topology.network import Kind, Network, Pair, Speed
 from psdist.version import VERSION
 
@@ -109,7 +110,7 @@ def catalogue(
 def table(network: Network) -> Table:
     """A row for each kind of pair, one for the nodes' links and one for the uplinks."""
     shown = Table(
-        title=f"{len(network.hosts)} nodes, {network.mpi}"
+        title=f"{counted(len(network.hosts), 'node')}, {network.mpi}"
         + (f", {', '.join(network.components)}" if network.components else "")
     )
     shown.add_column("")
