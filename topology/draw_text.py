@@ -198,7 +198,7 @@ def _next_words(scene: Scene, worst: LinkLoad) -> str:
     if scene.num_tied:
         return (
             f"{counted(scene.num_tied, 'other link is', 'other links are')} within 1 % of it, "
-            f"{link_name(after)} first: making this link alone faster would not help."
+            f"{link_name(after)} first: making this link alone faster gains little."
         )
     return (
         f"Next is {link_name(after)} with {duration(after.seconds)}: with this link faster, an "
@@ -220,7 +220,9 @@ def _alternative_lines(
             for what, cost_s in helping
         ]
     if others:
-        heading = "What would not help:" if helping else "Nothing that was tried would help:"
+        heading = "What would not help, or by less than 1 %:"
+        if not helping:
+            heading = "Nothing that was tried would help by 1 % or more:"
         lines += ["", heading]
         lines += [
             f"  {duration(cost_s):>8}  {times(cost_s / plan.cost_s)} as long  {what}"
