@@ -31,7 +31,10 @@ def device_of(world: World) -> torch.device:
             torch_bus_id(torch.cuda.get_device_properties(number))
             for number in range(torch.cuda.device_count())
         ]
-        index = buses.index(wanted) if wanted in buses else None
+        if wanted in buses:
+            index = buses.index(wanted)
+        elif set(planned) & set(buses):
+            return torch.device("cpu")  # by order this worker might take another one's
     if index is None:
         if torch.cuda.device_count() < len(here):
             return torch.device("cpu")

@@ -80,6 +80,12 @@ def test_a_worker_that_sees_its_own_gpu_only_takes_it(buses: list[int]) -> None:
     assert str(device_of(world_of(2, plan, 3))) == "cuda:0"
 
 
+def test_a_worker_never_takes_the_gpu_that_the_plan_gives_to_another(buses: list[int]) -> None:
+    buses += [2, 3]
+    plan = plan_with((BUS_1, BUS_2))
+    assert str(device_of(world_of(1, plan, 3))) == "cpu"
+
+
 def test_without_a_plan_workers_take_gpus_in_order(buses: list[int]) -> None:
     buses += [1, 2]
     assert str(device_of(world_of(2, None, 3))) == "cuda:1"
