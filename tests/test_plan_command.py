@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,19 +134,6 @@ def test_the_printed_loads_are_those_of_the_ranks(
     taken = Counter((each["host"], cpu) for each in plan["ranks"] for cpu in each["cpus"])
     assert max(taken.values()) == 1
     assert sum(plan["weights"]) == pytest.approx(1)
-
-
-def test_loads_are_those_of_the_groups_that_workers_make_beside_servers(here: Path) -> None:
-    """Alone two workers sit in two packages; beside two servers, that choose first, in one."""
-    asked = options(
-        nodes="n[1-3]", workers_per_node=2, servers="2", group="socket", launcher="json"
-    )
-    run(replace(asked, placement="block"))
-    plan = json.loads((here / "plan" / "plan.json").read_text())
-    assert {each["group"] for each in plan["ranks"] if each["host"] == "n1"} == {-1, 0}
-    assert {each["group"] for each in plan["ranks"] if each["host"] != "n1"} == {1, 2, 3, 4}
-    for link in plan["links"]:
-        assert link["num_bytes"] == pytest.approx(recounted(plan, {link["name"]}))
 
 
 def test_every_launcher_gets_the_host_of_every_rank(here: Path) -> None:

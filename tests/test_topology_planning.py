@@ -231,6 +231,12 @@ def test_between_two_nodes_one_server_is_as_good_as_two_and_leaves_a_worker_more
     assert one.cost_s == pytest.approx(two.cost_s)
 
 
+def test_auto_does_not_leave_a_few_of_many_hosts_without_a_server() -> None:
+    cluster = two_racks(per_rack=(64,))
+    plan = plan_job(cluster, running(cluster, [4] * 64), PlanRequest())
+    assert len(plan.weights) == 64
+
+
 def test_auto_never_takes_more_than_half_of_the_ranks() -> None:
     cluster = two_racks(per_rack=(3,))
     plan = plan_job(cluster, running(cluster, [1, 1, 1]), PlanRequest())
@@ -376,6 +382,18 @@ def test_servers_that_move_workers_apart_are_judged_with_the_groups_that_these_m
     counted = bytes_over_links(plan, cluster)
     for link in plan.links:
         assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0))
+
+
+def test_loads_are_those_of_the_groups_that_workers_make_beside_servers() -> None:
+    """Alone two workers sit in two packages; beside two servers at the network card, in one."""
+    cluster = two_racks(per_rack=(3,), here=machine(cores=2, nic=0))
+    request = PlanRequest(servers=2, group="socket", placement="block", model_bytes=1e6)
+    plan = plan_ahead(cluster, request, workers=[2] * 3)
+    assert {each.group for each in plan.ranks if each.host == "h1"} == {-1, 0}
+    assert {each.group for each in plan.ranks if each.host != "h1"} == {1, 2, 3, 4}
+    counted = bytes_over_links(plan, cluster)
+    for link in plan.links:
+        assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0), abs=1e-3)
 
 
 def test_server_nodes_have_servers_only_and_all_of_them() -> None:

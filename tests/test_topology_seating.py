@@ -157,6 +157,13 @@ def test_a_fast_fabric_is_taken_before_an_ethernet_port_that_is_nearer() -> None
     assert network_cards(replace(here, devices=(slow,))) == (slow,)
 
 
+def test_ranks_are_balanced_over_packages_and_numa_nodes() -> None:
+    seats = seat(machine(cores=4), ["worker"] * 5)
+    assert sorted(each.package for each in seats) == [0, 0, 0, 1, 1]
+    seats = seat(machine(numa=2, cores=2), ["worker"] * 4)
+    assert sorted(each.numa for each in seats) == [0, 1, 2, 3]
+
+
 def test_gpus_that_no_runtime_has_named_count_where_none_is_named() -> None:
     here = machine(gpus=(0, 1))
     unnamed = replace(here.devices[0], names=("card0",))

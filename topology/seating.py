@@ -206,9 +206,10 @@ def _home(
     for least in (share, (share + 1) // 2):
         fitting = [place for place in room if room[place] >= least]
         if fitting:
-            is_whole = least == share
+            # The emptiest package, there the emptiest node: all memories and caches are used, and
+            # as shares are equal, as many fit as in any other order.
             place = min(
-                fitting, key=lambda at: (*distance(at), room[at] if is_whole else -room[at], at)
+                fitting, key=lambda at: (*distance(at), -room[at[0], UNKNOWN], -room[at], at)
             )
             return min(share, room[place]), place
     return share, wanted

@@ -30,6 +30,8 @@ GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
 
 UNKNOWN_MODEL_BYTES = 1e9
 """What a plan is made for where nobody knows the model yet."""
+ALMOST_ALL = 0.9
+"""Where more than this part of the servers that there could be is needed, all are taken."""
 MOST_JUDGED = 200
 """Ways to choose among running ranks up to which all are judged (some 0.1 s)."""
 MEMORY_SHARE = 0.8
@@ -273,7 +275,8 @@ def _enough(problem: Problem, most: int) -> int:
     best_s = placement.solve(replace(problem, num_servers=most)).cost_s
     applied_s = sum(problem.groups) * problem.model_bytes / APPLY_BYTES_PER_S  # by one server
     allowed_s = max(best_s, applied_s / most) * (1 + placement.CHEAPER_BY)
-    return min(most, max(links, math.ceil(applied_s / allowed_s)))
+    enough = max(links, math.ceil(applied_s / allowed_s))
+    return most if enough > ALMOST_ALL * most else enough
 
 
 def _all_ways(sizes: Sequence[int], num_servers: int) -> list[tuple[int, ...]] | None:
