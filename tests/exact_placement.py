@@ -2,7 +2,7 @@
 
 Owns nothing that a job needs: tests and benchmarks compare :mod:`psdist.topology.placement` with
 this. It shares no code with it but the types: the tree stays hung up at its root, and the linear
-programs go to scipy (HiGHS).
+programs go to scipy (HiGHS). Beside them the plain placements that only tests compare with.
 
     solve_exact(problem).cost_s                      # shards may be cut
     solve_exact(problem, [3e9, 1e9, 1e9]).cost_s     # they may not
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -276,3 +277,15 @@ def _path(problem: Problem, v: int) -> set[int]:
         edges.add(v)
         v = problem.parent[v]
     return edges
+
+
+def random_placement(problem: Problem, seed: int) -> tuple[int, ...]:
+    """The vertex of each server, drawn from all free places alike."""
+    slots = [v for v in problem.candidates for _ in range(problem.capacity[v])]
+    return tuple(random.Random(seed).sample(slots, problem.num_servers))
+
+
+def equal_shards_cost_s(problem: Problem, servers_at: Sequence[int]) -> float:
+    """Seconds of one exchange when every one of these servers holds the same share."""
+    share = problem.model_bytes / len(servers_at)
+    return cost_s(problem, bytes_per_vertex(problem, servers_at, [share] * len(servers_at)))

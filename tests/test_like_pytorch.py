@@ -692,7 +692,7 @@ def test_a_prepared_model_can_be_copied_and_pickled(tmp_path: Path) -> None:
         stream = io.BytesIO()
         torch.save(model, stream)
         stream.seek(0)
-        loaded = torch.load(stream, weights_only=False)
+        loaded = torch.load(stream, weights_only=False)  # a module, from our own memory
         start = flat(model)
         train(model, optimizer, PROBLEM.batches(size=24, count=2))
         x, _ = PROBLEM.data()

@@ -23,7 +23,6 @@ from psdist.topology.placement import (
     choose_num_servers,
     cyclic,
     place_shards,
-    random_placement,
     solve,
 )
 from psdist.topology.problem import Problem, Solution
@@ -291,10 +290,14 @@ def test_no_placement_is_worse_than_the_best_of_block_cyclic_and_random() -> Non
     rng = random.Random(7)
     for _ in range(300):
         problem = larger_problem(rng)
-        plain = [block(problem), cyclic(problem), *(random_placement(problem, s) for s in range(3))]
+        plain = [
+            block(problem),
+            cyclic(problem),
+            *(exact.random_placement(problem, s) for s in range(3)),
+        ]
         divisible = solve(problem)
         assert divisible.cost_s <= divisible.bound_s * (1 + 1e-9)
-        equal = min(objective.equal_shards_cost_s(problem, each) for each in plain)
+        equal = min(exact.equal_shards_cost_s(problem, each) for each in plain)
         assert divisible.cost_s <= equal * (1 + 1e-9), problem
         sizes = uneven_shards(problem, rng)
         whole = min(
@@ -481,9 +484,9 @@ def test_block_fills_vertices_and_cyclic_deals_out() -> None:
     problem = replace(star(3, 0), capacity=(0, 2, 1, 2), num_servers=4)
     assert block(problem) == (1, 1, 2, 3)
     assert cyclic(problem) == (1, 2, 3, 1)
-    assert random_placement(problem, 1) == random_placement(problem, 1)
+    assert exact.random_placement(problem, 1) == exact.random_placement(problem, 1)
     assert all(
-        random_placement(problem, seed).count(v) <= places
+        exact.random_placement(problem, seed).count(v) <= places
         for seed in range(20)
         for v, places in enumerate(problem.capacity)
     )

@@ -73,9 +73,3 @@ def bytes_per_vertex(
     for vertex, num_bytes in zip(servers_at, server_bytes, strict=True):
         held[vertex] += num_bytes
     return held
-
-
-def equal_shards_cost_s(problem: Problem, servers_at: Sequence[int]) -> float:
-    """Seconds of one exchange when every one of these servers holds the same share."""
-    share = problem.model_bytes / len(servers_at)
-    return cost_s(problem, bytes_per_vertex(problem, servers_at, [share] * len(servers_at)))

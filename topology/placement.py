@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -42,7 +41,6 @@ __all__ = [
     "choose_num_servers",
     "cyclic",
     "place_shards",
-    "random_placement",
     "solve",
 ]
 
@@ -251,12 +249,6 @@ def cyclic(problem: Problem) -> tuple[int, ...]:
     """The vertex of each server if they are dealt out, one a vertex, round and round."""
     slots = sorted((turn, v) for v in problem.candidates for turn in range(problem.capacity[v]))
     return tuple(v for _, v in slots[: problem.num_servers])
-
-
-def random_placement(problem: Problem, seed: int) -> tuple[int, ...]:
-    """The vertex of each server, drawn from all free places alike."""
-    slots = [v for v in problem.candidates for _ in range(problem.capacity[v])]
-    return tuple(random.Random(seed).sample(slots, problem.num_servers))
 
 
 def buddies(server_vertices: Sequence[int], domain_of_vertex: Sequence[int]) -> tuple[int, ...]:

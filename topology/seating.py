@@ -128,12 +128,6 @@ def package_of(machine: Machine, mask: Iterable[int]) -> int:
     return _most(core.package for core in machine.cores for cpu in core.cpus if cpu in wanted)
 
 
-def numa_of(machine: Machine, mask: Iterable[int]) -> int:
-    """The NUMA node that holds most of ``mask``, lowest on a tie; UNKNOWN if none."""
-    wanted = frozenset(mask)
-    return _most(core.numa for core in machine.cores for cpu in core.cpus if cpu in wanted)
-
-
 def _choose_cores(
     machine: Machine, roles: Sequence[Role], gpus: Sequence[Device | None]
 ) -> list[tuple[Core, ...]]:

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from psdist.topology.bound import lower_bound_s
 from psdist.topology.objective import bytes_per_vertex, cost_s, sum_s
@@ -21,7 +22,6 @@ from psdist.topology.placement import (
     choose_num_servers,
     cyclic,
     place_shards,
-    random_placement,
     solve,
 )
 from psdist.topology.problem import Problem
@@ -112,7 +112,7 @@ def row(problem: Problem, sizes: Sequence[float]) -> list[str]:
     def over_bound(servers_at: Sequence[int]) -> float:
         return cost_s(problem, bytes_per_vertex(problem, servers_at, sizes)) / placed.bound_s
 
-    drawn = [over_bound(random_placement(problem, seed)) for seed in range(10)]
+    drawn = [over_bound(exact.random_placement(problem, seed)) for seed in range(10)]
     return [
         f"{over_bound(block(problem)):.2f}",
         f"{over_bound(cyclic(problem)):.2f}",
@@ -129,7 +129,7 @@ def show_sums() -> None:
     for name, servers_at in (
         ("block", block(problem)),
         ("cyclic", cyclic(problem)),
-        ("random", random_placement(problem, 0)),
+        ("random", exact.random_placement(problem, 0)),
         ("solve", solve(problem).servers_at),
     ):
         share = [problem.model_bytes / problem.num_servers] * problem.num_servers
@@ -168,10 +168,10 @@ def measure() -> None:
         rng = random.Random(0)
         sizes = [rng.uniform(0.5, 1.5) for _ in range(num)]
         found = (
-            seconds(lambda: solve(problem)),  # noqa: B023
-            seconds(lambda: choose_num_servers(problem, max_servers=2048)),  # noqa: B023
-            seconds(lambda: place_shards(problem, sizes)),  # noqa: B023
-            seconds(lambda: exact.linear_bound_s(problem)),  # noqa: B023
+            seconds(partial(solve, problem)),
+            seconds(partial(choose_num_servers, problem, max_servers=2048)),
+            seconds(partial(place_shards, problem, sizes)),
+            seconds(partial(exact.linear_bound_s, problem)),
         )
         difference = exact.linear_bound_s(problem) / lower_bound_s(problem).divisible_s - 1
         assert abs(difference) < 1e-8, difference
