@@ -23,6 +23,7 @@ from psdist.config import RunConfig, decode, encode
 from psdist.environment import explain_mismatch, explain_singleton, slurm_switches
 from psdist.errors import LaunchError, UserError
 from psdist.failure import printable, wait_until_read
+from psdist.pmi import readable_lines
 from psdist.pmix import wait_for_all_ranks
 from psdist.resolving import Resolved
 from psdist.roles import Place
@@ -59,7 +60,8 @@ def start_mpi() -> MPI.Intracomm:
     if mismatch:
         raise LaunchError(mismatch)
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with readable_lines(os.environ):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     size = MPI.COMM_WORLD.Get_size()
     singleton = explain_singleton(os.environ, world_size=size, library_version=library)
     if singleton:

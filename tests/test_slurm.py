@@ -17,8 +17,9 @@ DIGITS = "psdist/examples/digits.py"
 
 SAY_WHERE = """
 import numpy as np
+from psdist.agreement import start_mpi
 from mpi4py import MPI
-world = MPI.COMM_WORLD
+world = start_mpi()
 neighbours = world.Split_type(MPI.COMM_TYPE_SHARED).size
 sent, received = np.full(1, world.rank + 1), np.empty(1, int)
 world.Allreduce(sent, received)
@@ -48,6 +49,19 @@ def test_srun_makes_one_world_over_four_hosts(
     # Eight ranks, two on each host, who see each other and no third; the sum of 1 to 8.
     assert {(size, near, total) for _, size, _, near, total in ranks} == {("8", "2", "36")}
     assert Counter(host for _, _, host, *_ in ranks) == {"h1": 2, "h2": 2, "h3": 2, "h4": 2}
+
+
+def test_mpich_starts_whatever_its_ranks_publish(slurm_cluster: SlurmCluster) -> None:
+    # Without psdist.pmi all ranks abort in MPI_Init: MPICH's UCX publishes what the heap holds.
+    program = str(REPOSITORY / "tests" / "programs" / "dense_heap.py")
+    for _ in range(3):
+        done = slurm_cluster.srun(
+            ["--mpi=pmi2", "-N", "4", "--ntasks-per-node=2", "python", program],
+            mpi="mpich",
+            timeout_s=120,
+        )
+        assert done.returncode == 0, done.text
+        assert done.stdout.splitlines() == ["one of 8"] * 8, done.text
 
 
 def test_slurm_knows_the_racks(slurm_cluster: SlurmCluster) -> None:

@@ -1,0 +1,108 @@
+"""Let MPICH start under ``srun --mpi=pmi2`` whatever its ranks publish about themselves.
+
+MPICH talks PMI-1 there: lines on a socket to Slurm, which allows values of 1,024 characters and
+reads lines of 1,023. A value that fills its share makes a line that is longer, Slurm reads the rest
+as another request, and every rank aborts in MPI_Init. With UCX this hangs on luck: 4,096 bytes from
+its address on are published, the address and then whatever the heap holds, and runs of equal bytes
+are shortened, so most lines fit (MPICH 5.0.2, Slurm 22.05). Given a smaller limit MPICH cuts values
+into more pieces, so the answer that names the limit is rewritten on its way.
+
+    with readable_lines(os.environ):
+        MPI.Init_thread(...)
+
+A process of its own stands in the way during MPI_Init, since mpi4py holds the interpreter lock in
+there, and ends with it; that takes some 15 ms of 110.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+# A line of 1,023 bytes: cmd=put kvsname=NAME key=KEY value=VALUE and a newline. PMI-1 allows keys
+# of 64 characters, and Slurm's name is job.step, two numbers of up to 10 digits: 910 are left. An
+# even number, since MPICH cuts values at (limit - 2) // 2 bytes and expects (limit - 1) // 2.
+_LONGEST_VALUE: Final = 908
+_VALUE_LIMIT: Final = re.compile(rb"(?<=\bvallen_max=)\d{1,9}\b")
+
+
+@contextmanager
+def readable_lines(environment: Mapping[str, str]) -> Iterator[None]:
+    """Do nothing unless srun gave this process a PMI socket."""
+    descriptor = _socket_to_slurm(environment)
+    if descriptor is None:
+        yield
+        return
+    slurm = os.dup(descriptor)
+    ours, library = socket.socketpair()
+    with ours, library:
+        relay = os.fork()
+        if relay == 0:
+            _relay_and_exit(ours, slurm, unused=(library.fileno(), descriptor))
+        os.dup2(library.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(slurm, descriptor)  # closes the relay's peer, so it ends
+        os.close(slurm)
+        os.waitpid(relay, 0)
+
+
+def _socket_to_slurm(environment: Mapping[str, str]) -> int | None:
+    number = environment.get("PMI_FD", "")
+    if "SLURM_STEP_NUM_TASKS" not in environment or not re.fullmatch("[0-9]{1,9}", number):
+        return None
+    try:
+        mode = os.fstat(int(number)).st_mode
+    except OSError:
+        return None  # whatever started this process has closed it
+    return int(number) if stat.S_ISSOCK(mode) else None
+
+
+def with_smaller_limit(answer: bytes) -> bytes:
+    """Slurm's answer to MPICH; if it names the longest value, with one whose line Slurm can read.
+
+    >>> with_smaller_limit(b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024\\n")
+    b'cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=908\\n'
+    """
+    if not answer.startswith(b"cmd=maxes "):
+        return answer
+    return _VALUE_LIMIT.sub(lambda found: b"%d" % min(int(found[0]), _LONGEST_VALUE), answer)
+
+
+def _relay_and_exit(library: socket.socket, slurm: int, *, unused: tuple[int, int]) -> None:
+    """The relay's whole life: until either side has closed."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for each in unused:
+            os.close(each)
+        while True:
+            readable, _, _ = select.select([library.fileno(), slurm], [], [])
+            if library.fileno() in readable:
+                data = library.recv(65536)
+                _write(slurm, data)
+            else:
+                data = os.read(slurm, 65536)
+                # An answer of PMI-1 is a line. What PMI-2 sends starts with a length.
+                while data.startswith(b"cmd=") and not data.endswith(b"\n"):
+                    more = os.read(slurm, 65536)
+                    if not more:
+                        break
+                    data += more
+                library.sendall(with_smaller_limit(data))
+            if not data:
+                break
+    finally:
+        os._exit(0)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,116 @@
+"""The relay between MPICH and Slurm during MPI_Init, with both of them played here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from psdist.pmi import readable_lines, with_smaller_limit
+
+MAXES = b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=%d\n"
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """MPICH's end of the socket, and Slurm's."""
+    mpich, slurm = socket.socketpair()
+    with mpich, slurm:
+        mpich.settimeout(30)
+        slurm.settimeout(30)
+        yield mpich, slurm
+
+
+def step(descriptor: int) -> Mapping[str, str]:
+    return {"SLURM_STEP_NUM_TASKS": "4", "PMI_FD": str(descriptor)}
+
+
+def passed_on(sender: socket.socket, data: bytes, receiver: socket.socket) -> bytes:
+    sender.sendall(data)
+    received = b""
+    while len(received) < len(data) and not received.endswith(b"\n"):
+        received += receiver.recv(65536)
+    return received
+
+
+@pytest.mark.parametrize(("said", "told"), [(1024, 908), (909, 908), (908, 908), (512, 512)])
+def test_the_limit_is_one_whose_lines_can_be_read(said: int, told: int) -> None:
+    assert with_smaller_limit(MAXES % said) == MAXES % told
+    # MPICH writes (limit - 2) // 2 bytes of two digits each, and reads (limit - 1) // 2.
+    assert (told - 2) // 2 == (told - 1) // 2
+    key = "-allgather-shm-4294967295-4294967295-seg-9/9".ljust(64, "-")
+    line = f"cmd=put kvsname={'9' * 10}.{'9' * 10} key={key} value={'A' * (told - 2)}\n"
+    assert len(line) <= 1023
+
+
+def test_nothing_else_is_changed() -> None:
+    for answer in (
+        b"cmd=get_result rc=0 value=vallen_max=1024\n",
+        b"    37cmd=fullinit-response;vallen_max=1024;rc=0;",
+        b"cmd=maxes rc=0\n",
+        b"",
+    ):
+        assert with_smaller_limit(answer) == answer
+
+
+def test_mpich_and_slurm_talk_through_the_relay(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    mpich, slurm = ends
+    with readable_lines(step(mpich.fileno())):
+        assert passed_on(mpich, b"cmd=get_maxes\n", slurm) == b"cmd=get_maxes\n"
+        assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 908
+        # In pieces: the limit may come apart.
+        slurm.sendall((MAXES % 1024)[:50])
+        assert passed_on(slurm, (MAXES % 1024)[50:], mpich) == MAXES % 908
+        # PMI-2's messages have a length and no newline, and may be long.
+        long = b" 80000" + bytes(80000)
+        assert passed_on(mpich, long, slurm) == long
+        assert passed_on(slurm, long, mpich) == long
+    assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 1024, "the relay is still there"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_the_relay_ends_when_slurm_does(ends: tuple[socket.socket, socket.socket]) -> None:
+    mpich, slurm = ends
+    rank = os.fork()
+    if rank == 0:
+        slurm.close()
+        with readable_lines(step(mpich.fileno())):
+            os._exit(7 if mpich.recv(1) == b"" else 1)
+    mpich.close()
+    slurm.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) == 7
+
+
+def test_slurm_sees_a_rank_that_ends_in_mpi_init(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    mpich, slurm = ends
+    rank = os.fork()
+    if rank == 0:
+        slurm.close()
+        with readable_lines(step(mpich.fileno())):
+            os._exit(7)
+    mpich.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) == 7
+    assert slurm.recv(1) == b""
+
+
+def test_without_a_socket_from_srun_nothing_is_done(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file:
+        for environment in (
+            {},
+            {"PMI_FD": "0"},
+            step(file.fileno()),
+            step(999_999),
+            {"SLURM_STEP_NUM_TASKS": "4"},
+            {"SLURM_STEP_NUM_TASKS": "4", "PMI_FD": "-1"},
+        ):
+            before = sorted(os.listdir("/proc/self/fd"))
+            with readable_lines(environment):
+                assert sorted(os.listdir("/proc/self/fd")) == before
