@@ -222,12 +222,6 @@ class Job:
             chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes,
             whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
         )
-        if len(partition.chunks) > self._world.transport.max_chunks:
-            raise ModelError(
-                f"the model is cut into {len(partition.chunks)} chunks of {partition.chunk_bytes} "
-                f"bytes, and this MPI's tags can name {self._world.transport.max_chunks}; set a "
-                "larger chunk_bytes"
-            )
         owners = partition.shard(self._world.roles.shard_weights)
         flat = FlatModel(partition, description.parameters)
         mine = partition.slices(self._group.size)[self._group.index]

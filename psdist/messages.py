@@ -27,7 +27,7 @@ from psdist.errors import InvariantError, ProtocolError
 
 PROTOCOL_VERSION = 1
 MAGIC = 0x31534450  # "PDS1", little-endian
-HEADER_BYTES = 128  # two cache lines: the payload behind it keeps the buffer's alignment
+HEADER_BYTES = 128  # two cache lines
 CONTROL_LIMIT_BYTES = 64 * 2**20
 NEVER = 2**62
 """``min_done`` where no active group is left to wait for."""
@@ -71,9 +71,10 @@ class Codec(IntEnum):
 
 # One field per line, in wire order; see Header for their meaning.
 _LAYOUT = struct.Struct("<IHBBBB2xIIIIIIqQqdQI")
+KIND_BYTE = 6
+"""Where ``Header.kind`` stands in a packed header."""
 _CHECKSUM = struct.Struct("<I")
 _USED_BYTES = _LAYOUT.size
-_PAD = bytes(HEADER_BYTES - _USED_BYTES - _CHECKSUM.size)
 
 
 class Header(NamedTuple):

@@ -44,6 +44,16 @@ def test_a_hundred_round_trips_of_two_ranks_end_and_leave_nothing(
     repeat(program, mpi, 100, tmp_path)
 
 
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_a_receiver_takes_payloads_in_any_order(mpi: Mpi, tmp_path: Path) -> None:
+    env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_PROGRESS": "off"}
+    program = ("-m", "tests.programs.payloads")
+    done = run_mpi(2, program, timeout_s=TIMEOUT_S, mpi=mpi, env=env)
+    assert done.returncode == 0, done.text
+    assert "every payload was the right one" in done.stdout, done.text
+    assert "worker 0 announced 9 bytes and sent 8" in done.stdout, done.text
+
+
 def repeat(program: Sequence[str], mpi: Mpi, times: int, folder: Path) -> None:
     for run in range(times):
         env = {"PSDIST_RUN_DIR": str(folder / str(run)), "PSDIST_PROGRESS": "off"}

@@ -34,17 +34,16 @@ class Frame:
     """A header and the payload memory that belongs behind it on the wire.
 
     ``payload`` is writable memory of at most ``capacity`` bytes, or None for a message that has
-    no bytes (a simulation with sizes alone, an empty push). ``handle`` is for the transport (a
-    committed MPI datatype); ``owner`` for whoever made the frame.
+    no bytes (a simulation with sizes alone, an empty push). ``owner`` is for whoever made the
+    frame.
     """
 
-    __slots__ = ("capacity", "handle", "header", "owner", "payload")
+    __slots__ = ("capacity", "header", "owner", "payload")
 
     def __init__(self, payload: memoryview | None = None, *, capacity: int | None = None) -> None:
         self.header = bytearray(HEADER_BYTES)
         self.payload = payload
         self.capacity = capacity if capacity is not None else (len(payload) if payload else 0)
-        self.handle: Any = None
         self.owner: Any = None
 
 
@@ -92,15 +91,11 @@ class Transport(Protocol):
         """This endpoint's stable id."""
         ...
 
-    @property
-    def max_chunks(self) -> int:
-        """How many chunks a job may have: the network must be able to name each."""
-        ...
-
     def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
         """Send the frame's header and the first ``num_bytes`` of its payload.
 
-        ``num_bytes`` is 0 or the frame's capacity. The header must be packed already.
+        ``num_bytes`` is 0 or the frame's capacity. The header must be packed already, and its
+        ``length`` is ``num_bytes``.
         """
         ...
 

@@ -1,11 +1,12 @@
-"""The seam over MPI: matched probes, one message from header and payload memory, no copies.
+"""The seam over MPI: headers, found by probes, and payloads beside them, without copies.
 
-Every receive starts with a matched probe; the MPI tag carries kind and chunk, so that the receiver
-can choose where the payload goes before it moves. A frame whose payload lies elsewhere than its
-header is sent and received by one committed hindexed datatype, made once per frame: the hot path
-allocates nothing and copies nothing that the wire does not force.
+Two messages, because MPI moves contiguous memory in one copy or none, while a datatype over header
+and payload makes it pack (docs/decisions.md). A payload travels on a communicator of its own, so
+that no probe finds it: it stays with its sender until the receiver, who has read the header by
+then, says where it goes. Its tag is its number among the payloads from that sender, modulo what a
+tag can hold; the headers, which MPI keeps in order, are counted by both sides.
 
-    transport = MpiTransport(comm, roles)      # comm: a duplicate that only psdist uses
+    transport = MpiTransport(comm, roles)      # comm: a duplicate that only psdist uses; collective
 
 mpi4py's exceptions do not rise above this module.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -22,6 +24,7 @@ from psdist.errors import ProtocolError, TransportError
 from psdist.messages import (
     CONTROL_LIMIT_BYTES,
     HEADER_BYTES,
+    KIND_BYTE,
     Control,
     Header,
     Kind,
@@ -31,7 +34,17 @@ from psdist.messages import (
 from psdist.roles import Roles, describe_peer
 from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
 
-_KIND_BITS = 3
+_NUM_TAGS = 2**15
+"""MPI has at least the tags from 0 to 32767. More payloads than that are never under way."""
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A payload that waits at its sender."""
+
+    peer: int
+    header: Header
+    tag: int
 
 
 class MpiTransport:
@@ -39,38 +52,40 @@ class MpiTransport:
 
     def __init__(self, comm: MPI.Comm, roles: Roles) -> None:
         self._comm = comm
+        self._payloads = comm.Dup()
         self._rank_of = roles.rank_of_peer
         self._peer_of = roles.peer_of_rank
         self._me = roles.peer_of_rank[comm.Get_rank()]
         self._ready: deque[Event] = deque()
-        self._receiving: list[tuple[MPI.Request, int, Frame]] = []
-        self._sending: deque[tuple[MPI.Request, Frame | None, Any]] = deque()
+        self._receiving: list[tuple[MPI.Request, _Ticket, Frame]] = []
+        self._sending: deque[tuple[MPI.Request, MPI.Request, Frame | None, Any]] = deque()
+        self._num_sent: dict[int, int] = {}  # payloads to each rank
+        self._num_offered: dict[int, int] = {}  # payloads from each rank
         self._status = MPI.Status()
         self._scratch = bytearray(HEADER_BYTES)
-        tag_limit = comm.Get_attr(MPI.TAG_UB)
-        self._max_chunks = (int(tag_limit if tag_limit is not None else 32767) + 1) >> _KIND_BITS
 
     @property
     def me(self) -> int:
         return self._me
 
-    @property
-    def max_chunks(self) -> int:
-        return self._max_chunks  # the tag carries the chunk
-
     def now(self) -> float:
         return time.monotonic()
 
     def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
-        kind, chunk = frame.header[6], int.from_bytes(frame.header[24:28], "little")
-        what = [frame.header, HEADER_BYTES, MPI.BYTE] if not num_bytes else self._spec(frame)
+        rank = self._rank_of[peer]
+        kind = frame.header[KIND_BYTE]
+        payload = MPI.REQUEST_NULL
         try:
-            request = self._comm.Isend(
-                what, dest=self._rank_of[peer], tag=kind | chunk << _KIND_BITS
-            )
+            header = self._comm.Isend([frame.header, MPI.BYTE], dest=rank, tag=kind)
+            if num_bytes:
+                number = self._num_sent.get(rank, 0)
+                self._num_sent[rank] = number + 1
+                payload = self._payloads.Isend(
+                    [frame.payload, num_bytes, MPI.BYTE], dest=rank, tag=number % _NUM_TAGS
+                )
         except MPI.Exception as error:
             raise self._mapped(error, f"sending to {describe_peer(peer)}") from error
-        self._sending.append((request, frame, None))
+        self._sending.append((header, payload, frame, None))
 
     def send_control(self, peer: int, message: Control) -> None:
         if peer == self._me:
@@ -86,23 +101,31 @@ class MpiTransport:
             )
         except MPI.Exception as error:
             raise self._mapped(error, f"sending to {describe_peer(peer)}") from error
-        self._sending.append((request, None, data))
+        self._sending.append((request, MPI.REQUEST_NULL, None, data))
 
     def accept(self, ticket: Any, frame: Frame) -> None:
-        message, peer, num_bytes = ticket
+        waiting: _Ticket = ticket
+        num_bytes = waiting.header.length
         if num_bytes > frame.capacity:
             raise ProtocolError(
-                f"{describe_peer(peer)} sent {num_bytes} bytes where {frame.capacity} belong; "
-                "do all ranks run the same version of the script?"
+                f"{describe_peer(waiting.peer)} sent {num_bytes} bytes where {frame.capacity} "
+                "belong; do all ranks run the same version of the script?"
             )
+        if frame.payload is None:
+            raise ProtocolError("a frame without memory cannot go over MPI")
         try:
-            request = message.Irecv(self._spec(frame))
-            if request.Test():
-                self._arrived(peer, frame)
+            request = self._payloads.Irecv(
+                [frame.payload, num_bytes, MPI.BYTE],
+                source=self._rank_of[waiting.peer],
+                tag=waiting.tag,
+            )
+            if request.Test(self._status):
+                self._arrived(waiting, frame)
             else:
-                self._receiving.append((request, peer, frame))
+                self._receiving.append((request, waiting, frame))
         except MPI.Exception as error:
-            raise self._mapped(error, f"receiving from {describe_peer(peer)}") from error
+            doing = f"receiving from {describe_peer(waiting.peer)}"
+            raise self._mapped(error, doing) from error
 
     def poll(self) -> Event | None:
         try:
@@ -120,19 +143,19 @@ class MpiTransport:
                 time.sleep(1e-4)
 
     def _progress(self) -> None:
-        for index, (request, peer, frame) in enumerate(self._receiving):
-            if request.Test():
-                del self._receiving[index]
-                self._arrived(peer, frame)
-                return
         status = self._status
+        for index, (request, ticket, frame) in enumerate(self._receiving):
+            if request.Test(status):
+                del self._receiving[index]
+                self._arrived(ticket, frame)
+                return
         message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         if message is not None:
             self._probed(message, status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE))
             return
         for _ in range(min(len(self._sending), 4)):
-            request, sent, _data = self._sending[0]
-            if request.Test():
+            header, payload, sent, _data = self._sending[0]
+            if header.Test() and payload.Test():
                 self._sending.popleft()
                 if sent is not None:
                     self._ready.append(Sent(sent))
@@ -142,32 +165,41 @@ class MpiTransport:
 
     def _probed(self, message: MPI.Message, rank: int, tag: int, num_bytes: int) -> None:
         peer = self._peer_of[rank]
-        kind = tag & ((1 << _KIND_BITS) - 1)
-        too_long = kind == Kind.CONTROL and num_bytes > HEADER_BYTES + CONTROL_LIMIT_BYTES
-        if num_bytes < HEADER_BYTES or too_long:
+        is_control = tag == Kind.CONTROL
+        limit = HEADER_BYTES + (CONTROL_LIMIT_BYTES if is_control else 0)
+        if not HEADER_BYTES <= num_bytes <= limit:
             message.Recv(bytearray(num_bytes))
             raise ProtocolError(
                 f"{describe_peer(peer)} (rank {rank}) sent a message of {num_bytes} bytes with "
                 f"tag {tag}, which is none of psdist's; is another program sending on psdist's "
                 "communicator?"
             )
-        if num_bytes == HEADER_BYTES:
-            message.Recv([self._scratch, MPI.BYTE])
-            self._ready.append(Arrived(peer, self._header(peer, self._scratch), None))
-        elif kind == Kind.CONTROL:
+        if is_control:
             data = bytearray(num_bytes)
             message.Recv([data, MPI.BYTE])
             self._header(peer, data)
             control = decode_control(memoryview(data)[HEADER_BYTES:])
             self._ready.append(ControlArrived(peer, control))
-        else:
-            payload_bytes = num_bytes - HEADER_BYTES
-            ticket = (message, peer, payload_bytes)
-            chunk = tag >> _KIND_BITS
-            self._ready.append(Offered(peer, kind, chunk, payload_bytes, ticket))
+            return
+        message.Recv([self._scratch, MPI.BYTE])
+        header = self._header(peer, self._scratch)
+        if not header.length:
+            self._ready.append(Arrived(peer, header, None))
+            return
+        number = self._num_offered.get(rank, 0)
+        self._num_offered[rank] = number + 1
+        ticket = _Ticket(peer, header, number % _NUM_TAGS)
+        self._ready.append(Offered(peer, header.kind, header.chunk, header.length, ticket))
 
-    def _arrived(self, peer: int, frame: Frame) -> None:
-        self._ready.append(Arrived(peer, self._header(peer, frame.header), frame))
+    def _arrived(self, ticket: _Ticket, frame: Frame) -> None:
+        """``self._status`` is that of the payload."""
+        num_bytes = self._status.Get_count(MPI.BYTE)
+        if num_bytes != ticket.header.length:
+            raise ProtocolError(
+                f"{describe_peer(ticket.peer)} announced {ticket.header.length} bytes and sent "
+                f"{num_bytes}"
+            )
+        self._ready.append(Arrived(ticket.peer, ticket.header, frame))
 
     def _header(self, peer: int, data: bytearray) -> Header:
         header = Header.unpack(data)
@@ -177,17 +209,6 @@ class MpiTransport:
                 "sent it; were ranks renumbered?"
             )
         return header
-
-    def _spec(self, frame: Frame) -> Any:
-        """What mpi4py takes as buffer for header and payload: one committed datatype."""
-        if frame.handle is None:
-            if frame.payload is None:
-                raise ProtocolError("a frame without memory cannot go over MPI")
-            addresses = [MPI.Get_address(frame.header), MPI.Get_address(frame.payload)]
-            datatype = MPI.BYTE.Create_hindexed([HEADER_BYTES, frame.capacity], addresses)
-            datatype.Commit()
-            frame.handle = [MPI.BOTTOM, 1, datatype]
-        return frame.handle
 
     @staticmethod
     def _mapped(error: MPI.Exception, doing: str) -> TransportError:

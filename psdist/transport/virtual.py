@@ -147,10 +147,15 @@ class VirtualNetwork:
     # -- inside --------------------------------------------------------------------------------
 
     def _arrive_empty(self, sender: int, peer: int, header: bytes) -> None:
-        self._give(peer, Arrived(sender, Header.unpack(header), None))
+        empty = Header.unpack(header)
+        if empty.length:
+            raise InvariantError(f"no bytes behind a header that says {empty}")
+        self._give(peer, Arrived(sender, empty, None))
 
     def _offer(self, peer: int, ticket: _Ticket) -> None:
         header = Header.unpack(ticket.header)
+        if header.length != ticket.num_bytes:
+            raise InvariantError(f"{ticket.num_bytes} bytes behind a header that says {header}")
         offered = Offered(ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket)
         self._give(peer, offered)
 
@@ -227,10 +232,6 @@ class VirtualTransport:
     @property
     def me(self) -> int:
         return self._me
-
-    @property
-    def max_chunks(self) -> int:
-        return 2**32  # as many as the header can name
 
     def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
         self._network.transmit(self._me, peer, frame, num_bytes)

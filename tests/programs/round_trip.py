@@ -36,9 +36,10 @@ def push(world: World) -> None:
     header = Header(kind=Kind.PUSH, sender=worker_id(0), chunk=3, clock=7, length=NUM_BYTES)
     header.pack_into(sent.header)
     world.transport.send(server_id(0), sent, num_bytes=NUM_BYTES)
-    exchange(world, received, until=lambda event: isinstance(event, Arrived))
+    reply = exchange(world, received, until=lambda event: isinstance(event, Arrived))
     assert received.payload == sent.payload
-    assert Header.unpack(received.header).clock == 7
+    assert isinstance(reply, Arrived)
+    assert reply.header.clock == 7
     world.transport.send_control(server_id(0), Done(worker=0, statistics={}))
     exchange(
         world,
@@ -49,9 +50,9 @@ def push(world: World) -> None:
 
 def serve(world: World) -> None:
     frame = Frame(memoryview(bytearray(NUM_BYTES)))
-    exchange(world, frame, until=lambda event: isinstance(event, Arrived))
-    header = Header.unpack(frame.header)
-    reply = header._replace(kind=Kind.REPLY, sender=server_id(0))
+    push = exchange(world, frame, until=lambda event: isinstance(event, Arrived))
+    assert isinstance(push, Arrived)
+    reply = push.header._replace(kind=Kind.REPLY, sender=server_id(0))
     reply.pack_into(frame.header)
     world.transport.send(worker_id(0), frame, num_bytes=NUM_BYTES)
     seen: list[type] = []
@@ -64,8 +65,8 @@ def serve(world: World) -> None:
     world.transport.send_control(worker_id(0), Stop())
 
 
-def exchange(world: World, frame: Frame, *, until: Callable[[Event], bool]) -> None:
-    """Receive what is offered into ``frame`` until an event satisfies ``until``."""
+def exchange(world: World, frame: Frame, *, until: Callable[[Event], bool]) -> Event:
+    """Receive what is offered into ``frame`` until an event satisfies ``until``; that event."""
     waiting = world.waiting()
     while True:
         event = world.transport.poll()
@@ -76,7 +77,7 @@ def exchange(world: World, frame: Frame, *, until: Callable[[Event], bool]) -> N
         if isinstance(event, Offered):
             world.transport.accept(event.ticket, frame)
         if until(event):
-            return
+            return event
 
 
 if __name__ == "__main__":

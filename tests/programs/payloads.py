@@ -1,0 +1,108 @@
+"""Payloads that a receiver takes in another order than they were sent in, and one that is a lie.
+
+    mpirun -n 2 python -m tests.programs.payloads
+
+The worker prints what the server said: "every payload was the right one", and the error that a
+payload of another length than its header's ends in.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import TypeVar
+
+from psdist.errors import ProtocolError
+from psdist.messages import Header, Kind
+from psdist.resolving import resolve
+from psdist.roles import server_id, worker_id
+from psdist.transport import mpi
+from psdist.transport.base import Arrived, Event, Frame, Offered
+from psdist.world import World, connect
+
+_E = TypeVar("_E", bound=Event)
+
+SIZES = [1, 100, 4096, 70_000, 4097, 2_000_000, 3, 65_536, 10, 1_000_000]
+ROUNDS = 5
+NUM_TAGS = 16
+"""Not a multiple of the payloads in a round: numbers wrap round in the middle of one."""
+
+
+def main() -> None:
+    mpi._NUM_TAGS = NUM_TAGS
+    world = connect(resolve(command_line={}, environment=os.environ))
+    if world.role == "server":
+        receive(world)
+    else:
+        send(world)
+    world.close()
+
+
+def payload(round_number: int, index: int) -> bytes:
+    return random.Random(round_number * len(SIZES) + index).randbytes(SIZES[index])
+
+
+def send(world: World) -> None:
+    for round_number in range(ROUNDS):
+        for index, num_bytes in enumerate(SIZES):
+            send_payload(world, payload(round_number, index), index, num_bytes)
+        next_event(world, Arrived)
+    send_payload(world, b"12345678", 0, 9)
+    next_event(world, Arrived)
+    print("every payload was the right one", flush=True)
+
+
+def send_payload(world: World, data: bytes, index: int, told: int) -> None:
+    frame = Frame(memoryview(bytearray(data)))
+    kind, sender = Kind.PUSH, worker_id(0)
+    Header(kind=kind, sender=sender, chunk=7, clock=index, length=told).pack_into(frame.header)
+    world.transport.send(server_id(0), frame, num_bytes=len(data))
+
+
+def receive(world: World) -> None:
+    order = random.Random(1)
+    for round_number in range(ROUNDS):
+        offers = [next_event(world, Offered) for _ in SIZES]
+        assert [offer.num_bytes for offer in offers] == SIZES
+        order.shuffle(offers)
+        frames = {}
+        for offer in offers:
+            frame = Frame(memoryview(bytearray(offer.num_bytes)))
+            world.transport.accept(offer.ticket, frame)
+            frames[id(frame)] = frame
+        for _ in SIZES:
+            arrived = next_event(world, Arrived)
+            assert arrived.frame is not None
+            frame = frames.pop(id(arrived.frame))
+            assert frame.payload is not None
+            assert bytes(frame.payload) == payload(round_number, arrived.header.clock)
+        answer(world)
+    lie = next_event(world, Offered)
+    try:
+        world.transport.accept(lie.ticket, Frame(memoryview(bytearray(9))))
+        next_event(world, Arrived)
+    except ProtocolError as error:
+        print(error, flush=True)
+    answer(world)
+
+
+def answer(world: World) -> None:
+    frame = Frame()
+    Header(kind=Kind.REPLY, sender=server_id(0)).pack_into(frame.header)
+    world.transport.send(worker_id(0), frame)
+
+
+def next_event(world: World, kind: type[_E]) -> _E:
+    """The next event of this kind; others are passed over."""
+    waiting = world.waiting()
+    while True:
+        event = world.transport.poll()
+        if isinstance(event, kind):
+            return event
+        if event is None:
+            waiting.idle("the other rank")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
