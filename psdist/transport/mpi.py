@@ -53,6 +53,7 @@ class MpiTransport:
     def __init__(self, comm: MPI.Comm, roles: Roles) -> None:
         self._comm = comm
         self._payloads = comm.Dup()
+        self._payloads.Set_errhandler(comm.Get_errhandler())
         self._rank_of = roles.rank_of_peer
         self._peer_of = roles.peer_of_rank
         self._me = roles.peer_of_rank[comm.Get_rank()]
@@ -81,7 +82,7 @@ class MpiTransport:
                 number = self._num_sent.get(rank, 0)
                 self._num_sent[rank] = number + 1
                 payload = self._payloads.Isend(
-                    [frame.payload, num_bytes, MPI.BYTE], dest=rank, tag=number % _NUM_TAGS
+                    _memory(frame, num_bytes), dest=rank, tag=number % _NUM_TAGS
                 )
         except MPI.Exception as error:
             raise self._mapped(error, f"sending to {describe_peer(peer)}") from error
@@ -111,13 +112,9 @@ class MpiTransport:
                 f"{describe_peer(waiting.peer)} sent {num_bytes} bytes where {frame.capacity} "
                 "belong; do all ranks run the same version of the script?"
             )
-        if frame.payload is None:
-            raise ProtocolError("a frame without memory cannot go over MPI")
         try:
             request = self._payloads.Irecv(
-                [frame.payload, num_bytes, MPI.BYTE],
-                source=self._rank_of[waiting.peer],
-                tag=waiting.tag,
+                _memory(frame, num_bytes), source=self._rank_of[waiting.peer], tag=waiting.tag
             )
             if request.Test(self._status):
                 self._arrived(waiting, frame)
@@ -213,3 +210,10 @@ class MpiTransport:
     @staticmethod
     def _mapped(error: MPI.Exception, doing: str) -> TransportError:
         return TransportError(f"MPI failed while {doing}: {error.Get_error_string()}")
+
+
+def _memory(frame: Frame, num_bytes: int) -> Any:
+    """The start of a frame's payload, as mpi4py takes it."""
+    if frame.payload is None:
+        raise ProtocolError("a frame without memory cannot go over MPI")
+    return [frame.payload, num_bytes, MPI.BYTE]
