@@ -14,13 +14,20 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
 
 from psdist.config import RunConfig, decode, encode
-from psdist.environment import explain_mismatch, explain_singleton, slurm_switches
+from psdist.environment import (
+    detect,
+    explain_mismatch,
+    explain_singleton,
+    family_of,
+    slurm_switches,
+)
 from psdist.errors import LaunchError, UserError
 from psdist.failure import printable, wait_until_read
 from psdist.pmi import readable_lines
@@ -60,7 +67,9 @@ def start_mpi() -> MPI.Intracomm:
     if mismatch:
         raise LaunchError(mismatch)
     if not MPI.Is_initialized():
-        with readable_lines(os.environ):
+        is_by_srun = detect(os.environ).name == "slurm"
+        speaks_pmi1 = is_by_srun and family_of(library) == "mpich"
+        with readable_lines(os.environ) if speaks_pmi1 else nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     size = MPI.COMM_WORLD.Get_size()
     singleton = explain_singleton(os.environ, world_size=size, library_version=library)

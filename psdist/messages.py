@@ -1,7 +1,7 @@
 """What travels: the fixed header of data messages, and the control messages.
 
-A data message is ``HEADER_BYTES`` of header followed by raw parameter or gradient bytes; a control
-message is the same header followed by one msgpack map. Nothing received is ever unpickled,
+A data message is ``HEADER_BYTES`` of header and raw parameter or gradient bytes; a control message
+is the same header followed by one msgpack map. Nothing received is ever unpickled,
 imported or executed: a header is checked field by field, a control message is decoded with limits
 into one of the frozen classes below.
 
@@ -72,7 +72,8 @@ class Codec(IntEnum):
 # One field per line, in wire order; see Header for their meaning.
 _LAYOUT = struct.Struct("<IHBBBB2xIIIIIIqQqdQI")
 KIND_BYTE = 6
-"""Where ``Header.kind`` stands in a packed header."""
+LENGTH_BYTES = slice(68, 76)
+"""Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
 _CHECKSUM = struct.Struct("<I")
 _USED_BYTES = _LAYOUT.size
 

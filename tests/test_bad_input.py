@@ -454,10 +454,23 @@ def test_an_error_inside_a_server_names_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_bytes_that_are_no_message_of_psdist_end_the_job_in_one_line(tmp_path: Path) -> None:
-    line = the_line(run_script(2, "sends_bytes_that_are_no_message", run_dir=tmp_path), status=1)
+@pytest.mark.parametrize(
+    ("num_bytes", "what"),
+    [
+        (128, "message with a broken header: magic 0x00000000 where 0x31534450 belongs"),
+        (
+            200,
+            "sent a message of 200 bytes with tag 1, which is none of psdist's",
+        ),
+    ],
+)
+def test_bytes_that_are_no_message_of_psdist_end_the_job_in_one_line(
+    num_bytes: int, what: str, tmp_path: Path
+) -> None:
+    done = run_script(2, "sends_bytes_that_are_no_message", str(num_bytes), run_dir=tmp_path)
+    line = the_line(done, status=1)
     assert line.startswith(f"psdist: server 0 (rank 0 on {HOST}): error: ")
-    assert "message with a broken header: magic 0x00000000 where 0x31534450 belongs" in line
+    assert what in line
     assert "is another program sending on psdist's communicator?" in line
 
 

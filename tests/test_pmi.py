@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import struct
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,13 +22,13 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """MPICH's end of the socket, and Slurm's."""
     mpich, slurm = socket.socketpair()
     with mpich, slurm:
-        mpich.settimeout(30)
-        slurm.settimeout(30)
+        for end in (mpich, slurm):  # not settimeout: the relay has to meet blocking ends
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 30, 0))
         yield mpich, slurm
 
 
 def step(descriptor: int) -> Mapping[str, str]:
-    return {"SLURM_STEP_NUM_TASKS": "4", "PMI_FD": str(descriptor)}
+    return {"PMI_FD": str(descriptor)}
 
 
 def children() -> list[str]:
@@ -36,7 +39,9 @@ def passed_on(sender: socket.socket, data: bytes, receiver: socket.socket) -> by
     sender.sendall(data)
     received = b""
     while len(received) < len(data) and not received.endswith(b"\n"):
-        received += receiver.recv(65536)
+        more = receiver.recv(65536)
+        assert more, received
+        received += more
     return received
 
 
@@ -69,13 +74,15 @@ def test_mpich_and_slurm_talk_through_the_relay(
         assert len(children()) == len(before) + 1
         assert passed_on(mpich, b"cmd=get_maxes\n", slurm) == b"cmd=get_maxes\n"
         assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 908
-        # In pieces: the limit may come apart.
-        slurm.sendall((MAXES % 1024)[:50])
-        assert passed_on(slurm, (MAXES % 1024)[50:], mpich) == MAXES % 908
-        # PMI-2's messages have a length and no newline, and may be long.
-        long = b" 80000" + bytes(80000)
-        assert passed_on(mpich, long, slurm) == long
-        assert passed_on(slurm, long, mpich) == long
+        for cut in (4, 12, 55):  # in two pieces
+            slurm.sendall((MAXES % 1024)[:cut])
+            time.sleep(0.05)
+            assert passed_on(slurm, (MAXES % 1024)[cut:], mpich).endswith(b"vallen_max=908\n")
+        # PMI-2's messages have no newline and may be long; Slurm writes the length by itself.
+        length, body = b" 80000", b"cmd=kvs-get-response;".ljust(80000, b"v")
+        for part in (length, body):
+            assert passed_on(slurm, part, mpich) == part
+            assert passed_on(mpich, part, slurm) == part
     assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 1024, "the relay is still there"
     assert children() == before
 
@@ -106,15 +113,58 @@ def test_slurm_sees_a_rank_that_ends_in_mpi_init(
     assert slurm.recv(1) == b""
 
 
-def test_without_a_socket_from_srun_nothing_is_done(tmp_path: Path) -> None:
+def test_a_handler_runs_in_the_rank_only(ends: tuple[socket.socket, socket.socket]) -> None:
+    mpich, slurm = ends
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(os.getpid()))
+    others = set(children())
+    try:
+        with readable_lines(step(mpich.fileno())):
+            (relay,) = set(children()) - others
+            for each in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+                os.kill(int(relay), each)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 908
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [os.getpid()]
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_the_relay_ends_although_another_process_has_its_socket(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    mpich, slurm = ends
+    with readable_lines(step(mpich.fileno())):
+        assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 908
+        other = os.fork()
+        if other == 0:
+            signal.pause()
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+
+
+def test_a_rank_that_cannot_have_a_relay_starts_without(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    mpich, slurm = ends
+    before = sorted(os.listdir("/proc/self/fd"))
+    with readable_lines(step(mpich.fileno())):
+        assert passed_on(slurm, MAXES % 1024, mpich) == MAXES % 1024
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_a_socket_nothing_is_done(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file:
         for environment in (
             {},
-            {"PMI_FD": "0"},
+            step(-1),
             step(file.fileno()),
             step(999_999),
-            {"SLURM_STEP_NUM_TASKS": "4"},
-            {"SLURM_STEP_NUM_TASKS": "4", "PMI_FD": "-1"},
         ):
             before = sorted(os.listdir("/proc/self/fd"))
             with readable_lines(environment):

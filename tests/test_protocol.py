@@ -15,7 +15,6 @@ import torch
 
 from psdist.check import check
 from psdist.errors import HyperparameterError, InvariantError
-from psdist.messages import Kind
 from psdist.servers.actions import Step
 from psdist.servers.loop import ServerLoop
 from psdist.servers.policy import Ssp, Sync
@@ -258,7 +257,3 @@ def test_receive_buffers_do_not_grow_with_the_groups(num_groups: int) -> None:
     )
     prove(job)
     assert job.servers[0].core.statistics().most_slots_used <= 3
-
-
-def test_the_kinds_fit_into_the_tag() -> None:
-    assert max(Kind) < 8

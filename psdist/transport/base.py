@@ -6,8 +6,9 @@ which.
 
 Peers are *stable ids* (:mod:`psdist.roles`), never MPI ranks. The rules:
 
-* ``send`` does not block. The frame and the memory behind it belong to the network until the
-  matching :class:`Sent` event: **the bytes of an open send never change**.
+* ``send`` does not block. The frame and its payload belong to the network until the matching
+  :class:`Sent` event, or until the answer has come, which proves the same: **the bytes of an open
+  send never change**.
 * A message without payload, and every control message, arrives by itself as :class:`Arrived` or
   :class:`ControlArrived`. A message with payload is first *offered*; its bytes stay with the
   sender until ``accept`` names the frame to receive them into. That is how a server's memory
@@ -31,7 +32,7 @@ from psdist.messages import HEADER_BYTES, Control, Header
 
 
 class Frame:
-    """A header and the payload memory that belongs behind it on the wire.
+    """A header and the payload that goes with it; ``accept`` fills the payload only.
 
     ``payload`` is writable memory of at most ``capacity`` bytes, or None for a message that has
     no bytes (a simulation with sizes alone, an empty push). ``owner`` is for whoever made the
@@ -94,8 +95,7 @@ class Transport(Protocol):
     def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
         """Send the frame's header and the first ``num_bytes`` of its payload.
 
-        ``num_bytes`` is 0 or the frame's capacity. The header must be packed already, and its
-        ``length`` is ``num_bytes``.
+        The header must be packed already, and its ``length`` is ``num_bytes``.
         """
         ...
 

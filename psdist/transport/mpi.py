@@ -4,9 +4,10 @@ Two messages, because MPI moves contiguous memory in one copy or none, while a d
 and payload makes it pack (docs/decisions.md). A payload travels on a communicator of its own, so
 that no probe finds it: it stays with its sender until the receiver, who has read the header by
 then, says where it goes. Its tag is its number among the payloads from that sender, modulo what a
-tag can hold; the headers, which MPI keeps in order, are counted by both sides.
+tag can hold, which is far more than are ever under way (Open MPI 2^31, MPICH 2^29); both sides
+count, because MPI keeps headers in order.
 
-    transport = MpiTransport(comm, roles)      # comm: a duplicate that only psdist uses; collective
+    transport = MpiTransport(comm, roles)      # collective; comm: a duplicate of psdist's own
 
 mpi4py's exceptions do not rise above this module.
 """
@@ -20,11 +21,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from psdist.errors import ProtocolError, TransportError
+from psdist.errors import InvariantError, ProtocolError, TransportError
 from psdist.messages import (
     CONTROL_LIMIT_BYTES,
     HEADER_BYTES,
     KIND_BYTE,
+    LENGTH_BYTES,
     Control,
     Header,
     Kind,
@@ -33,9 +35,6 @@ from psdist.messages import (
 )
 from psdist.roles import Roles, describe_peer
 from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
-
-_NUM_TAGS = 2**15
-"""MPI has at least the tags from 0 to 32767. More payloads than that are never under way."""
 
 
 @dataclass(slots=True)
@@ -53,7 +52,6 @@ class MpiTransport:
     def __init__(self, comm: MPI.Comm, roles: Roles) -> None:
         self._comm = comm
         self._payloads = comm.Dup()
-        self._payloads.Set_errhandler(comm.Get_errhandler())
         self._rank_of = roles.rank_of_peer
         self._peer_of = roles.peer_of_rank
         self._me = roles.peer_of_rank[comm.Get_rank()]
@@ -62,6 +60,8 @@ class MpiTransport:
         self._sending: deque[tuple[MPI.Request, MPI.Request, Frame | None, Any]] = deque()
         self._num_sent: dict[int, int] = {}  # payloads to each rank
         self._num_offered: dict[int, int] = {}  # payloads from each rank
+        tag_limit = comm.Get_attr(MPI.TAG_UB)
+        self._num_tags = int(tag_limit if tag_limit is not None else 32767) + 1
         self._status = MPI.Status()
         self._scratch = bytearray(HEADER_BYTES)
 
@@ -74,16 +74,19 @@ class MpiTransport:
 
     def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
         rank = self._rank_of[peer]
-        kind = frame.header[KIND_BYTE]
+        told = int.from_bytes(frame.header[LENGTH_BYTES], "little")
+        if told != num_bytes:
+            raise InvariantError(f"{num_bytes} bytes behind a header that tells {told}")
+        memory = _memory(frame, num_bytes) if num_bytes else None
         payload = MPI.REQUEST_NULL
         try:
-            header = self._comm.Isend([frame.header, MPI.BYTE], dest=rank, tag=kind)
-            if num_bytes:
+            header = self._comm.Isend(
+                [frame.header, MPI.BYTE], dest=rank, tag=frame.header[KIND_BYTE]
+            )
+            if memory is not None:
                 number = self._num_sent.get(rank, 0)
                 self._num_sent[rank] = number + 1
-                payload = self._payloads.Isend(
-                    _memory(frame, num_bytes), dest=rank, tag=number % _NUM_TAGS
-                )
+                payload = self._payloads.Isend(memory, dest=rank, tag=number % self._num_tags)
         except MPI.Exception as error:
             raise self._mapped(error, f"sending to {describe_peer(peer)}") from error
         self._sending.append((header, payload, frame, None))
@@ -185,7 +188,7 @@ class MpiTransport:
             return
         number = self._num_offered.get(rank, 0)
         self._num_offered[rank] = number + 1
-        ticket = _Ticket(peer, header, number % _NUM_TAGS)
+        ticket = _Ticket(peer, header, number % self._num_tags)
         self._ready.append(Offered(peer, header.kind, header.chunk, header.length, ticket))
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> None:

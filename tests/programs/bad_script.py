@@ -140,7 +140,7 @@ def sends_bytes_that_are_no_message() -> None:
     world = current()
     assert world is not None
     assert world.comm is not None
-    world.comm.Send(b"\0" * 200, dest=0, tag=1)
+    world.comm.Send(bytes(int(sys.argv[2])), dest=0, tag=1)
     while True:
         train()
 

@@ -3,7 +3,7 @@
     mpirun -n 2 python -m tests.programs.payloads
 
 The worker says "every payload was the right one"; the server prints the errors that a payload
-shorter and one longer than its header tells end in.
+shorter and one longer than its header says end in.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 from typing import TypeVar
 
 from psdist.errors import ProtocolError, TransportError
-from psdist.messages import Header, Kind
+from psdist.messages import HEADER_BYTES, Header, Kind
 from psdist.resolving import resolve
 from psdist.roles import server_id, worker_id
-from psdist.transport import mpi
 from psdist.transport.base import Arrived, Event, Frame, Offered
+from psdist.transport.mpi import MpiTransport
 from psdist.world import World, connect
 
 _E = TypeVar("_E", bound=Event)
@@ -30,8 +30,9 @@ NUM_TAGS = 16
 
 
 def main() -> None:
-    mpi._NUM_TAGS = NUM_TAGS
     world = connect(resolve(command_line={}, environment=os.environ))
+    assert isinstance(world.transport, MpiTransport)
+    world.transport._num_tags = NUM_TAGS
     if world.role == "server":
         receive(world)
     else:
@@ -45,20 +46,32 @@ def payload(round_number: int, index: int) -> bytes:
 
 def send(world: World) -> None:
     for round_number in range(ROUNDS):
-        for index, num_bytes in enumerate(SIZES):
-            send_payload(world, payload(round_number, index), index, num_bytes)
+        for index in range(len(SIZES)):
+            send_payload(world, payload(round_number, index), index)
         next_event(world, Arrived)
     for told in (9, 7):
-        send_payload(world, b"12345678", 0, told)
+        send_lie(world, b"12345678", told)
         next_event(world, Arrived)
     print("every payload was the right one", flush=True)
 
 
-def send_payload(world: World, data: bytes, index: int, told: int) -> None:
+def send_payload(world: World, data: bytes, index: int) -> None:
     frame = Frame(memoryview(bytearray(data)))
-    kind, sender = Kind.PUSH, worker_id(0)
-    Header(kind=kind, sender=sender, chunk=7, clock=index, length=told).pack_into(frame.header)
+    header = Header(kind=Kind.PUSH, sender=worker_id(0), clock=index, length=len(data))
+    header.pack_into(frame.header)
     world.transport.send(server_id(0), frame, num_bytes=len(data))
+
+
+def send_lie(world: World, data: bytes, told: int) -> None:
+    """As MpiTransport.send does, which refuses this."""
+    transport, server = world.transport, world.roles.rank_of_peer[server_id(0)]
+    assert isinstance(transport, MpiTransport)
+    header = bytearray(HEADER_BYTES)
+    Header(kind=Kind.PUSH, sender=worker_id(0), length=told).pack_into(header)
+    transport._comm.Send(header, dest=server, tag=int(Kind.PUSH))
+    number = transport._num_sent[server]
+    transport._num_sent[server] += 1
+    transport._payloads.Send(data, dest=server, tag=number % NUM_TAGS)
 
 
 def receive(world: World) -> None:
