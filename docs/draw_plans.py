@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psdist.topology.cluster import Cluster, Node, Switch
-from psdist.topology.draw_svg import picture
-from psdist.topology.machine import Core, Device, Machine, NumaNode, Package
-from psdist.topology.planning import PlanRequest, plan_ahead
+from psdist.topology.draw.svg import picture
+from psdist.topology.machine.machine import Core, Device, Machine, NumaNode, Package
+from psdist.topology.network.cluster import Cluster, Node, Switch
+from psdist.topology.plan.planning import PlanRequest, plan_ahead
 
 CORES = 8
 LINK_BYTES_PER_S = 12e9

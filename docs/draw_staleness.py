@@ -136,7 +136,7 @@ def read_run(run_dir: Path) -> tuple[list[tuple[int, int, float, float, int]], s
 
 def staleness_of_uses(run_dir: Path) -> tuple[dict[tuple[int, int], int], str, int | None]:
     """By (group, iteration): max(0, iteration - fewest updates of any group that was active)."""
-    from psdist.observe.history import EventKind, read_history
+    from psdist.history.writers import EventKind, read_history
 
     history = read_history(run_dir)
     events = history.servers[0].events

@@ -1,6 +1,6 @@
 """``python -m psdist`` is ``psdist``."""
 
-from psdist.cli import main
+from psdist.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@
 
 A Job puts a worker's parts together and holds no logic of its own: an iteration is
 psdist.workers.trainer, waiting and messages are psdist.workers.loop, saving is
-psdist.workers.saving.
+psdist.workers.model.saving.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 
-from psdist.agreement import AgreedExit
-from psdist.device import device_of
+from psdist.config.sources import resolve
 from psdist.errors import ModelError, UsageError, UserError
-from psdist.failure import fail_with, printable, run_or_fail
-from psdist.memory import as_bytes
-from psdist.messages import Progress, Setup
-from psdist.observe.history import WorkerHistory
-from psdist.optimizers import (
+from psdist.history.writers import WorkerHistory
+from psdist.protocol.control import Progress, Setup
+from psdist.protocol.memory import as_bytes
+from psdist.protocol.optimizers import (
     OptimizerKind,
     check_mode,
     traits,
 )
-from psdist.partition import Partition
-from psdist.resolving import resolve
-from psdist.roles import REGISTRAR, worker_of
-from psdist.serve import num_threads, serve, serve_beside
+from psdist.protocol.partition import Partition
+from psdist.protocol.roles import REGISTRAR, worker_of
+from psdist.ranks.agreement import AgreedExit
+from psdist.ranks.context import World, connect, current
+from psdist.ranks.device import device_of
+from psdist.ranks.failure import fail_with, printable, run_or_fail
+from psdist.ranks.server import num_threads, serve, serve_beside
 from psdist.transport.base import Frame
-from psdist.workers import group as group_tier
-from psdist.workers.client import ClientCore
-from psdist.workers.data import EpochCounter, EpochLoader, shard_loader
-from psdist.workers.flat import FlatModel
-from psdist.workers.group import Group
+from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
+from psdist.workers.group import group as group_tier
+from psdist.workers.group.group import Group
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.model import (
+from psdist.workers.model.description import (
     ModelDescription,
     UseHook,
     first_difference,
@@ -59,10 +58,11 @@ from psdist.workers.model import (
     packed_hyperparameters,
     unpack_lines,
 )
-from psdist.workers.optimizer import ServedOptimizer
-from psdist.workers.saving import write_model
+from psdist.workers.model.flat import FlatModel
+from psdist.workers.model.optimizer import ServedOptimizer
+from psdist.workers.model.saving import write_model
+from psdist.workers.protocol.client import ClientCore
 from psdist.workers.trainer import CALLS, Trainer, WorkerStatistics
-from psdist.world import World, connect, current
 
 _PROGRESS_EVERY_S = 0.25
 

@@ -1,7 +1,8 @@
 """The server's loop: events from the transport, through the state machines, onto real memory.
 
 It owns the shard, the reply frames and the history; it decides nothing about consistency
-(psdist.servers.state) nor about who has come to a collective (psdist.servers.registrar).
+(psdist.servers.protocol.state) nor about who has come to a collective
+(psdist.servers.protocol.registrar).
 
     loop = ServerLoop(transport, ServerCore(server=0, policy=policy), options)
     loop.run(waiting)          # on a real network; in a virtual one an actor calls turn()
@@ -14,12 +15,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from psdist.messages import Control, Finish, Finished, Flag, Header, Kind
-from psdist.observe.history import EventKind, ServerHistory
-from psdist.optimizers import check_mode, traits
-from psdist.partition import DTYPE_CODES, Partition
-from psdist.roles import REGISTRAR
-from psdist.servers.actions import (
+from psdist.history.writers import EventKind, ServerHistory
+from psdist.protocol.control import Control, Finish, Finished, Flag, Header, Kind
+from psdist.protocol.optimizers import check_mode, traits
+from psdist.protocol.partition import DTYPE_CODES, Partition
+from psdist.protocol.roles import REGISTRAR
+from psdist.servers.protocol.actions import (
     Accept,
     Action,
     Build,
@@ -33,9 +34,9 @@ from psdist.servers.actions import (
     SendControl,
     Step,
 )
-from psdist.servers.registrar import Complete, Registrar, RegistrarAction
-from psdist.servers.shard import Shard, make_slots
-from psdist.servers.state import ServerCore
+from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.shard.tensors import Shard, make_slots
 from psdist.transport.base import ControlArrived, Event, Frame, Sent, Transport, Waiting
 
 

@@ -95,7 +95,7 @@ print(f"import site; site.addsitedir({base!r})")' >"$site/base.pth" || return
 '''
 import sys
 
-from psdist.cli import main
+from psdist.commands.cli import main
 
 sys.exit(main())
 PSDIST

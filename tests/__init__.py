@@ -1,1 +1,1 @@
-"""The test suite; a package, so that tests say `from tests.mpirun import run_mpi`."""
+"""The test suite; a package, so that tests say `from tests.support.mpirun import run_mpi`."""

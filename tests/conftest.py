@@ -2,7 +2,7 @@
 
 Owns: the order of the stages, the `--all` option, hypothesis' settings, and the Slurm cluster as
 a fixture. What a test needs that may be missing (an MPI, the cluster) is decided where it is
-started, in tests/mpirun.py and tests/slurm_cluster.py.
+started, in tests/support/mpirun.py and tests/support/slurm_cluster.py.
 
     python -m pytest tests                 # everything but what is marked slow
     python -m pytest tests --all -m slurm  # all of the Slurm tests
@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.slurm_cluster import slurm_cluster
+from tests.support.slurm_cluster import slurm_cluster
 
 __all__ = ["slurm_cluster"]
 

@@ -3,7 +3,7 @@
 #
 #     bash tests/run.sh                     # checks, then tests: unit, MPI, Slurm
 #     bash tests/run.sh --all               # also the long ones
-#     bash tests/run.sh tests/test_slurm.py -k digits
+#     bash tests/run.sh tests/slurm/test_slurm.py -k digits
 #
 # Makes .venv (with Open MPI) and .venv-mpich where they are not there yet. Tests of Slurm need root
 # and apt packages and are skipped, saying which, where those are missing; PSDIST_REQUIRE_SLURM=1,

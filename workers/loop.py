@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from psdist.errors import CollectiveError, InvariantError
-from psdist.messages import (
+from psdist.protocol.control import (
     Absent,
     Collected,
     Control,
@@ -38,9 +38,9 @@ from psdist.messages import (
     WhoIsAbsent,
     WhoIsMissing,
 )
-from psdist.roles import REGISTRAR, server_id
+from psdist.protocol.roles import REGISTRAR, server_id
 from psdist.transport.base import ControlArrived, Event, Frame, Sent, Transport, Waiting
-from psdist.workers.client import (
+from psdist.workers.protocol.client import (
     AcceptReply,
     ClientAction,
     ClientCore,

@@ -24,12 +24,12 @@ import numpy.typing as npt
 import torch
 
 from psdist.errors import NonFiniteGradientError, UsageError
-from psdist.messages import NEVER
-from psdist.observe.history import WorkerHistory
-from psdist.partition import Partition
-from psdist.workers.flat import FlatModel
-from psdist.workers.group import Group
+from psdist.history.writers import WorkerHistory
+from psdist.protocol.control import NEVER
+from psdist.protocol.partition import Partition
+from psdist.workers.group.group import Group
 from psdist.workers.loop import WorkerLoop
+from psdist.workers.model.flat import FlatModel
 
 logger = logging.getLogger("psdist")
 

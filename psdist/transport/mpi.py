@@ -22,7 +22,7 @@ from typing import Any
 from mpi4py import MPI
 
 from psdist.errors import InvariantError, ProtocolError, TransportError
-from psdist.messages import (
+from psdist.protocol.control import (
     CONTROL_LIMIT_BYTES,
     HEADER_BYTES,
     KIND_BYTE,
@@ -33,7 +33,7 @@ from psdist.messages import (
     decode_control,
     encode_control,
 )
-from psdist.roles import Roles, describe_peer
+from psdist.protocol.roles import Roles, describe_peer
 from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
 
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.messages import Control, Header, decode_control, encode_control
-from psdist.roles import describe_peer
+from psdist.protocol.control import Control, Header, decode_control, encode_control
+from psdist.protocol.roles import describe_peer
 from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
 
 Actor = Generator[float | None, None, None]

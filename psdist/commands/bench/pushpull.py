@@ -1,0 +1,398 @@
+"""``psdist bench pushpull``: push + pull beside the raw MPI exchange of the same bytes.
+
+    mpirun -n 2 --mca pml ob1 --mca btl self,sm psdist bench pushpull --sizes 4KiB,1MiB
+
+Each repetition does, one after the other and between the same ranks: one push + pull through
+psdist (servers apply SGD), and the raw exchange twice: every worker sends each server its bytes
+in one message and gets as many back, and the same in psdist's chunks, each echoed when it has
+arrived. The faster of the two raw ways is the limit. Medians are reported, in JSON all times.
+
+Mode is async: consistency costs waiting, which is not what this measures. Over several hosts the
+table also has what the plan predicts of the slowest link (PSDIST_PLACEMENT, PSDIST_NETWORK).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from psdist.config.sources import resolve
+from psdist.protocol.control import Setup
+from psdist.protocol.memory import allocate, as_tensor
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.roles import is_worker, worker_of
+from psdist.ranks.agreement import AgreedExit
+from psdist.ranks.context import World, connect
+from psdist.ranks.failure import run_or_fail
+from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.protocol.policy import Async
+from psdist.servers.protocol.state import ServerCore
+from psdist.transport.base import Frame
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.protocol.client import ClientCore
+
+if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
+    from mpi4py import MPI
+
+_HYPER = pack_hyperparameters([{"lr": 0.001}])
+_RAW_TAG = 7
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One size: medians over the repetitions, of the slowest worker, in seconds."""
+
+    num_bytes: int
+    chunks: int
+    push_pull_s: float
+    raw_whole_s: float
+    raw_chunks_s: float
+    predicted_s: float
+    """What the plan says of the slowest link; 0 where no link is crossed."""
+    all_push_pull_s: tuple[float, ...]
+    all_raw_whole_s: tuple[float, ...]
+    all_raw_chunks_s: tuple[float, ...]
+
+    @property
+    def raw_s(self) -> float:
+        """The limit: the faster raw way."""
+        return min(self.raw_whole_s, self.raw_chunks_s)
+
+    @property
+    def share_of_raw(self) -> float:
+        return self.raw_s / self.push_pull_s
+
+
+def pushpull(sizes: list[int], repeats: int, servers: int, json_path: Path | None) -> int:
+    """Run the benchmark on all ranks of the world; the exit status."""
+    settings: dict[str, Any] = {"mode": "async", "servers": str(servers), "group": "rank"}
+    try:
+        world = connect(resolve(command_line=settings, environment=os.environ, file=None))
+    except AgreedExit as agreed:
+        return agreed.status
+    if world.comm is None:
+        print(
+            "psdist: error: bench pushpull measures between ranks; start it as "
+            "mpirun -n 2 psdist bench pushpull",
+            file=sys.stderr,
+        )
+        return 2
+    return run_or_fail(world, lambda: _measure_all(world, sizes, repeats, json_path))
+
+
+def _measure_all(world: World, sizes: list[int], repeats: int, json_path: Path | None) -> int:
+    import torch
+
+    torch.set_num_threads(max(1, int(world.core_share)))
+    assert world.comm is not None
+    between = world.comm.Dup()  # its barriers never meet psdist's messages
+    rows: list[Row] = []
+    for num_bytes in sizes:
+        side = _WorkerSide if is_worker(world.me) else _ServerSide
+        times = side(world, between, num_bytes).measure(repeats)
+        row = _row(between, world, num_bytes, times)
+        if world.rank == 0:
+            rows.append(row)
+            print(f"  {_size(num_bytes)}: {row.share_of_raw:.2f} of raw", flush=True)
+    if world.rank == 0:
+        _report(world, rows, repeats, json_path)
+    world.close()
+    return 0
+
+
+class _Side:
+    """What both sides share: the model of one tensor, cut as psdist cuts it."""
+
+    def __init__(self, world: World, between: MPI.Comm, num_bytes: int) -> None:
+        self.world, self.between = world, between
+        piece = Piece(
+            name="tensor",
+            shape=(max(num_bytes // 4, 1),),
+            stride=(1,),
+            dtype="float32",
+            optimizer_group=0,
+        )
+        chunk_bytes = world.config.chunk_bytes
+        self.partition = Partition.cut(
+            [piece], chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes
+        )
+        self.owners = self.partition.shard(world.roles.shard_weights)
+
+    def chunks_of(self, server: int) -> list[int]:
+        return [chunk for chunk, owner in enumerate(self.owners) if owner == server]
+
+    def bytes_of(self, server: int) -> int:
+        return sum(self.partition.chunks[chunk].num_bytes for chunk in self.chunks_of(server))
+
+
+class _ServerSide(_Side):
+    def measure(self, repeats: int) -> list[list[float]]:
+        world = self.world
+        loop = ServerLoop(
+            world.transport,
+            ServerCore(server=world.me, policy=Async()),
+            ServerOptions(
+                server=world.me,
+                shard_weights=world.roles.shard_weights,
+                mode="async",
+                receive_buffers=world.config.receive_buffers,
+            ),
+        )
+        waiting = world.waiting(has_deadline=False)
+        self._serve(loop, waiting)  # set-up
+        chunks = self.chunks_of(world.me)
+        whole = [allocate(self.bytes_of(world.me)) for _ in world.roles.worker_ranks]
+        parts = [
+            [allocate(self.partition.chunks[chunk].num_bytes) for chunk in chunks]
+            for _ in world.roles.worker_ranks
+        ]
+        for _ in range(repeats + _WARM_UP):
+            self._serve(loop, waiting)
+            self.between.Barrier()
+            _echo(self.between, [[memory] for memory in whole], world.roles.worker_ranks)
+            self.between.Barrier()
+            _echo(self.between, parts, world.roles.worker_ranks)
+        return []
+
+    def _serve(self, loop: ServerLoop, waiting: Any) -> None:
+        """Serve until every worker has said that its part of the repetition is over."""
+        self.between.Barrier()
+        is_over = self.between.Ibarrier()
+        while not is_over.Test():
+            if loop.turn():
+                waiting.reset()
+            else:
+                waiting.idle("messages")
+
+
+class _WorkerSide(_Side):
+    def measure(self, repeats: int) -> list[list[float]]:
+        world, partition = self.world, self.partition
+        worker = worker_of(world.me)
+        buffer = partition.buffers[0]
+        gradients, parameters = (allocate(buffer.num_elements * 4) for _ in range(2))
+        as_tensor(gradients, "float32", buffer.num_elements).fill_(1.0)
+        spans = [
+            slice(chunk.start * 4, chunk.start * 4 + chunk.num_bytes) for chunk in partition.chunks
+        ]
+        core = ClientCore(
+            worker=worker,
+            group=worker,
+            owners=self.owners,
+            mine=range(len(self.owners)),
+            chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
+            credits=world.config.credits,
+        )
+        loop = WorkerLoop(
+            world.transport,
+            worker=worker,
+            num_servers=world.roles.num_servers,
+            waiting=world.waiting(),
+        )
+        loop.attach(
+            core,
+            gradients=[Frame(gradients[span]) for span in spans],
+            parameters=[Frame(parameters[span]) for span in spans],
+        )
+        self._in_turn(lambda: self._set_up(loop, worker, parameters, spans))
+        clock = 0
+        times: list[list[float]] = [[], [], []]
+
+        def push() -> None:
+            version = loop.settings(_HYPER, [], range(world.roles.num_servers))
+            loop.push(clock=clock, settings=version, weight=1.0, empty=())
+
+        by_server = [self.chunks_of(server) for server in range(world.roles.num_servers)]
+        whole = [(allocate(self.bytes_of(s)), allocate(self.bytes_of(s)))
+                 for s in range(world.roles.num_servers)]  # fmt: skip
+        for data, _ in whole:  # until it is written, all of it is one page of zeros
+            as_tensor(data, "float32", len(data) // 4).fill_(1.0)
+        for _ in range(repeats + _WARM_UP):
+            times[0].append(self._in_turn(push))
+            clock += 1
+            self.between.Barrier()
+            times[1].append(
+                _exchange(
+                    self.between,
+                    [[pair] for pair in whole],
+                    world.roles.server_ranks,
+                )
+            )
+            self.between.Barrier()
+            times[2].append(
+                _exchange(
+                    self.between,
+                    [
+                        [(gradients[spans[chunk]], parameters[spans[chunk]]) for chunk in chunks]
+                        for chunks in by_server
+                    ],
+                    world.roles.server_ranks,
+                )
+            )
+        return [each[_WARM_UP:] for each in times]
+
+    def _in_turn(self, run: Callable[[], None]) -> float:
+        """``run()`` while the servers serve; the seconds that it took."""
+        self.between.Barrier()
+        before_s = time.perf_counter()
+        run()
+        took_s = time.perf_counter() - before_s
+        self.between.Ibarrier().Wait()
+        return took_s
+
+    def _set_up(
+        self, loop: WorkerLoop, worker: int, parameters: memoryview, spans: list[slice]
+    ) -> None:
+        if worker == 0:
+            setup = Setup(
+                partition=self.partition.encode(), optimizer="torch.optim.SGD", hyper=_HYPER
+            )
+            loop.send_setup(
+                setup,
+                (
+                    (chunk, self.owners[chunk], Frame(parameters[span]))
+                    for chunk, span in enumerate(spans)
+                ),
+            )
+        loop.register(worker, [worker])
+        loop.wait_until(lambda: loop.is_registered and loop.is_set_up, "the servers")
+        loop.pull(clock=0, chunks=range(len(spans)))
+
+
+def _exchange(
+    comm: MPI.Comm,
+    pairs: list[list[tuple[memoryview, memoryview]]],
+    server_ranks: tuple[int, ...],
+) -> float:
+    """Send the first and receive into the second of each server's pairs; the seconds it took."""
+    from mpi4py import MPI
+
+    before_s = time.perf_counter()
+    requests = []
+    for rank, parts in zip(server_ranks, pairs, strict=True):
+        for _, into in parts:
+            requests.append(comm.Irecv([into, MPI.BYTE], source=rank, tag=_RAW_TAG))
+        for data, _ in parts:
+            requests.append(comm.Isend([data, MPI.BYTE], dest=rank, tag=_RAW_TAG))
+    MPI.Request.Waitall(requests)
+    return time.perf_counter() - before_s
+
+
+def _echo(comm: MPI.Comm, memories: list[list[memoryview]], worker_ranks: tuple[int, ...]) -> None:
+    """Receive every worker's messages and send each back as soon as it is here."""
+    from mpi4py import MPI
+
+    arriving = []
+    whose: list[tuple[int, memoryview]] = []
+    for rank, parts in zip(worker_ranks, memories, strict=True):
+        for memory in parts:
+            arriving.append(comm.Irecv([memory, MPI.BYTE], source=rank, tag=_RAW_TAG))
+            whose.append((rank, memory))
+    leaving = []
+    for _ in arriving:
+        index = MPI.Request.Waitany(arriving)
+        rank, memory = whose[index]
+        leaving.append(comm.Isend([memory, MPI.BYTE], dest=rank, tag=_RAW_TAG))
+    MPI.Request.Waitall(leaving)
+
+
+def _row(comm: MPI.Comm, world: World, num_bytes: int, times: list[list[float]]) -> Row:
+    """The slowest worker of each repetition; rank 0 has the result, others a copy."""
+    everybody = _gather(comm, times)
+    slowest = [
+        tuple(max(each) for each in zip(*(mine[way] for mine in everybody), strict=True))
+        for way in range(3)
+    ]
+    partition = _Side(world, comm, num_bytes).partition
+    return Row(
+        num_bytes=num_bytes,
+        chunks=len(partition.chunks),
+        push_pull_s=statistics.median(slowest[0]),
+        raw_whole_s=statistics.median(slowest[1]),
+        raw_chunks_s=statistics.median(slowest[2]),
+        predicted_s=_predicted_s(world, num_bytes),
+        all_push_pull_s=slowest[0],
+        all_raw_whole_s=slowest[1],
+        all_raw_chunks_s=slowest[2],
+    )
+
+
+def _predicted_s(world: World, num_bytes: int) -> float:
+    plan = world.plan
+    return 0.0 if plan is None else plan.cost_s * num_bytes / plan.model_bytes
+
+
+def _gather(comm: MPI.Comm, times: list[list[float]]) -> list[list[list[float]]]:
+    from psdist.ranks.agreement import allgather
+
+    everybody = [json.loads(each) for each in allgather(comm, json.dumps(times).encode())]
+    return [each for each in everybody if each]
+
+
+def _report(world: World, rows: list[Row], repeats: int, json_path: Path | None) -> None:
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+    components = {key: os.environ.get(f"OMPI_MCA_{key}", "default") for key in ("pml", "btl")}
+    table = Table(
+        title=(
+            f"push + pull, {world.roles.num_servers} servers, {world.roles.num_workers} workers, "
+            f"{library}, pml {components['pml']}, btl {components['btl']}; medians of {repeats}"
+        )
+    )
+    names = ["bytes", "chunks", "push + pull", "raw, whole", "raw, chunks", "above raw", "of raw"]
+    is_predicted = any(row.predicted_s for row in rows)
+    for name in [*names, "predicted"] if is_predicted else names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            _size(row.num_bytes),
+            str(row.chunks),
+            _time(row.push_pull_s),
+            _time(row.raw_whole_s),
+            _time(row.raw_chunks_s),
+            _time(row.push_pull_s - row.raw_s),
+            f"{row.share_of_raw:.2f}",
+            *([_time(row.predicted_s)] if is_predicted else []),
+        )
+    Console().print(table)
+    if json_path is None:
+        json_path = world.run_directory.path / "pushpull.json"
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "mpi": library,
+        "components": components,
+        "placement": world.config.placement,
+        "servers": world.roles.num_servers,
+        "workers": world.roles.num_workers,
+        "repeats": repeats,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {json_path}")
+
+
+def _size(num_bytes: int) -> str:
+    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor and num_bytes % factor == 0:
+            return f"{num_bytes // factor} {unit}"
+    return f"{num_bytes} B"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -1,0 +1,362 @@
+"""The command line: words into calls, errors into one line and an exit status.
+
+Owns the options and their help. It decides nothing about a run, and imports what a command needs
+only when that command runs: ``psdist --help`` loads neither torch nor MPI.
+
+    psdist run -n 6 --mode ssp train.py --epochs 5
+    psdist check runs/20260101-120000-1
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, NoReturn, TypeAlias, cast
+
+import typer
+
+from psdist.errors import PsdistError, UsageError
+from psdist.install.launcher import detect
+
+# A command returns what is to be done, and main() does it: typer would turn an EOFError or a
+# broken pipe in a user's script into errors of its own, and add its frames to every traceback.
+Action: TypeAlias = Callable[[], int]
+
+app = typer.Typer(
+    name="psdist",
+    help="Train PyTorch models on sharded parameter servers over MPI.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+# click's UsageError. Which package has it depends on the version of typer: newer ones bring a
+# click of their own, and export of its exceptions only this child.
+_WrongUsage: Final = cast(type[Exception], typer.BadParameter.__base__)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of ``psdist``. `arguments` are those of the process unless given."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        result = app(args=words, prog_name="psdist", standalone_mode=False)
+        # --help and --version have done their work, and the result is their exit status.
+        status = result() if callable(result) else int(result or 0)
+    except _WrongUsage as error:
+        status = _refuse(error)
+    except PsdistError as error:
+        print(f"psdist: error: {error}", file=sys.stderr)
+        status = error.exit_status
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def psdist(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from psdist.version import VERSION
+
+        print(f"psdist {VERSION}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(UsageError.exit_status)
+
+
+# The first word that is no option is the script; everything after it is the script's own.
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="Everything after it, given to it untouched."),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--ranks", min=1, metavar="N", help="Start mpirun with N ranks, unless under one."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file of settings.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(metavar="sync|ssp|async", help="Consistency.")] = None,
+    staleness: Annotated[
+        str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
+    ] = None,
+    servers: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="node|socket|numa|rank", help="Which workers reduce together."),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(metavar="auto|block|cyclic|FILE", help="Which ranks serve; a plan.json."),
+    ] = None,
+    strict_placement: Annotated[
+        bool, typer.Option("--strict-placement", help="A rank that is not as planned is an error.")
+    ] = False,
+    run_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the run writes.")
+    ] = None,
+    seed: Annotated[
+        str | None, typer.Option(metavar="N", help="Seed of the shuffling of data.")
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the history that psdist check reads.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run's folder.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated."),
+    ] = None,
+) -> Action:
+    """Run a training script on servers and workers.
+
+    Under mpirun or srun this process becomes one of the job's ranks. With -n it starts mpirun
+    itself. With neither, one process is both server and worker.
+
+    Settings come from these options, from the environment (PSDIST_MODE, ...), from the TOML file,
+    and from defaults, in that order.
+    """
+    from psdist.commands.run import RunRequest
+    from psdist.commands.run import run as run_request
+
+    options = {
+        "mode": mode,
+        "staleness": staleness,
+        "servers": servers,
+        "group": group,
+        "placement": placement,
+        "strict_placement": True if strict_placement else None,
+        "run_dir": run_dir,
+        "seed": seed,
+        "record": True if record else None,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    request = RunRequest(
+        script=script,
+        arguments=tuple(arguments or ()),
+        ranks=ranks,
+        config_file=config,
+        command_line=_with_settings(given, settings or []),
+        resume=resume,
+    )
+    return lambda: run_request(request)
+
+
+@app.command()
+def check(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run made with --record.")
+    ],
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report here as well.")
+    ] = None,
+) -> Action:
+    """Prove from its history that a run kept the rules."""
+    from psdist.commands.check import main as check_run
+
+    return lambda: check_run(run_dir, json_path=json_path)
+
+
+_MACHINE_HELP = "lstopo's XML of the nodes; HOSTS=FILE for some. Else this machine."
+_RACKS_HELP = "topology.conf, scontrol show topology, ibnetdiscover, or a TOML table."
+
+
+@app.command()
+def plan(
+    machines: Annotated[
+        list[str] | None, typer.Option("--machine", metavar="[HOSTS=]FILE", help=_MACHINE_HELP)
+    ] = None,
+    racks: Annotated[Path | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="The nodes of the job, such as n[1-64].")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What psdist probe measured.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="SPEED", help="Of each node's link, such as 25Gbit.")
+    ] = None,
+    servers: Annotated[
+        str, typer.Option(metavar="N|auto", help="How many servers; auto: as few as needed.")
+    ] = "auto",
+    server_nodes: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="Only these have servers, and no workers.")
+    ] = None,
+    workers_per_node: Annotated[int, typer.Option(min=0, max=100_000, metavar="N")] = 1,
+    workers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOSTS=N", help="Another number of workers on some nodes."),
+    ] = None,
+    group: Annotated[
+        str, typer.Option(metavar="node|socket|numa|rank", help="Which workers reduce together.")
+    ] = "node",
+    placement: Annotated[
+        str, typer.Option(metavar="auto|block|cyclic", help="How servers are placed.")
+    ] = "auto",
+    model_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of the model's parameters, such as 4G.")
+    ] = "1G",
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="slurm|openmpi4|openmpi5|mpich|intel|json", help="Write this launcher's files."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where --emit writes them; else plan.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
+    ] = False,
+    script: Annotated[
+        str | None,
+        typer.Option(metavar="SCRIPT", help="For the command line of --emit; else train.py."),
+    ] = None,
+) -> Action:
+    """Place a job before it starts: draw the plan and write the files for its launcher.
+
+    Runs on a login node, without MPI, torch or a GPU.
+    """
+    from psdist.commands.plan import PlanOptions
+    from psdist.commands.plan import run as make_plan
+
+    options = PlanOptions(
+        machines=machines or (),
+        racks=racks,
+        nodes=nodes,
+        network=network,
+        link=link,
+        servers=servers,
+        server_nodes=server_nodes,
+        workers_per_node=workers_per_node,
+        workers=workers or (),
+        group=group,
+        placement=placement,
+        model_bytes=model_bytes,
+        launcher=emit,
+        out=out,
+        svg=svg,
+        explain=explain,
+        script=script,
+    )
+    return lambda: make_plan(options)
+
+
+@app.command()
+def probe(
+    json_path: Annotated[
+        Path, typer.Option("--json", metavar="FILE", help="Where the catalogue is written.")
+    ] = Path("network.json"),
+    racks: Annotated[str | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer repeats, smaller messages.")
+    ] = False,
+) -> Action:
+    """Measure latency and bandwidth inside a job: nodes, racks, sockets and GPUs.
+
+    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan and
+    psdist run read what it writes (--network, --set network=FILE).
+    """
+    from psdist.commands.probe.command import probe as measure
+
+    return lambda: measure(json_path, quick=quick, racks=racks)
+
+
+@app.command()
+def doctor() -> Action:
+    """Say what is here and whether it fits together.
+
+    MPI, Slurm, hwloc and torch, with the remedy for what does not fit. The exit status is 1 if
+    training would fail.
+    """
+    from psdist.commands.doctor import main as examine
+
+    return examine
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure, each figure beside the limit it has on this machine."""
+
+
+@bench_app.command()
+def pushpull(
+    sizes: Annotated[
+        str, typer.Option(help="Message sizes, separated by commas.")
+    ] = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB",
+    repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each size.")] = 30,
+    servers: Annotated[int, typer.Option(min=1, help="Ranks that serve.")] = 1,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+) -> Action:
+    """Push and pull, beside the raw MPI exchange.
+
+    The same bytes are exchanged between the same ranks in the same run.
+
+    Start it under mpirun: mpirun -n 2 psdist bench pushpull
+    """
+    num_bytes = _sizes(sizes)
+    from psdist.commands.bench.pushpull import pushpull as measure
+
+    return lambda: measure(num_bytes, repeats, servers, json_path)
+
+
+def _with_settings(
+    options: dict[str, str | bool], settings: Sequence[str]
+) -> dict[str, str | bool]:
+    given = dict(options)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise typer.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
+        if key in given:
+            raise typer.BadParameter(
+                f"{key} is given twice, as {given[key]} and as {value}", param_hint="--set"
+            )
+        given[key] = value
+    return given
+
+
+def _sizes(text: str) -> list[int]:
+    from psdist.config.settings import parse_size
+
+    sizes = [parse_size(part.strip()) for part in text.split(",")]
+    wrong = [size for size in sizes if not isinstance(size, int) or size < 1]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no size; write bytes or a size such as 64KiB or 4MiB",
+            param_hint="--sizes",
+        )
+    return [size for size in sizes if isinstance(size, int)]
+
+
+def _refuse(error: Exception) -> int:
+    """Say in one line what is wrong with the words of the command line; the exit status."""
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command_path", "psdist")
+    reason = str(cast(typer.BadParameter, error).format_message()).rstrip(".")
+    refusal = UsageError(f"{reason} (see {command} --help)")
+    if (detect(os.environ).size or 1) > 1:
+        # All ranks have the same words. One must speak, and the launcher ends the job at the
+        # first rank that fails, which may be a silent one: startup lets them agree.
+        from psdist.commands.run_rank import run_script
+
+        return run_script(refusal, "", ())
+    print(f"psdist: error: {refusal}", file=sys.stderr)
+    return refusal.exit_status

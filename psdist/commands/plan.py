@@ -1,0 +1,303 @@
+"""``psdist plan``: place a job before it starts, draw it, and write the files for its launcher.
+
+    psdist plan --machine node.xml --racks topology.conf --nodes 'n[1-64]' --workers-per-node 8 \\
+        --model-bytes 4G --emit openmpi5 --out plan
+
+Runs on a login node: it needs neither MPI nor torch nor a GPU. Reading, placing, drawing and
+emitting are psdist.topology's; this puts them together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from psdist.errors import PlacementError
+from psdist.topology.draw import svg as draw_svg
+from psdist.topology.draw import text as draw_text
+from psdist.topology.emit import files as emit
+from psdist.topology.emit.files import Emission, Launcher
+from psdist.topology.machine import live
+from psdist.topology.machine.hwloc import xml as hwloc_xml
+from psdist.topology.machine.machine import Machine
+from psdist.topology.network import catalogue as network
+from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
+from psdist.topology.network.rack_table import parse_speed
+from psdist.topology.network.sources import build_cluster, read_tree
+from psdist.topology.plan.planning import Grouping, PlanRequest, Strategy, plan_ahead
+from psdist.topology.plan.what_if import what_if
+from psdist.topology.text import hostlist
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGTP]?)(i?)B?", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]{1,6}")
+GROUPINGS: Mapping[str, Grouping] = {each: each for each in get_args(Grouping)}
+STRATEGIES: Mapping[str, Strategy] = {each: each for each in get_args(Strategy)}
+LAUNCHERS: Mapping[str, Launcher] = {each: each for each in get_args(Launcher)}
+_MAX_LISTED = 200
+"""Characters of a host list in a message."""
+_PLAIN = str.maketrans("│├└─━╌", "||`-#.")
+_Choice = TypeVar("_Choice")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What was asked for, as words; :func:`run` says what is wrong with them."""
+
+    machines: Sequence[str] = ()
+    """``FILE`` for all nodes, or ``HOSTS=FILE``."""
+    racks: Path | None = None
+    nodes: str | None = None
+    network: Path | None = None
+    link: str | None = None
+    servers: str = "auto"
+    server_nodes: str | None = None
+    workers_per_node: int = 1
+    workers: Sequence[str] = ()
+    """``HOSTS=N``: other numbers of workers for some nodes."""
+    group: str = "node"
+    placement: str = "auto"
+    model_bytes: str = "1G"
+    launcher: str | None = None
+    out: Path | None = None
+    svg: Path | None = None
+    explain: bool = False
+    script: str | None = None
+
+
+def run(options: PlanOptions) -> int:
+    """Plan, write, print; the exit status. Raises PlacementError for what is wrong, in one line.
+
+    Nothing is written before all of it is made.
+    """
+    launcher = _launcher(options)
+    request = PlanRequest(
+        servers=_servers(options.servers),
+        group=_one_of(options.group, GROUPINGS, "--group"),
+        placement=_one_of(options.placement, STRATEGIES, "--placement"),
+        model_bytes=parse_bytes(options.model_bytes),
+    )
+    cluster = _cluster(options)
+    workers, server_nodes = _workers(options, [node.name for node in cluster.nodes])
+    plan = plan_ahead(cluster, request, workers=workers, server_nodes=server_nodes)
+    text = draw_text.tree(plan, cluster)
+    if options.explain:
+        alternatives = what_if(cluster, plan, request, workers=workers, server_nodes=server_nodes)
+        text += "\n" + draw_text.explain(plan, cluster, alternatives=alternatives)
+    drawing = "" if options.svg is None else draw_svg.picture(plan, cluster)
+    if launcher is not None:
+        script = "train.py" if options.script is None else options.script
+        path = os.path.abspath(script) if script else ""  # emit refuses an empty one
+        emission = emit.files(plan, cluster, launcher, script=path)
+        out = Path("plan") if options.out is None else options.out
+        emit.write(emission, out)
+        text += "\n" + _emitted(emission, out, path)
+    if options.svg is not None:
+        _write(options.svg, drawing)
+    _show(text)
+    return 0
+
+
+def parse_bytes(text: str) -> float:
+    """``4G`` is 4e9, ``4GiB`` is 4 * 2**30. Raises PlacementError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    found = 0.0
+    if match is not None:
+        found = float(match[1]) * float((1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
+    if found < 1:
+        raise PlacementError(
+            f"--model-bytes {text[:40]!r}: not a size; write bytes, or a number with K, M, G, T "
+            "(powers of 1000) or KiB, MiB, GiB, TiB"
+        )
+    return found
+
+
+def _one_of(value: str, choices: Mapping[str, _Choice], option: str) -> _Choice:
+    if value not in choices:
+        raise PlacementError(f"{option} {value[:40]!r}: must be one of {', '.join(choices)}")
+    return choices[value]
+
+
+def _launcher(options: PlanOptions) -> Launcher | None:
+    if options.launcher is not None:
+        return _one_of(options.launcher, LAUNCHERS, "--emit")
+    for option, value in (("--out", options.out), ("--script", options.script)):
+        if value is not None:
+            raise PlacementError(
+                f"{option} {str(value)[:80]!r}: no files are written without --emit; add --emit "
+                f"with one of {', '.join(LAUNCHERS)}"
+            )
+    return None
+
+
+def _servers(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if _COUNT.fullmatch(text) and int(text) > 0:
+        return int(text)
+    raise PlacementError(f"--servers {text[:40]!r}: must be a whole number from 1 up, or auto")
+
+
+def _cluster(options: PlanOptions) -> Cluster:
+    tree = None if options.racks is None else read_tree(options.racks)
+    if options.nodes is not None:
+        names = _hosts(options.nodes, "--nodes")
+    elif tree is not None and tree.nodes:
+        names = [node.name for node in tree.nodes]
+    elif os.environ.get("SLURM_JOB_NODELIST"):
+        names = _hosts(os.environ["SLURM_JOB_NODELIST"], "SLURM_JOB_NODELIST")
+    else:
+        names = [os.uname().nodename]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlacementError(f"--nodes: {twice} is named twice; name each node once")
+    machines = _machines(options, names)
+    speed = DEFAULT_LINK_BYTES_PER_S
+    if options.link is not None:
+        speed = parse_speed(options.link, where="--link")
+    return build_cluster(
+        names,
+        machines,
+        tree=tree,
+        network=None if options.network is None else network.read(options.network),
+        default_bytes_per_s=speed,
+    )
+
+
+def _workers(options: PlanOptions, names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """(number of workers on each of ``names``, the nodes that only serve)."""
+    given: dict[str, int] = {}
+    for host, count in _by_host(options.workers, "--workers", "N", names).items():
+        if not _COUNT.fullmatch(count):
+            raise PlacementError(
+                f"--workers {host}={count[:40]}: must be a whole number of workers, like {host}=4"
+            )
+        given[host] = int(count)
+    server_nodes: list[str] = []
+    if options.server_nodes is not None:
+        server_nodes = _known(options.server_nodes, names, "--server-nodes")
+    for host in server_nodes:
+        if given.setdefault(host, 0):
+            raise PlacementError(
+                f"--server-nodes: {host} has {given[host]} workers by --workers, but a server node "
+                "has none; leave one of the two out"
+            )
+    return [given.get(name, options.workers_per_node) for name in names], server_nodes
+
+
+def _machines(options: PlanOptions, names: Sequence[str]) -> Mapping[str, Machine]:
+    everywhere = [word for word in options.machines if "=" not in word]
+    if len(everywhere) > 1:
+        raise PlacementError(
+            f"--machine {everywhere[1]!r}: {everywhere[0]!r} is for all nodes already; write "
+            f"HOSTS={everywhere[1]} for some"
+        )
+    special = _by_host(
+        [word for word in options.machines if "=" in word], "--machine", "FILE", names
+    )
+    missing = [name for name in names if name not in special]
+    if missing and special and not everywhere:
+        raise PlacementError(
+            f"--machine: none for {_listed(missing)}; add one --machine FILE without HOSTS= for "
+            "all others"
+        )
+    read = {path: hwloc_xml.read(Path(path)) for path in {*special.values(), *everywhere}}
+    if everywhere:
+        other = read[everywhere[0]]
+    elif missing:
+        other = live.this_machine()
+    return {name: read[special[name]] if name in special else other for name in names}
+
+
+def _by_host(words: Sequence[str], option: str, what: str, names: Sequence[str]) -> dict[str, str]:
+    """The value for each host, out of words like ``HOSTS=VALUE``."""
+    found: dict[str, str] = {}
+    for word in words:
+        where = f"{option} {word[:80]!r}"
+        hosts, _, value = word.partition("=")
+        if not hosts or not value:
+            raise PlacementError(f"{where}: must be HOSTS={what}, like n[1-4]={what}")
+        for host in _known(hosts, names, where):
+            if host in found:
+                raise PlacementError(
+                    f"{where}: {host} has {found[host][:80]!r} already; name each node once"
+                )
+            found[host] = value
+    return found
+
+
+def _known(hosts: str, names: Sequence[str], where: str) -> list[str]:
+    found = _hosts(hosts, where)
+    known = set(names)
+    unknown = [host for host in found if host not in known]
+    if unknown:
+        raise PlacementError(
+            f"{where}: {_listed(unknown)} not among the nodes of the job ({_listed(names)})"
+        )
+    return found
+
+
+def _hosts(text: str, where: str) -> list[str]:
+    try:
+        found = hostlist.expand(text)
+    except PlacementError as error:
+        raise PlacementError(f"{where}: {error}") from None
+    if not found:
+        raise PlacementError(f"{where}: no host in it; write hosts like n[1-4]")
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = hostlist.compress(names)
+    return text if len(text) <= _MAX_LISTED else f"{text[:_MAX_LISTED]}..."
+
+
+def _emitted(emission: Emission, out: Path, script: str) -> str:
+    notes = list(emission.notes)
+    if not os.path.exists(script):
+        notes.append("the script is not there yet; --script names another")
+    lines = [f"written to {out}: {', '.join(sorted(emission.files))}"]
+    for note in notes:
+        lines += textwrap.wrap(
+            f"note: {note}",
+            100,
+            subsequent_indent=" " * len("note: "),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    lines += [f"start it in {out}:", *(f"  {command}" for command in emission.commands)]
+    return "\n".join(lines) + "\n"
+
+
+def _show(text: str) -> None:
+    """Onto standard output, in ASCII where it takes no more; a reader that leaves is no error."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        # What is still buffered would fail again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise PlacementError(
+                f"standard output: cannot be written ({error.strerror}): free some space, or send "
+                "it elsewhere"
+            ) from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlacementError(
+            f"{path}: cannot be written ({error.strerror}): give another file to --svg"
+        ) from error

@@ -1,0 +1,12 @@
+"""``psdist probe``: how fast the network of a job is, measured and written to ``network.json``.
+
+    srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist probe
+
+Reading order: ``command`` (from start to file), ``schedule`` (who exchanges with whom, when),
+``measuring`` (all steps), ``exchange`` (one pair), ``flow`` (speeds out of times), ``gpu``,
+``report`` (links out of pairs, the table).
+"""
+
+from psdist.commands.probe.command import probe
+
+__all__ = ["probe"]

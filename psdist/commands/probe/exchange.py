@@ -1,0 +1,161 @@
+"""What one rank does in a step: round trips for the latency, exchanges both ways for the bandwidth.
+
+Owns the messages and the clock; who talks to whom is :mod:`psdist.commands.probe.schedule`'s.
+
+    line = Line(comm)
+    line.wait_for_all()
+    latency_s = line.latency(peer, leads=True)
+    num_bytes = line.prepare(peer, leads=True, window_s=0.5)
+    flow = line.stream(peer, leads=True, num_bytes=num_bytes, window_s=0.5)
+
+Of a pair the one that leads decides, the other follows. A rank that is in no pair
+sleeps in ``wait_for_all``; those that exchange offer their CPU to others whenever there is nothing
+to do yet. That and Python add about a microsecond to a latency, and are the price for figures that
+mean something where CPUs are shared.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import struct
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from psdist.commands.probe.flow import DEPTH, FEWEST, Flow
+from psdist.transport.base import Waiting
+
+if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
+    from mpi4py import MPI
+
+MAX_BYTES: Final = 8 << 20
+_LATENCY_REPEATS: Final = 50
+_WARM_UP: Final = 5
+_FIRST_BYTES: Final = 64 << 10
+_TAG: Final = 11
+_WAIT_TIMEOUT_S: Final = 600.0
+# First byte of a block: of the last but those that fly with it, and of all others.
+_LAST, _MORE = 2, 1
+
+
+class Line:
+    """One rank's end of all measurements."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self._sent = memoryview(b"")
+        self._received = memoryview(b"")
+
+    def wait_for_all(self) -> None:
+        """A barrier that sleeps. Raises WaitTimeoutError where a rank does not come."""
+        waiting = Waiting(is_spinning=False, warn_s=float("inf"), timeout_s=_WAIT_TIMEOUT_S)
+        everybody_came = self._comm.Ibarrier()
+        while not everybody_came.Test():
+            waiting.idle("all ranks to end the step of a measurement")
+
+    def latency(self, peer: int, *, leads: bool) -> float:
+        """Seconds for 8 bytes one way: the median of half round trips."""
+        self._reserve(8)
+        times = []
+        for _ in range(_WARM_UP + _LATENCY_REPEATS):
+            before_s = time.perf_counter()
+            if leads:
+                self._send(peer, 8)
+            self._receive(peer, 8)
+            if not leads:
+                self._send(peer, 8)
+            times.append((time.perf_counter() - before_s) / 2)
+        return statistics.median(times[_WARM_UP:])
+
+    def prepare(self, peer: int, *, leads: bool, window_s: float) -> int:
+        """Bytes of a block, of which the two can exchange a good number in ``window_s``, other
+        pairs doing the same meanwhile."""
+        num_bytes = _FIRST_BYTES
+        while True:
+            self._reserve(num_bytes)
+            took_s = self._agreed(peer, self._swap(peer, num_bytes), leads=leads)
+            factor = window_s / FEWEST / max(took_s, 1e-9)
+            if factor < 2 or num_bytes == MAX_BYTES:
+                break
+            num_bytes = min(MAX_BYTES, int(num_bytes * min(factor, 8)) & ~4095)
+        num_bytes = min(MAX_BYTES, max(_FIRST_BYTES, int(num_bytes * factor) & ~4095))
+        self._reserve(num_bytes * DEPTH)
+        return num_bytes
+
+    def stream(self, peer: int, *, leads: bool, num_bytes: int, window_s: float) -> Flow:
+        """What flows each way while both ways are full, for about ``window_s``."""
+        parts = [slice(at * num_bytes, (at + 1) * num_bytes) for at in range(DEPTH)]
+        for part in parts:
+            self._sent[part.start] = _MORE
+        started_s = time.perf_counter()
+        flying = deque(self._begin(peer, part) for part in parts)
+        done_s: list[float] = []
+        end = sys.maxsize  # blocks in all
+        while flying:
+            self._complete(flying.popleft())
+            done_s.append(time.perf_counter())
+            part = parts[(len(done_s) - 1) % DEPTH]
+            following = len(done_s) - 1 + DEPTH
+            if not leads and self._received[part.start] == _LAST:
+                end = following
+            if following >= end:
+                continue
+            is_enough = len(done_s) > FEWEST - 2 * DEPTH and done_s[-1] - started_s >= window_s
+            if leads and is_enough and end == sys.maxsize:
+                # The follower hears of it when it has begun all that fly with this block.
+                self._sent[part.start] = _LAST
+                end = following + DEPTH
+            flying.append(self._begin(peer, part))
+        return Flow(num_bytes=num_bytes, done_s=tuple(at - started_s for at in done_s))
+
+    def _begin(self, peer: int, part: slice) -> list[MPI.Request]:
+        """Receive and send a block; those that fly at once lie beside each other."""
+        from mpi4py import MPI
+
+        return [
+            self._comm.Irecv([self._received[part], MPI.BYTE], source=peer, tag=_TAG),
+            self._comm.Isend([self._sent[part], MPI.BYTE], dest=peer, tag=_TAG),
+        ]
+
+    def _swap(self, peer: int, num_bytes: int) -> float:
+        from mpi4py import MPI
+
+        before_s = time.perf_counter()
+        arriving = self._comm.Irecv([self._received[:num_bytes], MPI.BYTE], source=peer, tag=_TAG)
+        leaving = self._comm.Isend([self._sent[:num_bytes], MPI.BYTE], dest=peer, tag=_TAG)
+        self._complete([arriving, leaving])
+        return time.perf_counter() - before_s
+
+    def _agreed(self, peer: int, took_s: float, *, leads: bool) -> float:
+        """The time that the leader saw."""
+        if leads:
+            self._sent[:8] = struct.pack("<d", took_s)
+            self._send(peer, 8)
+            return took_s
+        self._receive(peer, 8)
+        return float(struct.unpack("<d", self._received[:8])[0])
+
+    def _send(self, peer: int, num_bytes: int) -> None:
+        from mpi4py import MPI
+
+        self._complete([self._comm.Isend([self._sent[:num_bytes], MPI.BYTE], dest=peer, tag=_TAG)])
+
+    def _receive(self, peer: int, num_bytes: int) -> None:
+        from mpi4py import MPI
+
+        into = [self._received[:num_bytes], MPI.BYTE]
+        self._complete([self._comm.Irecv(into, source=peer, tag=_TAG)])
+
+    def _complete(self, requests: list[MPI.Request]) -> None:
+        from mpi4py import MPI
+
+        while not MPI.Request.Testall(requests):
+            os.sched_yield()
+
+    def _reserve(self, num_bytes: int) -> None:
+        if len(self._sent) < num_bytes:
+            # Written to, all of it: pages that nobody wrote are one page of zeros, in the cache.
+            self._sent = memoryview(bytearray(b"\1" * num_bytes))
+            self._received = memoryview(bytearray(b"\1" * num_bytes))

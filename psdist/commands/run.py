@@ -1,0 +1,163 @@
+"""`psdist run`: be a rank of the job that a launcher started, or start mpirun and become it.
+
+Owns the decision between the two and the command line of the second. It starts neither MPI nor a
+role: psdist.commands.run_rank does that, in every rank.
+
+    run(RunRequest(ranks=6, command_line={"mode": "ssp"}, script="train.py", arguments=()))
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from psdist.config.sources import CommandLineValue, Resolved, resolve
+from psdist.errors import ConfigError, LaunchError, UserError
+from psdist.install.launcher import WATCHED_VARIABLE, Launcher, detect
+from psdist.install.mpi import (
+    find_mpirun,
+    launch_environment,
+    loaded_library,
+    mpirun_command,
+    python_flags,
+)
+
+LAUNCHED_VARIABLE: Final = "PSDIST_INTERNAL_LAUNCHED"
+# Settings that have an option of their own name; all others are given by --set.
+OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "placement", "run_dir", "seed")
+FLAG_KEYS: Final = ("record", "strict_placement")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What `psdist run` was asked for. `command_line` has the settings that were given."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    ranks: int | None = None
+    config_file: Path | None = None
+    command_line: Mapping[str, CommandLineValue] = field(default_factory=dict)
+    resume: bool = False
+
+
+def run(request: RunRequest) -> int:
+    """Run the script as this request says, and return the exit status.
+
+    Under a launcher every mistake goes to psdist.commands.run_rank, where all ranks agree on it and
+    one prints it. Does not return where it starts mpirun. Raises UserError before it starts one.
+    """
+    launcher = detect(os.environ)
+    outcome = _outcome(request)
+    if request.ranks is not None and not _has_that_many(launcher, request.ranks):
+        if launcher.is_present:
+            outcome = LaunchError(
+                f"-n {request.ranks} does not fit: {_started_by(launcher)} {launcher.size} ranks "
+                "already; leave -n out, or start psdist run -n without a launcher around it"
+            )
+        elif isinstance(outcome, UserError):
+            raise outcome
+        else:
+            start_mpirun(
+                request.ranks,
+                run_arguments(request),
+                is_watched=outcome.config.progress == "auto" and sys.stdout.isatty(),
+            )
+
+    from psdist.commands.run_rank import run_script
+
+    return run_script(outcome, request.script, request.arguments)
+
+
+def start_mpirun(num_ranks: int, arguments: Sequence[str], *, is_watched: bool = False) -> NoReturn:
+    """Become ``mpirun -n num_ranks python -m psdist run ARGUMENTS``.
+
+    The process is replaced, so that signals and the exit status need no forwarding. `is_watched`
+    tells the ranks that their output ends on a terminal. Raises LaunchError if there is no mpirun
+    that belongs to the MPI library in use.
+    """
+    environment = launch_environment(os.environ)
+    mpirun = find_mpirun(loaded_library(environment), environment)
+    command = mpirun_command(mpirun, num_ranks, environment)
+    command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
+    environment[LAUNCHED_VARIABLE] = "1"
+    if is_watched:
+        environment[WATCHED_VARIABLE] = "1"
+    line = shlex.join(command)
+    print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
+
+
+def run_arguments(request: RunRequest) -> list[str]:
+    """The words after ``psdist run`` that give the same request, but for the number of ranks."""
+    words: list[str] = []
+    if request.config_file is not None:
+        words.append(f"--config={request.config_file}")
+    for key, value in request.command_line.items():
+        if value is None:
+            continue
+        if key in FLAG_KEYS and value is True:
+            words.append(f"--{key.replace('_', '-')}")
+        elif key in OPTION_KEYS:
+            words.append(f"--{key.replace('_', '-')}={value}")
+        else:
+            words.append(f"--set={key}={_as_text(value)}")
+    if request.resume:
+        words.append("--resume")
+    # The dashes keep a script whose name begins with one from being read as an option.
+    return [*words, "--", request.script, *request.arguments]
+
+
+def _outcome(request: RunRequest) -> Resolved | UserError:
+    """The configuration, or why the script cannot be run."""
+    if request.resume:
+        return ConfigError(
+            "--resume: this version of psdist writes no checkpoints yet, so there is nothing to "
+            "resume from; start the run without it"
+        )
+    try:
+        resolved = resolve(
+            command_line=request.command_line,
+            environment=os.environ,
+            file=request.config_file,
+        )
+    except ConfigError as error:
+        return error
+    return _script_problem(request.script) or resolved
+
+
+def _script_problem(script: str) -> LaunchError | None:
+    try:
+        if Path(script).is_dir():
+            return LaunchError(f"the script {script} is a directory; name the file to run")
+        with open(script, "rb"):
+            return None
+    except FileNotFoundError:
+        return LaunchError(f"the script {script} does not exist (working directory {Path.cwd()})")
+    except (OSError, ValueError) as error:  # not readable; or a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return LaunchError(f"the script {script!r} cannot be read: {reason}")
+
+
+def _has_that_many(launcher: Launcher, num_ranks: int) -> bool:
+    if not launcher.is_present:
+        return num_ranks == 1
+    # A launcher that does not say how many it started is believed.
+    return launcher.size is None or launcher.size == num_ranks
+
+
+def _started_by(launcher: Launcher) -> str:
+    return "srun started" if launcher.name == "slurm" else "mpirun started"
+
+
+def _as_text(value: CommandLineValue) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

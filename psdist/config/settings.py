@@ -1,0 +1,239 @@
+"""The settings of a run: RunConfig, with the type, bounds and documentation of each setting.
+
+Owns what may be set and how a configuration is written down: as TOML for people, as bytes for
+other ranks. Where values come from is psdist.config.sources. It never touches torch, MPI or files.
+
+    config = RunConfig(mode="ssp", staleness=4)
+    assert decode(encode(config)) == config
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from psdist.errors import ProtocolError
+
+MAX_ENCODED_BYTES: Final = 1 << 20
+MIN_CHUNK_BYTES: Final = 4096
+MAX_CHUNK_BYTES: Final = 256 << 20
+
+# Clocks and counts travel as 32-bit fields; nothing larger means anything here.
+_COUNT_MAX: Final = 2**31 - 1
+_SEED_MAX: Final = 2**63 - 1
+_SECONDS_MAX: Final = 1e9
+_COUNT: Final = f"a whole number from 1 to {_COUNT_MAX}"
+_SECONDS: Final = f"a number of seconds > 0 and <= {_SECONDS_MAX:.0f}"
+
+_SIZE_UNITS: Final = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_SIZE: Final = re.compile(r"([0-9]{1,18}) ?(b|kib|mib|gib)?", re.IGNORECASE)
+
+
+def parse_size(value: object) -> object:
+    """``"4MiB"`` -> 4194304; what is not a size is returned as it came, for the type check."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    number, unit = match.groups()
+    return int(number) * _SIZE_UNITS[(unit or "b").lower()]
+
+
+def _list_as_tuple(value: object) -> object:
+    # TOML arrays arrive as lists; everything else must already be a tuple.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _setting(default: object, *, allowed: str, description: str) -> Any:
+    return Field(default, description=description, json_schema_extra={"allowed": allowed})
+
+
+_Count: TypeAlias = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
+_Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_nan=False)]
+_Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+_DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+# What psdist.protocol.optimizers.traits reads.
+_OptimizerEntry: TypeAlias = Annotated[
+    str,
+    Field(pattern=rf"^{_DOTTED}:{_DOTTED}(=(elementwise|whole)(\+lr_scales)?)?$", max_length=500),
+]
+
+
+class RunConfig(BaseModel):
+    """The settings of one run: frozen, strictly typed, the same on every rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    mode: Literal["sync", "ssp", "async"] = _setting(
+        "sync",
+        allowed="sync, ssp or async",
+        description="Consistency across groups: sync, ssp (bounded staleness) or async.",
+    )
+    staleness: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        3,
+        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        description="Mode ssp: how many iterations a group may be ahead of the slowest one.",
+    )
+    servers: _Count | Literal["auto"] = _setting(
+        "auto",
+        allowed=f"{_COUNT}, or auto",
+        description="How many ranks serve; auto: the mapper chooses, one per node at most.",
+    )
+    placement: _Path = _setting(
+        "auto",
+        allowed="auto, block, cyclic, or the path of a plan.json",
+        description="Which ranks serve: by the mapper, the first, round the hosts, or by a plan.",
+    )
+    strict_placement: bool = _setting(
+        False,
+        allowed="true or false",
+        description="A rank that is not where the plan has it is an error, not a warning.",
+    )
+    racks: _Path | None = _setting(
+        None,
+        allowed="the path of a file",
+        description="Switches: topology.conf, scontrol show topology, ibnetdiscover, or TOML.",
+    )
+    network: _Path | None = _setting(
+        None,
+        allowed="the path of a file",
+        description="Measured links: the network.json that `psdist probe` writes.",
+    )
+    bind: Literal["auto", "off"] = _setting(
+        "auto",
+        allowed="auto or off",
+        description="Ranks bind themselves to their cores, unless the launcher has; off: never.",
+    )
+    group: Literal["node", "socket", "numa", "rank"] = _setting(
+        "node",
+        allowed="node, socket, numa or rank",
+        description="Which workers reduce their gradients together before they push.",
+    )
+    run_dir: _Path | None = _setting(
+        None,
+        allowed="the path of a directory",
+        description="Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
+    )
+    seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
+        0,
+        allowed=f"a whole number from 0 to {_SEED_MAX}",
+        description="Seed of the order in which data is shuffled.",
+    )
+    record: bool = _setting(
+        False,
+        allowed="true or false",
+        description="Write the history that `psdist check` proves the mode's rules from.",
+    )
+    checksum_every: _Count = _setting(
+        16,
+        allowed=_COUNT,
+        description="With record: one reply in so many has its bytes checksummed; 1 is all.",
+    )
+    chunk_bytes: Annotated[
+        Annotated[int, Field(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] | Literal["auto"],
+        BeforeValidator(parse_size),
+    ] = _setting(
+        "auto",
+        allowed="a size from 4KiB to 256MiB (bytes, or with KiB or MiB), or auto",
+        description="Size of a chunk, the unit of transfer and of consistency.",
+    )
+    credits: _Count = _setting(
+        4,
+        allowed=_COUNT,
+        description="Pushes that a worker may have outstanding at one server.",
+    )
+    receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] = _setting(
+        8,
+        allowed=f"a whole number from 3 to {_COUNT_MAX}",
+        description="Buffers of one chunk each that a server receives pushes into.",
+    )
+    warn_s: _Seconds = _setting(
+        30.0,
+        allowed=_SECONDS,
+        description="A wait longer than this is reported, with who is missing.",
+    )
+    wait_timeout_s: _Seconds = _setting(
+        1800.0,
+        allowed=_SECONDS,
+        description="A wait longer than this is an error.",
+    )
+    on_nonfinite: Literal["error", "skip"] = _setting(
+        "error",
+        allowed="error or skip",
+        description="A gradient with NaN or infinity: end with an error, or skip the iteration.",
+    )
+    threads: _Count | Literal["auto"] = _setting(
+        "auto",
+        allowed=f"{_COUNT}, or auto",
+        description="Threads that torch may use in each rank; auto shares the cores of the host.",
+    )
+    spin: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        allowed="auto, on or off",
+        description="Waiting ranks spin (on), back off (off), or spin where a core is to spare.",
+    )
+    progress: Literal["auto", "live", "lines", "off"] = _setting(
+        "auto",
+        allowed="auto, live, lines or off",
+        description="Progress display: a live line, one line now and then, none; auto by terminal.",
+    )
+    optimizers: Annotated[
+        tuple[_OptimizerEntry, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
+    ] = _setting(
+        (),
+        allowed='names like "package.module:Class" or "package.module:Class=elementwise+lr_scales" '
+        "(a list in TOML, else separated by commas)",
+        description="Optimizer classes that servers may construct besides those of torch.optim.",
+    )
+
+
+KEYS: Final = tuple(RunConfig.model_fields)
+
+
+def allowed_values(key: str) -> str:
+    """What `key` may be, in words: ``"sync, ssp or async"``."""
+    extra = RunConfig.model_fields[key].json_schema_extra
+    return str(extra["allowed"]) if isinstance(extra, dict) else ""
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as a TOML file that `resolve` reads back to the same configuration."""
+    lines: list[str] = []
+    for key, value in config.model_dump().items():
+        lines.append(f"# {RunConfig.model_fields[key].description}")
+        # TOML has no null: an unset value is shown as a comment.
+        lines.append(f"# {key} =" if value is None else f"{key} = {_toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def encode(config: RunConfig) -> bytes:
+    """JSON bytes by which rank 0 hands its configuration to the others."""
+    return config.model_dump_json().encode()
+
+
+def decode(data: bytes) -> RunConfig:
+    """The inverse of `encode`. Raises ProtocolError for anything else."""
+    if len(data) > MAX_ENCODED_BYTES:
+        raise ProtocolError(
+            f"a configuration of {len(data)} bytes was received; the limit is {MAX_ENCODED_BYTES}"
+        )
+    try:
+        return RunConfig.model_validate_json(data)
+    except ValidationError as error:
+        raise ProtocolError(
+            "the configuration received from rank 0 is damaged or of another psdist version "
+            f"({error.error_count()} fields refused)"
+        ) from error
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)

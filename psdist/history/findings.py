@@ -1,0 +1,57 @@
+"""What a check of a history has found: violations by rule, counted, the first ones in words.
+
+findings = Findings(max_listed_per_rule=20)
+findings.add_each(Rule.BOUND, np.flatnonzero(is_wrong), lambda use: f"use {use} ...")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+
+from psdist.history.records import Ints
+
+
+class Rule(Enum):
+    """The rules of docs/history.md, in the order of the report."""
+
+    MEMBERSHIP = "groups join, suspend, resume, leave in an order that makes sense"
+    APPLIES = "every update is applied once, in order, by the server that owns the chunk"
+    STEPS = "optimizer steps are whole, in group order, of the right groups"
+    BOUND = "every use contains the updates that the mode requires"
+    OWN = "every use contains the reader's own updates"
+    WHOLE_STEPS = "no use shows half an optimizer step"
+    COVERAGE = "every iteration of every worker used every chunk"
+    BACKWARDS = "versions never go back"
+    SAME_VERSION = "the workers of a group used the same versions"
+    KNOWN_VERSION = "uses name versions that the owner's log has"
+    CHECKSUM = "the bytes used are the bytes that the server held"
+    SUMMARY = "summary.json claims what the history shows"
+
+
+class Findings:
+    """Collects; lists at most ``max_listed_per_rule`` lines of each rule, counts all."""
+
+    def __init__(self, *, max_listed_per_rule: int = 20) -> None:
+        self._max_listed = max_listed_per_rule
+        self._lines: dict[Rule, list[str]] = {rule: [] for rule in Rule}
+        self.counts: Counter[Rule] = Counter()
+
+    def add(self, rule: Rule, line: str) -> None:
+        if len(self._lines[rule]) < self._max_listed:
+            self._lines[rule].append(line)
+        self.counts[rule] += 1
+
+    def add_each(self, rule: Rule, which: Ints, line: Callable[[int], str]) -> None:
+        """One violation for each index in ``which``; ``line`` puts an index into words."""
+        room = self._max_listed - len(self._lines[rule])
+        self._lines[rule].extend(line(int(index)) for index in which[: max(0, room)])
+        self.counts[rule] += len(which)
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(line for rule in Rule for line in self._lines[rule])

@@ -1,0 +1,299 @@
+"""The rules that uses must keep: the mode's bound, order, coverage, and the bytes themselves.
+
+Owns rules 2 to 4 of docs/history.md. Pure: reads replays and workers' uses, adds to the findings.
+
+    uses = Uses.of(history)
+    staleness = check_bound(replay, uses.of_server(replay, findings), findings)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from psdist.history.findings import Findings, Rule
+from psdist.history.records import History, Ints, Records, RunRecord, WorkerLog
+from psdist.history.replay import NEVER, Counts, ServerReplay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uses:
+    """Uses of several workers, in columns [uses]."""
+
+    worker: Ints
+    group: Ints
+    iteration: Ints
+    chunk: Ints
+    server: Ints
+    position: Ints
+    has_crc: Ints
+    crc: Ints
+
+    @classmethod
+    def of(cls, history: History) -> Uses:
+        logs = [log.uses for log in history.workers]
+        worker = np.repeat(np.arange(len(logs)), [len(log) for log in logs])
+
+        def column(name: str, dtype: type) -> Ints:
+            return np.concatenate([log[name].astype(dtype) for log in logs])
+
+        return cls(
+            worker=worker,
+            group=group_of_worker(history.run)[worker],
+            iteration=column("iteration", np.int64),
+            chunk=column("chunk", np.int64),
+            server=column("server", np.uint32),
+            position=column("position", np.int64),
+            has_crc=column("has_crc", np.bool_),
+            crc=column("crc", np.uint32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+    def take(self, which: Ints) -> Uses:
+        return Uses(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+    def line(self, use: int) -> str:
+        return (
+            f"worker {self.worker[use]} (group {self.group[use]}), iteration "
+            f"{self.iteration[use]}, chunk {self.chunk[use]}, server {self.server[use]}, position "
+            f"{self.position[use]}"
+        )
+
+    def of_server(self, replay: ServerReplay, findings: Findings) -> tuple[Uses, int]:
+        """Those that a server's log can speak about, sorted by (chunk, position); and how many
+        lie beyond the end of a log that ends early: they are neither proved nor wrong."""
+        mine = self.take(np.flatnonzero(self.server == replay.server))
+        owners = np.asarray(replay.run.owners, np.int64)
+        is_foreign = owners[mine.chunk] != replay.server
+        findings.add_each(
+            Rule.KNOWN_VERSION,
+            np.flatnonzero(is_foreign),
+            lambda use: f"{mine.line(use)}: server {owners[mine.chunk[use]]} owns the chunk",
+        )
+        is_beyond = ~is_foreign & (mine.position > replay.num_events)
+        if replay.is_complete:
+            findings.add_each(
+                Rule.KNOWN_VERSION,
+                np.flatnonzero(is_beyond),
+                lambda use: f"{mine.line(use)}: the server's log ends at {replay.num_events}",
+            )
+        known = np.flatnonzero(~is_foreign & ~is_beyond)
+        key = mine.chunk[known] * (replay.num_events + 1) + mine.position[known]
+        return mine.take(known[np.argsort(key, kind="stable")]), int(np.count_nonzero(is_beyond))
+
+
+def group_of_worker(run: RunRecord) -> Ints:
+    groups = np.zeros(run.num_workers, np.int64)
+    for group, workers in enumerate(run.groups):
+        groups[list(workers)] = group
+    return groups
+
+
+def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Counter[int]:
+    """Every use contains what the mode requires; returns how often each staleness occurred.
+
+    At iteration c a chunk must hold all updates stamped below c - bound of every active group
+    (of one that stopped after n iterations: of its first n), and of the reader's own all below
+    c - pipeline.
+    """
+    run = replay.run
+    rows = replay.row_of(uses.chunk, uses.position)
+    if run.mode == "sync":
+        findings.add_each(
+            Rule.WHOLE_STEPS,
+            np.flatnonzero(replay.is_inside_a_step(uses.chunk, rows)),
+            lambda use: f"{uses.line(use)}: inside an optimizer step",
+        )
+    epochs = replay.epoch_of(uses.position)
+    staleness: Counter[int] = Counter()
+    for part, counts in replay.counts(uses.chunk, rows):
+        limits = replay.limits[epochs[part]]
+        iteration = uses.iteration[part].astype(np.int32)
+        if run.bound is not None:
+            needed = np.minimum((iteration - run.bound)[:, None], limits)
+            _find_missing(part.start, uses, needed, counts, findings)
+        own = counts[np.arange(len(counts)), uses.group[part]]
+
+        def own_line(i: int, start: int = part.start, own: Counts = own) -> str:
+            needed = uses.iteration[start + i] - run.pipeline
+            return f"{uses.line(start + i)}: needs {needed} own updates, contains {own[i]}"
+
+        findings.add_each(Rule.OWN, np.flatnonzero(own < iteration - run.pipeline), own_line)
+
+        # A group that stopped at n counts until the chunk holds its first n.
+        slowest = np.where(counts < limits, counts, NEVER).min(axis=1)
+        values, nums = np.unique(np.maximum(iteration - slowest, 0), return_counts=True)
+        staleness.update(dict(zip(values.tolist(), nums.tolist(), strict=True)))
+    return staleness
+
+
+def _find_missing(
+    start: int, uses: Uses, needed: Counts, counts: Counts, findings: Findings
+) -> None:
+    is_missing = counts < needed
+
+    def line(i: int) -> str:
+        group = int(np.argmax(is_missing[i]))
+        return (
+            f"{uses.line(start + i)}: needs {needed[i, group]} updates of group {group}, "
+            f"contains {counts[i, group]}"
+        )
+
+    findings.add_each(Rule.BOUND, np.flatnonzero(is_missing.any(axis=1)), line)
+
+
+def check_checksums(
+    replay: ServerReplay, checksums: Records, uses: Uses, findings: Findings
+) -> tuple[int, int]:
+    """Sampled bytes of a use are those that the server held at that version.
+
+    Returns how many were compared, and how many had no checksum of a log that ends early.
+    """
+    sums = checksums[checksums["position"] <= replay.num_events]
+    if replay.is_complete and len(sums) < len(checksums):
+        findings.add(
+            Rule.CHECKSUM,
+            f"server {replay.server}: {len(checksums) - len(sums)} checksums lie beyond the end "
+            f"of its log at {replay.num_events}",
+        )
+    chunk, position = sums["chunk"].astype(np.int64), sums["position"].astype(np.int64)
+    stride = replay.num_rows + 1
+    key = chunk * stride + replay.version_of(chunk, replay.row_of(chunk, position))
+    order = np.argsort(key, kind="stable")
+    key, crc, chunk, position = key[order], sums["crc"][order], chunk[order], position[order]
+    findings.add_each(
+        Rule.CHECKSUM,
+        1 + np.flatnonzero((key[1:] == key[:-1]) & (crc[1:] != crc[:-1])),
+        lambda i: (
+            f"server {replay.server}, chunk {chunk[i]}, position {position[i]}: checksum "
+            f"{crc[i]:08x}, at position {position[i - 1]} {crc[i - 1]:08x}, and nothing was "
+            "applied between"
+        ),
+    )
+
+    sampled = uses.take(np.flatnonzero(uses.has_crc))
+    version = replay.version_of(sampled.chunk, replay.row_of(sampled.chunk, sampled.position))
+    wanted = sampled.chunk * stride + version
+    found = np.searchsorted(key, wanted, side="right") - 1
+    is_known = found >= 0
+    is_known[is_known] = key[found[is_known]] == wanted[is_known]
+    known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
+    findings.add_each(
+        Rule.CHECKSUM,
+        known[crc[found[known]] != sampled.crc[known]],
+        lambda use: (
+            f"{sampled.line(use)}: used bytes with checksum {sampled.crc[use]:08x}, version "
+            f"{version[use]} of the server has {crc[found[use]]:08x}"
+        ),
+    )
+    if replay.is_complete:
+        findings.add_each(
+            Rule.CHECKSUM,
+            unknown,
+            lambda use: (
+                f"{sampled.line(use)}: was sampled, but the server recorded no checksum of "
+                f"version {version[use]}"
+            ),
+        )
+    return len(known), len(unknown)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a worker's own record must keep
+
+
+def check_worker(
+    run: RunRecord, log: WorkerLog, leave_clocks: dict[int, int], findings: Findings
+) -> None:
+    """Every iteration used every chunk, versions never went back, and there are as many
+    iterations as each server says that the group finished (``leave_clocks``: by server)."""
+    uses, who = log.uses, f"worker {log.worker}"
+    iteration, chunk = uses["iteration"], uses["chunk"].astype(np.int64)
+    findings.add_each(
+        Rule.BACKWARDS,
+        1 + np.flatnonzero(iteration[1:] < iteration[:-1]),
+        lambda i: f"{who}: iteration {iteration[i]} recorded after iteration {iteration[i - 1]}",
+    )
+    order = np.argsort(chunk, kind="stable")
+    ordered, position = chunk[order], uses["position"][order].astype(np.int64)
+    findings.add_each(
+        Rule.BACKWARDS,
+        1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (position[1:] < position[:-1])),
+        lambda i: (
+            f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses position "
+            f"{position[i]} after position {position[i - 1]}"
+        ),
+    )
+
+    num = int(iteration.max(initial=-1)) + 1
+    # A record cut off by a crash may lack a part of its last iteration.
+    num_whole = num if log.is_complete else max(0, num - 1)
+    # Not np.unique: these are sorted but for repetitions, which a stable sort makes use of.
+    keys = np.sort(iteration * run.num_chunks + chunk, kind="stable")
+    keys = keys[np.diff(keys, prepend=-1) > 0]
+    keys = keys[keys < num_whole * run.num_chunks]
+    num_missing = num_whole * run.num_chunks - len(keys)
+    if num_missing:
+        is_gap = keys != np.arange(len(keys))
+        missing = int(np.argmax(is_gap)) if is_gap.any() else len(keys)
+        findings.add(
+            Rule.COVERAGE,
+            f"{who}: iteration {missing // run.num_chunks} used chunk "
+            f"{missing % run.num_chunks} of no version"
+            + (f", and {num_missing - 1} more such gaps" if num_missing > 1 else ""),
+        )
+    for server, clock in leave_clocks.items():
+        if num > clock or (log.is_complete and num < clock):
+            findings.add(
+                Rule.COVERAGE,
+                f"{who}: used parameters in {num} iterations, its group left server {server} "
+                f"after {clock}",
+            )
+
+
+def check_same_versions(history: History, findings: Findings) -> None:
+    """In each iteration the last use of a chunk is of one version for all workers of a group."""
+    for first, *others in history.run.groups:
+        reference = _last_uses(history, first)
+        for worker in others:
+            _compare_versions(
+                history.run, first, reference, worker, _last_uses(history, worker), findings
+            )
+
+
+def _compare_versions(
+    run: RunRecord,
+    first: int,
+    first_uses: tuple[Ints, Ints],
+    worker: int,
+    worker_uses: tuple[Ints, Ints],
+    findings: Findings,
+) -> None:
+    keys, i, j = np.intersect1d(
+        first_uses[0], worker_uses[0], assume_unique=True, return_indices=True
+    )
+    mine, theirs = first_uses[1][i], worker_uses[1][j]
+    group = group_of_worker(run)[worker]
+    findings.add_each(
+        Rule.SAME_VERSION,
+        np.flatnonzero(mine != theirs),
+        lambda n: (
+            f"group {group}, iteration {keys[n] // run.num_chunks}, chunk "
+            f"{keys[n] % run.num_chunks}: worker {first} used position {mine[n]}, worker {worker} "
+            f"position {theirs[n]}"
+        ),
+    )
+
+
+def _last_uses(history: History, worker: int) -> tuple[Ints, Ints]:
+    """Sorted iteration * chunks + chunk of a worker's uses, and the position of each last use."""
+    uses = history.workers[worker].uses
+    key = uses["iteration"] * history.run.num_chunks + uses["chunk"].astype(np.int64)
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    is_last = np.append(key[1:] != key[:-1], True)[: len(key)]
+    return key[is_last], uses["position"][order][is_last]

@@ -1,0 +1,108 @@
+"""Small programs that say what works here, each run in a process of its own.
+
+Loading or starting MPI can fail in ways that end the process, and torch takes seconds to load, so
+commands like `psdist doctor` never do it themselves: they start this module and read the one
+marked line of JSON it prints. It never imports the rest of psdist.
+
+    python -m psdist.install.trials library  # which MPI mpi4py loads; no MPI_Init
+    mpirun -n 2 python -m psdist.install.trials round-trip  # does a message come back unchanged
+    python -m psdist.install.trials torch  # which torch, and what it can talk over
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, Final
+
+MARK: Final = "psdist-probe:"
+ROUND_TRIP_BYTES: Final = 1 << 20
+
+
+def library() -> dict[str, Any]:
+    """The MPI library that mpi4py loads: its version text and its file."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    return {
+        "mpi4py": mpi4py.__version__,
+        "version": MPI.Get_library_version(),
+        "file": _loaded_library_file(),
+    }
+
+
+def round_trip() -> dict[str, Any] | None:
+    """Send 1 MiB from rank 0 to rank 1 and back. The facts on rank 0, None on the others."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    facts: dict[str, Any] = {
+        "world_size": world.size,
+        "multiple": MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
+        "ulfm": _has_ulfm(world),
+    }
+    if world.size == 2:
+        sent = bytes(range(256)) * (ROUND_TRIP_BYTES // 256)
+        received = bytearray(ROUND_TRIP_BYTES)
+        if world.rank == 0:
+            start_s = time.perf_counter()
+            world.Send(sent, dest=1)
+            world.Recv(received, source=1)
+            facts["seconds"] = time.perf_counter() - start_s
+            facts["unchanged"] = bytes(received) == sent
+        else:
+            world.Recv(received, source=0)
+            world.Send(received, dest=0)
+    return facts if world.rank == 0 else None
+
+
+def torch_facts() -> dict[str, Any]:
+    """The version of torch, its accelerators, and the back ends workers can reduce over."""
+    import torch
+    import torch.distributed as dist
+
+    available = dist.is_available()
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "devices": [
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        ],
+        "gloo": available and dist.is_gloo_available(),
+        "nccl": available and dist.is_nccl_available(),
+    }
+
+
+def _has_ulfm(world: Any) -> bool:
+    """Whether the library implements revoking, the part of ULFM that MPICH's wheel lacks."""
+    communicator = world.Dup()
+    try:
+        communicator.Revoke()
+    except NotImplementedError:
+        return False
+    finally:
+        communicator.Free()
+    return True
+
+
+def _loaded_library_file() -> str | None:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = [line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line]
+    except (OSError, IndexError):
+        return None
+    return paths[0] if paths else None
+
+
+def main(arguments: list[str]) -> int:
+    facts = {"library": library, "round-trip": round_trip, "torch": torch_facts}[arguments[0]]()
+    if facts is not None:
+        print(f"{MARK} {json.dumps(facts)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

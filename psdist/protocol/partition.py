@@ -1,0 +1,291 @@
+"""How parameters are cut: pieces -> flat buffers -> chunks -> shards, and a group's slices.
+
+Pure arithmetic on names and shapes; torch is not imported. Every rank computes the same
+partition from the same description, so only the description travels.
+
+* A **piece** is a trainable parameter (later also a DTensor's shard or the rows of a table).
+* Pieces of one dtype and one optimizer group lie one behind the other in a flat **buffer**, each
+  from a multiple of ``ALIGN`` elements on (padding is zero and stays zero).
+* Buffers are cut into **chunks**, the unit of transfer, of apply and of consistency. Boundaries
+  are multiples of ``ALIGN`` elements and do not depend on the number of servers: a fused
+  optimizer's last bit depends on where a tensor starts, so results would otherwise change with
+  the number of servers. A piece whose optimizer needs its shape is one chunk of its own.
+* A **shard** is the set of chunks of one server, a **slice** the set of chunks that one worker of
+  a group pushes and pulls.
+
+    partition = Partition.cut(pieces, chunk_bytes=None)
+    owners = partition.shard(weights=[1.0, 1.0])   # chunk -> server
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from psdist.errors import ModelError, ProtocolError, UsageError
+from psdist.protocol.control import Dtype
+
+ALIGN = 64
+AUTO_CHUNKS = 8
+"""An automatic chunk size aims at this many chunks, so that a pipeline has something to overlap
+and a few servers share evenly ..."""
+AUTO_MIN_BYTES = 2**20
+"""... but not at chunks so small that a message's fixed cost shows (docs/performance.md) ..."""
+AUTO_MAX_BYTES = 4 * 2**20
+"""... nor so large that receive buffers take much memory."""
+
+ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+DTYPE_CODES = {
+    "float32": Dtype.FLOAT32,
+    "float64": Dtype.FLOAT64,
+    "float16": Dtype.FLOAT16,
+    "bfloat16": Dtype.BFLOAT16,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One trainable parameter: ``shape`` and ``stride`` in elements, memory dense."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    optimizer_group: int
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """The part of a piece that lies in a chunk; offsets and lengths in elements."""
+
+    piece: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffer:
+    """A flat buffer: ``num_elements`` with padding, of workers' dtype ``dtype``."""
+
+    index: int
+    dtype: str
+    optimizer_group: int
+    num_elements: int
+    piece_starts: tuple[tuple[int, int], ...]
+    """(piece, first element) of every piece in this buffer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """``length`` elements of buffer ``buffer`` from element ``start`` on."""
+
+    index: int
+    buffer: int
+    start: int
+    length: int
+    dtype: str
+    optimizer_group: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """On the wire, in the workers' dtype."""
+        return self.length * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    pieces: tuple[Piece, ...]
+    buffers: tuple[Buffer, ...]
+    chunks: tuple[Chunk, ...]
+    chunk_bytes: int
+    whole_tensors: bool
+
+    @classmethod
+    def cut(
+        cls, pieces: Sequence[Piece], *, chunk_bytes: int | None, whole_tensors: bool = False
+    ) -> Partition:
+        """Cut ``pieces`` (in the model's order); ``chunk_bytes=None`` chooses by the model's size.
+
+        ``whole_tensors``: every piece becomes one chunk (optimizers that need shapes).
+        Raises :class:`ModelError` for a dtype that no server can hold, and for no pieces at all.
+        """
+        if not pieces:
+            raise ModelError(
+                "the model has no parameters to train: the optimizer holds no parameter that "
+                "requires a gradient"
+            )
+        by_buffer: dict[tuple[str, int], list[int]] = {}
+        for index, piece in enumerate(pieces):
+            if piece.dtype not in ITEM_BYTES:
+                raise ModelError(
+                    f"parameter {piece.name} has dtype {piece.dtype}; psdist trains "
+                    f"{', '.join(ITEM_BYTES)}"
+                )
+            by_buffer.setdefault((piece.dtype, piece.optimizer_group), []).append(index)
+        total = sum(piece.num_elements * ITEM_BYTES[piece.dtype] for piece in pieces)
+        if chunk_bytes is None:
+            chunk_bytes = min(max(total // AUTO_CHUNKS, AUTO_MIN_BYTES), AUTO_MAX_BYTES)
+        buffers: list[Buffer] = []
+        chunks: list[Chunk] = []
+        for (dtype, group), members in by_buffer.items():
+            starts: list[tuple[int, int]] = []
+            position = 0
+            for index in members:
+                starts.append((index, position))
+                position += _aligned(max(pieces[index].num_elements, 1))
+            buffer = Buffer(
+                index=len(buffers),
+                dtype=dtype,
+                optimizer_group=group,
+                num_elements=position,
+                piece_starts=tuple(starts),
+            )
+            buffers.append(buffer)
+            if whole_tensors:
+                ends = [start for _, start in starts[1:]] + [position]
+                bounds = list(zip((start for _, start in starts), ends, strict=True))
+            else:
+                step = max(chunk_bytes // ITEM_BYTES[dtype] // ALIGN, 1) * ALIGN
+                bounds = [(at, min(at + step, position)) for at in range(0, position, step)]
+            chunks.extend(_chunks_of(buffer, bounds, pieces, first_index=len(chunks)))
+        return cls(
+            pieces=tuple(pieces),
+            buffers=tuple(buffers),
+            chunks=tuple(chunks),
+            chunk_bytes=chunk_bytes,
+            whole_tensors=whole_tensors,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """All chunks on the wire, once."""
+        return sum(chunk.num_bytes for chunk in self.chunks)
+
+    @property
+    def max_chunk_bytes(self) -> int:
+        return max(chunk.num_bytes for chunk in self.chunks)
+
+    def shard(self, weights: Sequence[float]) -> tuple[int, ...]:
+        """Chunk -> server, so that server i holds about ``weights[i]`` of the bytes.
+
+        Largest chunk first, each to the server that is the least full for its weight with that
+        chunk: equal weights are kept to within one chunk (Graham 1969), and a server whose weight
+        is too small for a chunk, behind a slow link, holds nothing.
+        """
+        if not weights or min(weights) < 0 or sum(weights) <= 0:
+            raise UsageError(f"shard weights {list(weights)}: at least one must be positive")
+        loads = [0] * len(weights)
+        owners = [0] * len(self.chunks)
+        ordered = sorted(self.chunks, key=lambda chunk: (-chunk.num_bytes, chunk.index))
+        for size, chunks in itertools.groupby(ordered, key=lambda chunk: chunk.num_bytes):
+            heap = [
+                ((loads[server] + size) / weight, server)
+                for server, weight in enumerate(weights)
+                if weight > 0
+            ]
+            heapq.heapify(heap)
+            for chunk in chunks:
+                server = heap[0][1]
+                owners[chunk.index] = server
+                loads[server] += size
+                heapq.heapreplace(heap, ((loads[server] + size) / weights[server], server))
+        return tuple(owners)
+
+    def slices(self, num_workers: int) -> tuple[range, ...]:
+        """The chunks of each of ``num_workers`` workers of a group: neighbours, even by bytes."""
+        total = self.num_bytes
+        bounds = [0]
+        done = 0
+        for chunk in self.chunks:
+            middle = done + chunk.num_bytes / 2
+            while len(bounds) < num_workers and middle >= total * len(bounds) / num_workers:
+                bounds.append(chunk.index)
+            done += chunk.num_bytes
+        bounds += [len(self.chunks)] * (num_workers + 1 - len(bounds))
+        return tuple(range(bounds[i], bounds[i + 1]) for i in range(num_workers))
+
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb(
+            {
+                "chunk_bytes": self.chunk_bytes,
+                "whole_tensors": self.whole_tensors,
+                "pieces": [
+                    [piece.name, piece.shape, piece.stride, piece.dtype, piece.optimizer_group]
+                    for piece in self.pieces
+                ],
+            }
+        )
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Partition:
+        """The partition that :meth:`encode` described; :class:`ProtocolError` if it is not one."""
+        try:
+            body: dict[str, Any] = msgpack.unpackb(data)
+            pieces = [
+                Piece(
+                    name=str(name),
+                    shape=tuple(int(extent) for extent in shape),
+                    stride=tuple(int(step) for step in stride),
+                    dtype=str(dtype),
+                    optimizer_group=int(group),
+                )
+                for name, shape, stride, dtype, group in body["pieces"]
+            ]
+            chunk_bytes = int(body["chunk_bytes"])
+            whole_tensors = bool(body["whole_tensors"])
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+            raise ProtocolError(f"a partition that cannot be read: {error!r}") from error
+        return cls.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=whole_tensors)
+
+
+def _aligned(num_elements: int) -> int:
+    return -(-num_elements // ALIGN) * ALIGN
+
+
+def _chunks_of(
+    buffer: Buffer,
+    bounds: Sequence[tuple[int, int]],
+    pieces: Sequence[Piece],
+    *,
+    first_index: int,
+) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    first = 0  # pieces are in order: none before this one reaches into later chunks
+    for start, end in bounds:
+        segments: list[Segment] = []
+        for at in range(first, len(buffer.piece_starts)):
+            piece, piece_start = buffer.piece_starts[at]
+            if piece_start >= end:
+                break
+            piece_end = piece_start + pieces[piece].num_elements
+            if piece_end <= start:
+                first = at + 1
+                continue
+            low, high = max(piece_start, start), min(piece_end, end)
+            segments.append(Segment(piece=piece, offset=low - start, length=high - low))
+        chunks.append(
+            Chunk(
+                index=first_index + len(chunks),
+                buffer=buffer.index,
+                start=start,
+                length=end - start,
+                dtype=buffer.dtype,
+                optimizer_group=buffer.optimizer_group,
+                segments=tuple(segments),
+            )
+        )
+    return chunks

@@ -1,0 +1,232 @@
+"""Starting MPI, and all ranks agreeing on one configuration or on the errors to end with.
+
+    comm = start_mpi()
+    places, config = exchange(comm, resolved_or_error)   # AgreedExit when a rank brought an error
+
+Every rank brings its result or its error to the same exchanges, so each mistake is printed once,
+by the lowest rank that has it, and every rank ends with the same status. What the ranks then are
+is psdist.ranks.context's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgpack
+
+from psdist.config.settings import RunConfig, decode, encode
+from psdist.config.sources import Resolved
+from psdist.errors import LaunchError, UserError
+from psdist.install.launcher import (
+    detect,
+    explain_mismatch,
+    explain_singleton,
+    family_of,
+    slurm_switches,
+)
+from psdist.install.quirks.pmi import readable_lines
+from psdist.install.quirks.pmix import wait_for_all_ranks
+from psdist.protocol.roles import Place
+from psdist.ranks.failure import printable, wait_until_read
+from psdist.topology.machine.gpus import visible_gpus
+from psdist.version import VERSION
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_T = TypeVar("_T")
+
+
+class AgreedExit(Exception):
+    """All ranks have agreed to end with this status; what there was to say has been printed."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def start_mpi() -> MPI.Intracomm:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"MPI cannot be loaded: {error}; install psdist[mpi] or load the site's MPI module"
+        ) from error
+    library = MPI.Get_library_version()
+    mismatch = explain_mismatch(os.environ, library_version=library)
+    if mismatch:
+        raise LaunchError(mismatch)
+    if not MPI.Is_initialized():
+        is_by_srun = detect(os.environ).name == "slurm"
+        speaks_pmi1 = is_by_srun and family_of(library) == "mpich"
+        with readable_lines(os.environ) if speaks_pmi1 else nullcontext():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    size = MPI.COMM_WORLD.Get_size()
+    singleton = explain_singleton(os.environ, world_size=size, library_version=library)
+    if singleton:
+        raise LaunchError(singleton)
+    wait_for_all_ranks(os.environ)
+    comm: MPI.Intracomm = MPI.COMM_WORLD.Dup()
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return comm
+
+
+def allgather(comm: MPI.Comm, data: bytes) -> list[bytes]:
+    """Everybody's bytes, in rank order."""
+    from mpi4py import MPI
+
+    sizes = [0] * comm.Get_size()
+    lengths = bytearray(8 * len(sizes))
+    comm.Allgather([len(data).to_bytes(8, "little"), MPI.BYTE], [lengths, MPI.BYTE])
+    sizes = [int.from_bytes(lengths[8 * i : 8 * i + 8], "little") for i in range(len(sizes))]
+    everything = bytearray(sum(sizes))
+    comm.Allgatherv([data, MPI.BYTE], [everything, sizes, None, MPI.BYTE])
+    return _cut(everything, sizes)
+
+
+def gather(comm: MPI.Comm, data: bytes) -> list[bytes]:
+    """Everybody's bytes in rank order, on rank 0; nothing on the others."""
+    from mpi4py import MPI
+
+    is_root = comm.Get_rank() == 0
+    lengths = bytearray(8 * comm.Get_size()) if is_root else None
+    comm.Gather([len(data).to_bytes(8, "little"), MPI.BYTE], [lengths, MPI.BYTE])
+    if lengths is None:
+        comm.Gatherv([data, MPI.BYTE], None)
+        return []
+    sizes = [int.from_bytes(lengths[at : at + 8], "little") for at in range(0, len(lengths), 8)]
+    everything = bytearray(sum(sizes))
+    comm.Gatherv([data, MPI.BYTE], [everything, sizes, None, MPI.BYTE])
+    return _cut(everything, sizes)
+
+
+def _cut(everything: bytearray, sizes: Sequence[int]) -> list[bytes]:
+    parts: list[bytes] = []
+    at = 0
+    for size in sizes:
+        parts.append(bytes(everything[at : at + size]))
+        at += size
+    return parts
+
+
+def broadcast(comm: MPI.Intracomm, data: bytes) -> bytes:
+    """Rank 0's bytes for everybody."""
+    from mpi4py import MPI
+
+    length = bytearray(len(data).to_bytes(8, "little"))
+    comm.Bcast([length, MPI.BYTE], root=0)
+    num_bytes = int.from_bytes(length, "little")
+    body = bytearray(data if comm.Get_rank() == 0 else num_bytes)
+    comm.Bcast([body, MPI.BYTE], root=0)
+    return bytes(body)
+
+
+def agreed(comm: MPI.Intracomm, mine: _T | UserError) -> _T:
+    """``mine`` if no rank brought an error; else each error is printed once, by the lowest rank
+    that has it, and every rank raises :class:`AgreedExit`."""
+    error = mine if isinstance(mine, UserError) else None
+    packed = msgpack.packb([error.exit_status, printable(str(error))] if error else [0, ""])
+    outcomes = [msgpack.unpackb(each) for each in allgather(comm, packed)]
+    _exit_on_errors(comm, [(int(status), str(text)) for status, text in outcomes])
+    assert not isinstance(mine, UserError)
+    return mine
+
+
+def decided(comm: MPI.Intracomm, mine: bytes | UserError) -> bytes:
+    """Rank 0's bytes for everybody; where it brought an error, that is everybody's."""
+    error = mine if isinstance(mine, UserError) else None
+    packed = msgpack.packb(
+        [error.exit_status, printable(str(error)), b""] if error else [0, "", mine]
+    )
+    status, text, data = msgpack.unpackb(broadcast(comm, packed))
+    _exit_on_errors(comm, [(int(status), str(text))] * comm.Get_size())
+    return bytes(data)
+
+
+def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) -> None:
+    failed = [(rank, status, text) for rank, (status, text) in enumerate(outcomes) if status]
+    if not failed:
+        return
+    first_with: dict[str, int] = {}
+    for rank, _, text in failed:
+        first_with.setdefault(text, rank)
+    for text, rank in first_with.items():
+        if rank == comm.Get_rank():
+            everywhere = sum(text == other for _, _, other in failed) == len(outcomes)
+            where = "" if everywhere else f"rank {rank} on {socket.gethostname()}: "
+            print(f"psdist: error: {where}{text}", file=sys.stderr, flush=True)
+            wait_until_read()
+    comm.Barrier()  # a launcher ends the job at the first rank that exits: let that one speak
+    raise AgreedExit(failed[0][1])
+
+
+def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[Place], RunConfig]:
+    """Everybody's place, version and configuration; errors and differences end the job."""
+    error = outcome if isinstance(outcome, UserError) else None
+    config = encode(outcome.config) if isinstance(outcome, Resolved) else b""
+    mine = {
+        "status": error.exit_status if error else 0,
+        "error": printable(str(error or "")),
+        "version": VERSION,
+        "config": config,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "gpus": visible_gpus(os.environ),
+        "kernel": _boot_id(),
+        "switches": slurm_switches(os.environ),
+    }
+    everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(mine))]
+    _exit_on_errors(comm, [(each["status"], each["error"]) for each in everybody])
+    mistakes: list[tuple[int, str]] = []
+    for each in everybody:
+        text = ""
+        if each["version"] != everybody[0]["version"]:
+            text = (
+                f"psdist {each['version']} on {each['host']}, {everybody[0]['version']} on "
+                f"{everybody[0]['host']} (rank 0); install the same version on all hosts"
+            )
+        elif each["config"] != everybody[0]["config"]:
+            text = _config_difference(each["config"], everybody[0]["config"])
+        mistakes.append((2 if text else 0, text))
+    _exit_on_errors(comm, mistakes)
+    places = [
+        Place(
+            rank=rank,
+            host=str(each["host"]),
+            pid=int(each["pid"]),
+            cores=tuple(each["cores"]),
+            gpus=None if each["gpus"] is None else tuple(each["gpus"]),
+            kernel=str(each["kernel"]),
+            switches=(str(each["switches"][0]), str(each["switches"][1])),
+        )
+        for rank, each in enumerate(everybody)
+    ]
+    return places, decode(everybody[0]["config"])
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def _config_difference(mine: bytes, first: bytes) -> str:
+    left, right = decode(mine).model_dump(), decode(first).model_dump()
+    told = ", ".join(
+        f"{key} = {left[key]!r} here, {right[key]!r} on rank 0"
+        for key in left
+        if left[key] != right[key]
+    )
+    return f"the configuration differs between ranks: {told}; is the environment the same?"

@@ -1,0 +1,369 @@
+"""The start of every rank: MPI, one configuration, roles, the run directory, the transport.
+
+    world = connect(resolved)          # or the error that resolving gave: all ranks agree on it
+    world.role, world.transport, world.config
+
+Every rank brings its configuration or its error to one exchange, so each mistake is printed once
+and every rank ends with the same status. Without a launcher there is no MPI at all: one process
+is server 0 and worker 0, over a virtual network without delays.
+
+Owns starting and ending; what a server or worker then does is in psdist.ranks.server and
+psdist.job.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from psdist.config.settings import RunConfig, to_toml
+from psdist.config.sources import Resolved, describe
+from psdist.errors import ConfigError, LaunchError, PsdistError, UserError
+from psdist.install.launcher import detect
+from psdist.protocol.control import Failure
+from psdist.protocol.roles import (
+    REGISTRAR,
+    Place,
+    Roles,
+    is_worker,
+    worker_id,
+    worker_of,
+)
+from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
+from psdist.ranks.failure import (
+    end_all,
+    flush_output,
+    ignore_interrupts,
+    printable,
+    told,
+    wait_until_read,
+)
+from psdist.ranks.placing import place
+from psdist.report.logs import start_logs, stop_logs
+from psdist.report.run_directory import RunDirectory
+from psdist.topology.plan.plan import Plan
+from psdist.transport.base import Transport, Waiting
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from psdist.transport.virtual import VirtualNetwork
+
+logger = logging.getLogger("psdist")
+
+_T = TypeVar("_T")
+
+_CLOSE_TIMEOUT_S = 10.0
+# A server that loads torch from a slow disk answers late.
+_REPORT_TIMEOUT_S = 30.0
+
+_ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one process\n"
+
+
+@dataclass(kw_only=True)
+class World:
+    """One rank's view of the job."""
+
+    config: RunConfig
+    roles: Roles
+    rank: int
+    run_directory: RunDirectory
+    transport: Transport
+    core_share: float
+    """Cores that this rank may use, those shared with other ranks counted in part."""
+    started_s: float
+    plan: Plan | None = None
+    """What the mapper decided; None where roles were given, and for a job in one process."""
+    comm: MPI.Intracomm | None = None
+    workers_comm: MPI.Comm | None = None
+    group_comm: MPI.Comm | None = None
+    network: VirtualNetwork | None = None
+    """The network of a job in one process; None over MPI."""
+    on_abort: Callable[[str], None] | None = None
+    """Called with the text before this rank ends a job that failed; the registrar's files."""
+    flushes: list[Callable[[], None]] = field(default_factory=list)
+    """Called before this rank ends a job that failed: records that still lie in its memory."""
+
+    @property
+    def me(self) -> int:
+        """This rank's stable id."""
+        return self.transport.me
+
+    @property
+    def role(self) -> Literal["server", "worker"]:
+        return "worker" if is_worker(self.me) else "server"
+
+    @property
+    def who(self) -> str:
+        if self.comm is None:
+            return f"the only rank (on {self.roles.places[0].host})"
+        return self.roles.describe_rank(self.rank)
+
+    def waiting(self, *, has_deadline: bool = True) -> Waiting:
+        """How this rank waits: it spins only where a core is to spare (``spin`` decides)."""
+        spin = self.config.spin
+        is_spinning = self.core_share >= 1.0 if spin == "auto" else spin == "on"
+        if not has_deadline:
+            return Waiting(is_spinning=is_spinning, warn_s=float("inf"), timeout_s=float("inf"))
+        return Waiting(
+            is_spinning=is_spinning,
+            warn_s=self.config.warn_s,
+            timeout_s=self.config.wait_timeout_s,
+        )
+
+    def broadcast_among_workers(self, memory: memoryview) -> None:
+        """Everybody's ``memory`` becomes the chief's; for set-up, not for the hot path."""
+        if self.workers_comm is not None and len(memory):
+            self.workers_comm.Bcast(memory, root=0)
+
+    def broadcast_in_group(self, data: bytes | None) -> bytes:
+        """Hand the group leader's ``data`` (others pass None) to all workers of the group."""
+        if self.group_comm is None or self.group_comm.Get_size() == 1:
+            return data or b""
+        length = bytearray(4)
+        if data is not None:
+            length[:] = len(data).to_bytes(4, "little")
+        self.group_comm.Bcast(length, root=0)
+        body = bytearray(data or bytes(int.from_bytes(length, "little")))
+        self.group_comm.Bcast(body, root=0)
+        return bytes(body)
+
+    def is_so_for_all_of_group(self, mine: bool) -> bool:
+        """Whether every worker of this one's group says so."""
+        if self.group_comm is None or self.group_comm.Get_size() == 1:
+            return mine
+        return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))
+
+    def close(self) -> None:
+        """The job is over for this rank: what it sent is on its way, its files are closed."""
+        drain = getattr(self.transport, "drain", None)
+        if drain is not None:
+            drain(_CLOSE_TIMEOUT_S)
+        stop_logs()
+
+    def fail(self, text: str, status: int) -> NoReturn:
+        """End the job: ``text`` is printed once, by the registrar if that still answers."""
+        ignore_interrupts()
+        flush_output()
+        self._flush_records()
+        heading = f"psdist: {self.who}"
+        if self.comm is not None and self.me != REGISTRAR:
+            failure = Failure(heading=heading, text=printable(text), exit_status=status)
+            with suppress(PsdistError):  # the network may be what failed: we speak for ourselves
+                self.transport.send_control(REGISTRAR, failure)
+                deadline = time.monotonic() + _REPORT_TIMEOUT_S
+                while time.monotonic() < deadline:  # the registrar's Abort ends this process
+                    with suppress(PsdistError):  # one failure is enough
+                        self.transport.poll()
+                    time.sleep(1e-3)
+        self.abort(heading, text, status)
+
+    def abort(self, heading: str, text: str, status: int) -> NoReturn:
+        """Print and end every rank, now."""
+        ignore_interrupts()
+        self._flush_records()
+        if self.on_abort is not None:
+            # Whatever it meets, a full disk or half of a statistic: it must neither hide what
+            # happened first nor keep the other ranks waiting.
+            with suppress(Exception):
+                self.on_abort(text)
+        end_all(self.comm, heading, text, status)
+
+    def _flush_records(self) -> None:
+        for flush in self.flushes:
+            with suppress(PsdistError):  # the disk may be what failed
+                flush()
+
+
+_current: World | None = None
+
+
+def current() -> World | None:
+    """The world that this process has connected to, if any."""
+    return _current
+
+
+def connect(outcome: Resolved | UserError) -> World:
+    """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error."""
+    global _current
+    started_s = time.monotonic()
+    launcher = detect(os.environ)
+    if not launcher.is_present:
+        _current = _connect_alone(outcome, started_s)
+        return _current
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A launcher's pipe would make it a block buffer, which the end of a failing job discards.
+        sys.stdout.reconfigure(line_buffering=True)
+    try:
+        comm = start_mpi()
+    except LaunchError as error:  # no MPI, so no agreeing: the launcher's rank 0 speaks for all
+        if launcher.rank in (0, None):
+            print(f"psdist: error: {error}", file=sys.stderr, flush=True)
+            wait_until_read()
+        raise AgreedExit(error.exit_status) from None
+    try:
+        if comm.Get_size() == 1:  # mpirun -n 1 is no launcher
+            _current = _connect_alone(outcome, started_s)
+        else:
+            _current = _connect(comm, outcome, started_s)
+    except AgreedExit:
+        raise
+    except BaseException as error:  # the others wait for this rank in the next exchange
+        ignore_interrupts()
+        heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
+        end_all(comm, heading, *told(error))
+    return _current
+
+
+def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: float) -> World:
+    places, config = exchange(comm, outcome)
+    placed = place(comm, places, config)
+    rank = comm.Get_rank()
+    made: bytes | UserError = b""
+    if rank == 0:
+        try:
+            assert isinstance(outcome, Resolved)
+            made = os.fsencode(_create_run_directory(outcome, placed.roles, placed.files))
+        except ConfigError as error:
+            made = error
+    path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
+    world = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
+    world.plan = placed.plan
+    start_logs(path, rank=rank, who=world.who)
+    logger.info("connected: %d ranks", comm.Get_size())
+    return world
+
+
+def join(
+    comm: MPI.Intracomm, *, config: RunConfig, roles: Roles, path: Path, started_s: float
+) -> World:
+    """This rank's part in a job over all of ``comm``, whose ranks have agreed on the rest: on the
+    configuration, the roles, and ``path``, the run directory, which exists. Collective."""
+    from psdist.transport.mpi import MpiTransport  # only now: it needs MPI to be initialised
+
+    rank = comm.Get_rank()
+    world = World(
+        config=config,
+        roles=roles,
+        rank=rank,
+        run_directory=RunDirectory(path),
+        transport=MpiTransport(comm, roles),
+        core_share=_core_share(roles.places, rank),
+        started_s=started_s,
+        comm=comm,
+    )
+    is_a_worker = is_worker(world.me)
+    group = roles.group_of_worker[worker_of(world.me)] if is_a_worker else -1
+    workers_comm = comm.Split(0 if is_a_worker else 1, rank)
+    group_comm = comm.Split(group + 1, rank)
+    if is_a_worker:
+        world.workers_comm, world.group_comm = workers_comm, group_comm
+    return world
+
+
+def _create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
+    config = outcome.config
+    if config.run_dir is not None:
+        path = Path(config.run_dir)
+    else:
+        job = os.environ.get("SLURM_JOB_ID") or str(os.getpid())
+        path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{job}"
+    path = path.absolute()
+    directory = RunDirectory.create(path)
+    try:
+        directory.write_text("config.toml", to_toml(config))
+        for name, text in files.items():
+            directory.write_text(name, text)
+        directory.write_json("ranks.json", _rank_table(roles))
+    except OSError as error:
+        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
+    for line in describe(outcome):
+        print(f"psdist: {line}", flush=True)
+    if config.mode != "sync" and len(roles.groups) == 1 and len(roles.places) > 1:
+        print(
+            f"psdist: mode {config.mode} with one group: there is nobody to be ahead of; "
+            "--group rank makes every worker a group of its own",
+            flush=True,
+        )
+    return path
+
+
+def _rank_table(roles: Roles) -> list[dict[str, Any]]:
+    seen: Counter[str] = Counter()
+    table: list[dict[str, Any]] = []
+    for each in roles.places:
+        peer = roles.peer_of_rank[each.rank]
+        group = roles.group_of_worker[worker_of(peer)] if is_worker(peer) else None
+        table.append(
+            {
+                "rank": each.rank,
+                "role": "worker" if is_worker(peer) else "server",
+                "host": each.host,
+                "pid": each.pid,
+                "group": group,
+                "local_rank": seen[each.host],
+            }
+        )
+        seen[each.host] += 1
+    return table
+
+
+def _core_share(places: Sequence[Place], rank: int) -> float:
+    mine = places[rank]
+    here = [place for place in places if (place.kernel or place.host) == (mine.kernel or mine.host)]
+    users = Counter(core for place in here for core in place.cores)
+    return sum(1.0 / users[core] for core in mine.cores)
+
+
+def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
+    """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
+    from psdist.transport.virtual import LinkModel, VirtualNetwork
+
+    if isinstance(outcome, Resolved) and outcome.config.servers not in ("auto", 1):
+        outcome = LaunchError(
+            f"servers = {outcome.config.servers} with 1 rank, which is one server and one worker "
+            "in one process; start more ranks (psdist run -n N, mpirun or srun) or leave servers "
+            "out"
+        )
+    if isinstance(outcome, UserError):
+        print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)
+        raise AgreedExit(outcome.exit_status)
+    alone = Place(
+        rank=0,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+    )
+    roles = Roles(places=(alone,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
+    try:
+        path = _create_run_directory(
+            outcome, roles, {"plan.txt": _ALONE_TEXT.format(host=alone.host)}
+        )
+    except ConfigError as error:
+        print(f"psdist: error: {error}", file=sys.stderr, flush=True)
+        raise AgreedExit(error.exit_status) from None
+    network = VirtualNetwork(link=LinkModel(latency_s=0.0, jitter_s=0.0, bytes_per_s=float("inf")))
+    transport = network.endpoint(worker_id(0))
+    transport.drives = True
+    world = World(
+        config=outcome.config,
+        roles=roles,
+        rank=0,
+        run_directory=RunDirectory(path),
+        transport=transport,
+        core_share=float(len(alone.cores)),
+        started_s=started_s,
+        network=network,
+    )
+    start_logs(path, rank=0, who="worker 0 and server 0")
+    return world

@@ -1,0 +1,163 @@
+"""What is told when a rank fails, and how it ends the job: once, with rank and host, never cut off.
+
+    status = run_or_fail(world, train)        # whatever train() raises ends every rank
+
+The user's mistakes, and what the network did to us, are one line that names the line of the
+script; everything else is a traceback that begins at the script. The rank's log has the whole one.
+Owns words and the last moments of a process; how the words reach the rank that prints them is
+psdist.ranks.context's.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import logging
+import os
+import runpy
+import signal
+import stat
+import sys
+import sysconfig
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Protocol
+
+from psdist.errors import InvariantError, PsdistError
+
+logger = logging.getLogger("psdist")
+
+INTERRUPTED_STATUS = 130
+"""What a shell reports for a program that Ctrl-C has ended."""
+_READ_TIMEOUT_S = 2.0
+_FORWARD_S = 0.1
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_RUNPY = ("<frozen runpy>", runpy.__file__)
+_NO_SCRIPTS = ("<", sysconfig.get_path("stdlib") + os.sep)
+
+
+class CanFail(Protocol):
+    def fail(self, text: str, status: int) -> NoReturn:
+        """End every rank of the job; ``text`` is printed once."""
+        ...
+
+
+class CanAbort(Protocol):
+    """An MPI communicator."""
+
+    def Abort(self, errorcode: int) -> NoReturn: ...
+
+
+def run_or_fail(world: CanFail, run: Callable[[], int]) -> int:
+    """``run()``, but whatever it raises ends the whole job, told once."""
+    try:
+        return run()
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            return 0
+        fail_with(world, stop)
+    except BaseException as error:  # a rank that only stops would leave the others waiting
+        fail_with(world, error)
+
+
+def fail_with(world: CanFail, error: BaseException) -> NoReturn:
+    """End the job because of ``error``."""
+    whole = "".join(traceback.format_exception(error))
+    logger.info("this rank failed:\n%s", printable(whole).rstrip())
+    text, status = told(error)
+    world.fail(text, status)
+
+
+def told(error: BaseException) -> tuple[str, int]:
+    """What to say about ``error``, and the exit status of the job."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            return f"exited with status {int(error.code)}", (error.code & 0xFF) or 1
+        return printable(str(error.code)), 1
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED_STATUS
+    if isinstance(error, PsdistError) and not isinstance(error, InvariantError):
+        return printable(f"error{_script_line(error.__traceback__)}: {error}"), error.exit_status
+    lines = traceback.format_exception(type(error), error, _from_script(error.__traceback__))
+    status = error.exit_status if isinstance(error, PsdistError) else 1
+    return printable("".join(lines).rstrip()), status
+
+
+def printable(text: str) -> str:
+    """``text`` without lone surrogates (file names that are not UTF-8), so that it can travel."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def end_all(comm: CanAbort | None, heading: str, text: str, status: int) -> NoReturn:
+    """Print, and end every rank of ``comm`` (this process alone if None), now."""
+    separator = ":\n" if "\n" in text else ": "
+    with suppress(OSError, ValueError):  # closed, or a full disk: there is nobody to tell
+        print(f"{heading}{separator}{text}", file=sys.stderr, flush=True)
+    flush_output()
+    if comm is not None:
+        wait_until_read()
+        comm.Abort(status)
+    os._exit(status)
+
+
+def flush_output() -> None:
+    """What the script has printed, out of this process: Abort throws buffers away."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed by the script, or no stream
+            stream.flush()
+
+
+def wait_until_read() -> None:
+    """Until the launcher has taken what this rank printed: the end of a job overtakes what still
+    lies in its pipes."""
+    deadline = time.monotonic() + _READ_TIMEOUT_S
+    unread = array.array("i", [0])
+    for descriptor in (1, 2):
+        with suppress(OSError):  # closed by the script
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                continue
+            while time.monotonic() < deadline:
+                fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+                if not unread[0]:
+                    break
+                time.sleep(1e-3)
+    time.sleep(_FORWARD_S)  # from a daemon of the launcher to the launcher itself
+
+
+def ignore_interrupts() -> None:
+    """From now on Ctrl-C does not cut off what a failing rank says."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """``trace`` without our own frames before the script's first; unchanged if we ran none."""
+    at, inside = trace, False
+    while at is not None:
+        if at.tb_frame.f_code.co_filename in _RUNPY:
+            inside = True
+        elif inside:
+            return at
+        at = at.tb_next
+    return None if inside else trace
+
+
+def _script_line(trace: TracebackType | None) -> str:
+    """`` at train.py line 12``: where the script called psdist; nothing where it did not."""
+    found = ""
+    at = _from_script(trace)
+    while at is not None:
+        path = at.tb_frame.f_code.co_filename
+        if path.startswith(_PACKAGE):
+            break
+        # Not a library's frame between the two: torch wraps optimizer.step.
+        if not (path.startswith(_NO_SCRIPTS) or "/site-packages/" in path):
+            found = f" at {os.path.basename(path)} line {at.tb_lineno}"
+        at = at.tb_next
+    return found

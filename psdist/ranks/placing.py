@@ -1,0 +1,206 @@
+"""All ranks agree on one plan: who serves, who works, on which cores; then they bind themselves.
+
+    placed = place(comm, places, config)
+    placed.plan, placed.roles, placed.files
+
+One rank of each host says what its machine is, rank 0 solves and everybody gets the plan. After
+binding, what the ranks really have is compared with it. What a good plan is, is decided in
+:mod:`psdist.topology`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from psdist.config.settings import RunConfig
+from psdist.errors import PlacementError, UserError
+from psdist.protocol.roles import Place, Roles, from_plan
+from psdist.ranks.agreement import agreed, allgather, decided, gather
+from psdist.topology.draw import text as draw_text
+from psdist.topology.emit.files import PLAN_FILE
+from psdist.topology.machine import binding, live
+from psdist.topology.machine import codec as machine_codec
+from psdist.topology.machine.machine import Machine
+from psdist.topology.network import catalogue as network
+from psdist.topology.network import slurm
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.network.same_host import is_same_host
+from psdist.topology.network.sources import build_cluster, port_guids, read_tree
+from psdist.topology.plan import codec as plan_codec
+from psdist.topology.plan.plan import Plan
+from psdist.topology.plan.planning import PlanRequest, RankFacts, Strategy, on_hosts, plan_job
+from psdist.topology.text import bitmap
+from psdist.topology.text.untrusted import file_bytes, shown
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_STRATEGIES: dict[str, Strategy] = {"auto": "auto", "block": "block", "cyclic": "cyclic"}
+_NAMED_AT_MOST = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    plan: Plan
+    roles: Roles
+    """Its places have the cores that each rank really has after binding."""
+    files: dict[str, str]
+    """What a run directory shows of it, by name; on rank 0, else empty."""
+
+
+def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Placed:
+    """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan."""
+    rank = comm.Get_rank()
+    machines = gather(comm, _describe_host(places, rank))
+    files: dict[str, str] = {}
+    made: bytes | UserError = b""
+    if rank == 0:
+        try:
+            cluster = _cluster(places, machines, config)
+            plan = _make_plan(cluster, places, config)
+            made = plan_codec.encode(plan)
+            files = {"plan.txt": draw_text.tree(plan, cluster), PLAN_FILE: made.decode("ascii")}
+        except UserError as error:
+            made = error
+    plan = plan_codec.decode(decided(comm, made), where="the plan of rank 0")
+    cores = frozenset(places[rank].cores)
+    if config.bind == "auto":
+        # A plan's file may name processors that the launcher gave to another job.
+        wanted = _usable_cores(places, rank).intersection(plan.ranks[rank].cpus)
+        cores = binding.bind(wanted) if wanted else cores
+    has = [tuple(msgpack.unpackb(each)) for each in allgather(comm, msgpack.packb(sorted(cores)))]
+    bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
+    _compare(comm, plan, bound, config)
+    return Placed(plan=plan, roles=from_plan(bound, plan), files=files)
+
+
+def _describe_host(places: Sequence[Place], rank: int) -> bytes:
+    """What rank 0 hears of this rank's host: its machine from the first rank there."""
+    host = places[rank].host
+    if next(place for place in places if place.host == host).rank != rank:
+        return b""
+    machine = live.this_machine(affinity=_usable_cores(places, rank))
+    packed: bytes = msgpack.packb(machine_codec.pack(machine))
+    return packed
+
+
+def _usable_cores(places: Sequence[Place], rank: int) -> set[int]:
+    """What the ranks on this rank's host may use together."""
+    host = places[rank].host
+    return {core for place in places if place.host == host for core in place.cores}
+
+
+def _cluster(places: Sequence[Place], packed: Sequence[bytes], config: RunConfig) -> Cluster:
+    machines: dict[str, Machine] = {}
+    for each, data in zip(places, packed, strict=True):
+        if data:
+            machines[each.host] = machine_codec.unpack(msgpack.unpackb(data))
+    tree = None
+    if config.racks is not None:
+        tree = read_tree(Path(config.racks), hosts=port_guids(machines))
+    elif all(each.switches[0] for each in places):
+        tree = slurm.from_addresses({each.host: each.switches for each in places})
+    measured = None if config.network is None else network.read(Path(config.network))
+    return build_cluster(list(machines), machines, tree=tree, network=measured)
+
+
+def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
+    strategy = _STRATEGIES.get(config.placement)
+    if strategy is None:
+        return _given_plan(cluster, places, config)
+    ranks = [
+        RankFacts(
+            rank=each.rank,
+            host=each.host,
+            cpus=frozenset(each.cores),
+            gpus=each.gpus,
+            kernel=each.kernel,
+        )
+        for each in places
+    ]
+    request = PlanRequest(
+        servers=config.servers,
+        group=config.group,
+        placement=strategy,
+        may_bind=config.bind == "auto",
+    )
+    return plan_job(cluster, ranks, request)
+
+
+def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
+    """The plan of a file, on the hosts where the launcher has put its ranks."""
+    if not os.path.exists(config.placement):
+        raise PlacementError(
+            f"placement = {shown(config.placement)}: must be {', '.join(_STRATEGIES)} or the path "
+            "of a plan.json, and there is no such file"
+        )
+    data, where = file_bytes(Path(config.placement), max_bytes=plan_codec.MAX_BYTES)
+    plan = plan_codec.decode(data, where=where)
+    if len(plan.ranks) != len(places):
+        raise PlacementError(
+            f"placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
+            f"{len(places)}; start as many as planned, or make a new plan"
+        )
+    if config.servers not in ("auto", len(plan.weights)):
+        raise PlacementError(
+            f"servers = {config.servers}, but the plan {where} has {len(plan.weights)}: leave one "
+            "of the two settings out"
+        )
+    pairs = list(zip(plan.ranks, places, strict=True))
+    moved = [
+        f"rank {found.rank} is on {found.host}, planned on {planned.host}"
+        for planned, found in pairs
+        if not is_same_host(planned.host, found.host)
+    ]
+    if moved and config.strict_placement:
+        raise _misplaced(moved)
+    if moved:
+        _warn(moved)
+    ranks = (
+        replace(planned, host=found.host) if is_same_host(planned.host, found.host) else planned
+        for planned, found in pairs
+    )
+    plan = replace(plan, ranks=tuple(ranks))
+    return on_hosts(plan, cluster, [each.host for each in places])
+
+
+def _compare(comm: MPI.Intracomm, plan: Plan, places: Sequence[Place], config: RunConfig) -> None:
+    """What the ranks may use after binding, beside the plan: one speaks, or all end."""
+    differences = [
+        f"rank {found.rank} on {found.host} has processors {_listed(found.cores)}, "
+        f"planned {_listed(planned.cpus)}"
+        for planned, found in zip(plan.ranks, places, strict=True)
+        if config.bind == "auto" and planned.cpus and set(found.cores) != set(planned.cpus)
+    ]
+    if differences and config.strict_placement:
+        agreed(comm, _misplaced(differences))
+    if differences and comm.Get_rank() == 0:
+        _warn(differences)
+
+
+def _misplaced(differences: Sequence[str]) -> PlacementError:
+    return PlacementError(
+        f"the job is not placed as planned: {_some_of(differences)}; start it with the files of "
+        "psdist plan --emit, or leave --strict-placement out"
+    )
+
+
+def _warn(differences: Sequence[str]) -> None:
+    text = f"psdist: warning: the job is not placed as planned: {_some_of(differences)}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _some_of(differences: Sequence[str]) -> str:
+    more = len(differences) - _NAMED_AT_MOST
+    return "; ".join(differences[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _listed(cores: Sequence[int]) -> str:
+    return bitmap.format_list(cores) or "none"

@@ -1,0 +1,284 @@
+"""A server rank's life: its state machine and loop, and on server 0 the run's files and report.
+
+    status = serve(world)      # returns when the job is complete
+
+It never runs the user's script. Files go through psdist.observe, decisions through
+psdist.servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from psdist.history.writers import RunRecord, ServerHistory, write_run
+from psdist.install.launcher import WATCHED_VARIABLE
+from psdist.protocol.partition import Partition
+from psdist.protocol.roles import REGISTRAR, server_id
+from psdist.ranks.context import World
+from psdist.report.progress import ProgressDisplay
+from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.registrar import (
+    Complete,
+    EndJob,
+    Registrar,
+    RegistrarAction,
+    WriteMetrics,
+)
+from psdist.servers.protocol.state import ServerCore
+from psdist.transport.base import Transport
+from psdist.transport.virtual import Actor
+from psdist.version import VERSION
+
+logger = logging.getLogger("psdist")
+
+
+def serve(world: World) -> int:
+    """Serve until all workers are done; returns the exit status."""
+    import torch
+
+    torch.set_num_threads(num_threads(world))
+    loop, reporter = _build(world, world.transport)
+    loop.run(world.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing)
+    world.close()
+    return 0
+
+
+def serve_beside(world: World) -> None:
+    """Start the server of a job in one process; where there are ranks that serve, do nothing."""
+    if world.network is not None:
+        me = server_id(0)
+        world.network.spawn(me, server_actor(world, world.network.endpoint(me)))
+
+
+def server_actor(world: World, transport: Transport) -> Actor:
+    """The server of a job in one process: takes a turn whenever something arrives."""
+    loop, reporter = _build(world, transport)  # now: a job that fails early has a summary, too
+    return _turns(loop, reporter)
+
+
+def _turns(loop: ServerLoop, reporter: Reporter | None) -> Actor:
+    while True:
+        loop.turn()
+        if loop.is_finished:  # before the yield: nothing more will arrive and wake it
+            return
+        if reporter is not None:
+            reporter.on_idle()
+        yield None
+
+
+def num_threads(world: World) -> int:
+    """Threads that torch may use in this rank."""
+    threads = world.config.threads
+    return max(1, int(world.core_share)) if threads == "auto" else threads
+
+
+def _nothing() -> None:
+    pass
+
+
+def _build(world: World, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
+    config, roles, server = world.config, world.roles, transport.me
+    history = None
+    if config.record:
+        history = ServerHistory(world.run_directory.path / "history", server)
+        world.flushes.append(history.flush)
+    core = ServerCore(server=server, policy=policy_for(config.mode, staleness=config.staleness))
+    options = ServerOptions(
+        server=server,
+        shard_weights=roles.shard_weights,
+        mode=config.mode,
+        receive_buffers=config.receive_buffers,
+        extra_optimizers=config.optimizers,
+        checksum_every=config.checksum_every,
+    )
+    if server != REGISTRAR:
+        return ServerLoop(transport, core, options, history=history), None
+    registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
+    reporter = Reporter(world, registrar)
+    loop = ServerLoop(
+        transport,
+        core,
+        options,
+        history=history,
+        registrar=registrar,
+        on_registrar=reporter.on_action,
+        on_built=reporter.on_built,
+    )
+    return loop, reporter
+
+
+class Reporter:
+    """Server 0's files and words to people: metrics, progress, summary, the first failure."""
+
+    def __init__(self, world: World, registrar: Registrar) -> None:
+        self._world = world
+        self._registrar = registrar
+        self._model_bytes: int | None = None
+        world.on_abort = self._on_abort
+        style = world.config.progress
+        if style == "auto":
+            is_watched = sys.stderr.isatty() or WATCHED_VARIABLE in os.environ
+            style = "live" if is_watched else "lines"
+        self._display = ProgressDisplay(
+            style=style,
+            stream=sys.stderr,
+            title=self._mode(),
+        )
+
+    def _mode(self) -> str:
+        config = self._world.config
+        return f"ssp (staleness {config.staleness})" if config.mode == "ssp" else config.mode
+
+    def on_built(self, partition: Partition, owners: tuple[int, ...]) -> None:
+        """The model is known: the history can say what was promised."""
+        world = self._world
+        self._model_bytes = partition.num_bytes
+        idle = sorted(set(range(world.roles.num_servers)) - set(owners))
+        if idle:
+            logger.warning(
+                "the model is cut into %d chunks of at most %d bytes, so server %s holds nothing; "
+                "ask for fewer servers or set chunk_bytes",
+                len(partition.chunks),
+                partition.max_chunk_bytes,
+                ", ".join(str(server) for server in idle),
+            )
+        if not world.config.record:
+            return
+        record = RunRecord(
+            psdist=VERSION,
+            mode=world.config.mode,
+            staleness=world.config.staleness if world.config.mode == "ssp" else None,
+            groups=world.roles.groups,
+            num_servers=world.roles.num_servers,
+            num_chunks=len(partition.chunks),
+            owners=owners,
+            checksum_every=world.config.checksum_every,
+        )
+        write_run(world.run_directory.path / "history", record)
+
+    def on_action(self, action: RegistrarAction) -> None:
+        if isinstance(action, WriteMetrics):
+            self._world.run_directory.append_metrics(action.line)
+        elif isinstance(action, EndJob):
+            self._display.close()
+            failure = action.failure
+            self._world.abort(failure.heading, failure.text, failure.exit_status)
+        elif isinstance(action, Complete):
+            self._display.close()
+            summary = self._summary("completed")
+            self._world.run_directory.write_json("summary.json", summary)
+            self._world.run_directory.close()
+            for line in report_lines(summary, self._mode(), str(self._world.run_directory.path)):
+                print(line, flush=True)
+
+    def _on_abort(self, text: str) -> None:
+        lines = text.strip().splitlines()
+        self._world.run_directory.write_json(
+            "summary.json", self._summary(lines[-1] if lines else "failed")
+        )
+
+    def on_idle(self) -> None:
+        if self._display.is_due:
+            progress = self._registrar.progress.values()
+            self._display.show(
+                clocks=[each.clock for each in progress],
+                samples=sum(each.samples for each in progress),
+                last=self._registrar.last,
+            )
+
+    def _summary(self, outcome: str) -> dict[str, Any]:
+        """summary.json; where the run failed, what is known by then and null for what is not."""
+        world, registrar = self._world, self._registrar
+        workers = registrar.done
+        wall_s = time.monotonic() - world.started_s
+        staleness: Counter[int] = Counter()
+        for each in workers.values():
+            staleness.update({int(key): int(n) for key, n in each["staleness"].items()})
+        clocks = []
+        for members in world.roles.groups:
+            known = [workers[w]["clock"] for w in members if w in workers]
+            known += [registrar.progress[w].clock for w in members if w in registrar.progress]
+            clocks.append(max(known, default=0))
+        # Each says what it has done when it is done: a part of them is no sum.
+        is_known = len(workers) == world.roles.num_workers
+        samples = sum(each["samples"] for each in workers.values())
+        trained_s = max((each["trained_s"] for each in workers.values()), default=0.0)
+        updates = min(
+            (each["updates"] for each in registrar.servers.values() if each["num_chunks"]),
+            default=0,
+        )
+        pushed, pulled = (
+            sum(each[key] for each in workers.values()) for key in ("bytes_pushed", "bytes_pulled")
+        )
+        return {
+            "mode": world.config.mode,
+            "staleness": world.config.staleness if world.config.mode == "ssp" else None,
+            "servers": world.roles.num_servers,
+            "workers": world.roles.num_workers,
+            "groups": len(world.roles.groups),
+            "clocks": clocks,
+            "updates_applied": updates
+            if len(registrar.servers) == world.roles.num_servers
+            else None,
+            "max_staleness_seen": max(staleness, default=0) if is_known else None,
+            "staleness_seen": {str(key): staleness[key] for key in sorted(staleness)},
+            "bytes_pushed": pushed if is_known else None,
+            "bytes_pulled": pulled if is_known else None,
+            "predicted_exchange_s": self._predicted_exchange_s(),
+            "wall_s": round(wall_s, 3),
+            "samples_per_s": (round(samples / trained_s, 1) if trained_s else 0.0)
+            if is_known
+            else None,
+            "exit": outcome,
+            "last": dict(registrar.last),
+            "per_server": [registrar.servers[key] for key in sorted(registrar.servers)],
+        }
+
+    def _predicted_exchange_s(self) -> float | None:
+        """What the plan says of this model on the slowest link; None where no link is crossed."""
+        plan = self._world.plan
+        if plan is None or not plan.links or self._model_bytes is None:
+            return None
+        return plan.cost_s * self._model_bytes / plan.model_bytes
+
+
+def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
+    """The end of a run, for people."""
+    seen = {int(key): count for key, count in summary["staleness_seen"].items()}
+    total = sum(seen.values())
+    shares = "  ".join(f"{name}: {100 * n / total:.1f}%" for name, n in _ranges(seen).items())
+    bound = f", bound {summary['staleness']}" if summary["mode"] == "ssp" else ""
+    clocks = ", ".join(str(clock) for clock in summary["clocks"][:16])
+    if len(summary["clocks"]) > 16:
+        clocks += " ..."
+    return [
+        f"psdist: completed in {summary['wall_s']:.1f} s: {mode}, "
+        f"{_count(summary['servers'], 'server')}, {_count(summary['workers'], 'worker')} in "
+        f"{_count(summary['groups'], 'group')}",
+        f"  iterations     {clocks} (by group)",
+        f"  staleness      {shares or 'no use'} (max {summary['max_staleness_seen']}{bound})",
+        f"  throughput     {summary['samples_per_s']:.0f} samples/s; pushed "
+        f"{summary['bytes_pushed'] / 2**20:.1f} MiB, pulled "
+        f"{summary['bytes_pulled'] / 2**20:.1f} MiB",
+        f"  run directory  {run_dir}",
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _ranges(seen: dict[int, int]) -> dict[str, int]:
+    """Counts by staleness; above 7 in ranges that double, so that async fits a line too."""
+    ranges: dict[str, int] = {}
+    for value, count in sorted(seen.items()):
+        low = value if value < 8 else 1 << (value.bit_length() - 1)
+        name = str(value) if value < 8 else f"{low}-{2 * low - 1}"
+        ranges[name] = ranges.get(name, 0) + count
+    return ranges

@@ -1,0 +1,175 @@
+"""What a server's state machine knows of one chunk: pushes, turns, parked and open replies.
+
+Bookkeeping that concerns one chunk alone; what follows from it for slots, other chunks and the
+history is decided in psdist.servers.protocol.state. Pure, and the same cost for 2 and for 2,000
+groups.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from psdist.errors import InvariantError
+from psdist.servers.protocol.actions import ReplyToken
+from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.transport.base import Frame
+
+
+@dataclass(slots=True)
+class Push:
+    """A received update; ``slot`` is None where it brought no gradient."""
+
+    peer: int
+    group: int
+    clock: int
+    weight: float
+    settings: int
+    slot: Frame | None
+
+
+class Wanted(NamedTuple):
+    """A reply that is owed."""
+
+    peer: int
+    clock: int
+    flags: int
+    request: int = 0
+    """The number of the pull that it answers."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The sync iteration in progress: contributions folded so far, in group order."""
+
+    pushes: dict[int, Push] = field(default_factory=dict)
+    accumulator: Frame | None = None
+    hyper: bytes | None = None
+    hyper_group: int = -1
+    absent: frozenset[int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ChunkState:
+    index: int
+    clock: ChunkClock
+    is_loaded: bool = False
+    pushes: dict[int, deque[Push]] = field(default_factory=dict)
+    """Received and not yet applied, by group."""
+    waiting: deque[int] = field(default_factory=deque)
+    """Groups with such pushes in the order of arrival; ssp and async only."""
+    parked: dict[int, list[Wanted]] = field(default_factory=dict)
+    """Replies that the mode does not allow yet, by the min_done that they need."""
+    unloaded_pulls: list[Wanted] = field(default_factory=list)
+    gathering: Gathering = field(default_factory=Gathering)
+    current: int = 0
+    """The parameter buffer that holds the newest version."""
+    open_replies: list[int] = field(default_factory=lambda: [0, 0])
+    """How many open replies read each of the two buffers."""
+    _tokens: dict[int, list[ReplyToken]] = field(default_factory=dict)
+    _turn: int = 0
+    _turn_clock: int = 0
+
+    # -- pushes --------------------------------------------------------------------------------
+
+    def newest_of(self, group: int) -> int:
+        """The last iteration of ``group`` that has been received here, -1 for none."""
+        queue = self.pushes.get(group)
+        if queue:
+            return queue[-1].clock
+        return self.clock.done[group] - (0 if group in self.gathering.pushes else 1)
+
+    def put(self, push: Push) -> None:
+        self.pushes.setdefault(push.group, deque()).append(push)
+
+    def first_of(self, group: int) -> Push | None:
+        queue = self.pushes.get(group)
+        return queue[0] if queue else None
+
+    def take(self, group: int) -> Push:
+        queue = self.pushes[group]
+        push = queue.popleft()
+        if not queue:
+            del self.pushes[group]
+        return push
+
+    # -- turns (sync) --------------------------------------------------------------------------
+
+    def next_in_turn(self) -> int | None:
+        """The next group, in group order, whose contribution to iteration min_done is waited for;
+        None when all that count have contributed."""
+        clock, gathered = self.clock, self.gathering.pushes
+        if self._turn_clock != clock.min_done:
+            self._turn, self._turn_clock = 0, clock.min_done
+        num_groups = len(clock.done)
+        while self._turn < num_groups:
+            if clock.is_required(self._turn) and self._turn not in gathered:
+                return self._turn
+            self._turn += 1
+        if not gathered:
+            self._turn = 0  # all are excused just now: whoever resumes is in turn again
+        return None
+
+    def resume(self, group: int) -> None:
+        """``group`` counts again, and may be in turn although later groups were looked at."""
+        self.clock.resume(group)
+        self._turn = 0
+
+    # -- parameter buffers ---------------------------------------------------------------------
+
+    def target_buffer(self) -> int | None:
+        """Where the next step may write: the bytes of an open reply never change. None while
+        replies from both buffers are open."""
+        if not self.open_replies[self.current]:
+            return self.current
+        other = 1 - self.current
+        return None if self.open_replies[other] else other
+
+    def open_reply(self, peer: int, *, implied_by: int) -> ReplyToken:
+        """A reply from the current buffer begins."""
+        token = ReplyToken(peer, self.index, self.current, implied_by)
+        self.open_replies[self.current] += 1
+        self._tokens.setdefault(peer, []).append(token)
+        return token
+
+    def close_reply(self, token: ReplyToken) -> None:
+        token.is_through = True
+        self.open_replies[token.buffer] -= 1
+        tokens = self._tokens[token.peer]
+        tokens.remove(token)
+        if not tokens:
+            del self._tokens[token.peer]
+
+    def close_implied_replies(self, peer: int, clock: int) -> None:
+        """A push of iteration ``clock`` proves that its sender has received what it was computed
+        on, whether or not the network has said so yet."""
+        for token in tuple(self._tokens.get(peer, ())):
+            if clock >= token.implied_by:
+                self.close_reply(token)
+
+    # -- for tests -----------------------------------------------------------------------------
+
+    @property
+    def num_slots_held(self) -> int:
+        waiting = sum(push.slot is not None for queue in self.pushes.values() for push in queue)
+        return waiting + (self.gathering.accumulator is not None)
+
+    def check_invariants(self) -> None:
+        self.clock.check_invariants()
+        if any(needed <= self.clock.min_done for needed in self.parked):
+            raise InvariantError(f"chunk {self.index}: a reply is parked that is allowed")
+        open_replies = [0, 0]
+        for tokens in self._tokens.values():
+            for token in tokens:
+                open_replies[token.buffer] += 1
+        if open_replies != self.open_replies:
+            raise InvariantError(f"chunk {self.index}: open replies are miscounted")
+        gathered = self.gathering.pushes
+        if any(self.clock.done[group] != self.clock.min_done for group in gathered):
+            raise InvariantError(
+                f"chunk {self.index}: groups {list(gathered)} were gathered for iteration "
+                f"{self.clock.min_done}, the clock says {self.clock.done}"
+            )
+        if sorted(self.waiting) != sorted(g for g in self.waiting if g in self.pushes):
+            raise InvariantError(f"chunk {self.index}: a group waits that has no push")

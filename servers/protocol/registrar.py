@@ -1,0 +1,220 @@
+"""Who has come to a collective, who is done, what goes into the run's files; pure.
+
+One server, number 0, is the registrar beside being a server: it is always responsive, which the
+chief, busy computing, is not. It is no coordinator of updates: consistency is every server's own.
+
+A collective (save, mean, barrier, prepare) goes this way: every worker sends ``Enter``; when all
+have come, every server is told to ``Resume`` the groups that waited; when all servers have
+answered, every worker gets ``Collected``. So no worker leaves a collective before every server
+counts every group again.
+
+    registrar = Registrar(num_workers=4, num_servers=2)
+    registrar.handle(Enter(worker=0, seq=1, name="barrier", payload=b""))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from psdist.errors import ProtocolError
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Control,
+    Done,
+    Enter,
+    Failure,
+    Finish,
+    Finished,
+    Metrics,
+    Progress,
+    Resume,
+    Resumed,
+    Stop,
+    WhoIsAbsent,
+)
+from psdist.protocol.roles import server_id, worker_id
+from psdist.servers.protocol.actions import SendControl
+
+_SHOWN_WORKERS = 8
+
+
+@dataclass(slots=True)
+class WriteMetrics:
+    """One line for metrics.jsonl."""
+
+    line: dict[str, Any]
+
+
+@dataclass(slots=True)
+class EndJob:
+    """Somebody failed: print this once, end every rank with this status."""
+
+    failure: Failure
+
+
+@dataclass(slots=True)
+class Complete:
+    """All workers are done and all servers have reported."""
+
+
+RegistrarAction = SendControl | WriteMetrics | EndJob | Complete
+
+
+@dataclass(slots=True)
+class _Collective:
+    name: str
+    """What its first worker called."""
+    entered: dict[int, Enter] = field(default_factory=dict)
+    resumed: set[int] = field(default_factory=set)
+    error: str = ""
+    """Why it has failed: whoever comes later is told the same."""
+
+
+class Registrar:
+    TAKES = (Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent)
+
+    def __init__(self, *, num_workers: int, num_servers: int) -> None:
+        self._num_workers = num_workers
+        self._num_servers = num_servers
+        self._collectives: dict[int, _Collective] = {}
+        self.progress: dict[int, Progress] = {}
+        self.done: dict[int, dict[str, Any]] = {}
+        """Statistics of the workers that are done."""
+        self.servers: dict[int, dict[str, Any]] = {}
+        """Statistics of the servers, at the end."""
+        self.last: dict[str, Any] = {}
+        """The chief's last value of every logged name."""
+
+    def handle(self, message: Control) -> list[RegistrarAction]:
+        if isinstance(message, Progress):
+            self.progress[message.worker] = message
+            return []
+        if isinstance(message, Metrics):
+            return self._on_metrics(message.line)
+        if isinstance(message, Enter):
+            return self._on_enter(message)
+        if isinstance(message, Resumed):
+            return self._on_resumed(message)
+        if isinstance(message, Done):
+            return self._on_done(message)
+        if isinstance(message, Finished):
+            self.servers[message.server] = message.statistics
+            return self._complete_if_all_reported()
+        if isinstance(message, WhoIsAbsent):
+            return self._on_who_is_absent(message)
+        if isinstance(message, Failure):
+            return [EndJob(message)]
+        return []
+
+    def _on_metrics(self, line: dict[str, Any]) -> list[RegistrarAction]:
+        if line.get("worker") == 0:
+            self.last.update(line.get("values", {}))
+        values = line.get("values", {})
+        return [WriteMetrics({**{k: v for k, v in line.items() if k != "values"}, **values})]
+
+    def _on_enter(self, message: Enter) -> list[RegistrarAction]:
+        collective = self._collectives.get(message.seq)
+        if collective is None:
+            collective = self._collectives[message.seq] = _Collective(message.name)
+        collective.entered[message.worker] = message
+        if collective.error:
+            return self._answer(message.seq, [], collective.error, [message.worker])
+        if message.name != collective.name:
+            return self._fail(
+                message.seq,
+                collective,
+                f"workers called different things at the same time: {_who_called(collective)}; "
+                "every worker must call the same ones in the same order",
+            )
+        return self._fail_if_somebody_has_gone(message.seq, collective) or (
+            self._resume_if_all_have_come(message.seq, collective)
+        )
+
+    def _fail_if_somebody_has_gone(
+        self, seq: int, collective: _Collective
+    ) -> list[RegistrarAction]:
+        gone = self.done.keys() - collective.entered.keys()
+        if not gone or collective.error:
+            return []
+        whose = "whose script has" if len(gone) == 1 else "whose scripts have"
+        return self._fail(
+            seq,
+            collective,
+            f"{collective.name} was called by {_workers(collective.entered)} only; absent: "
+            f"{_workers(gone)}, {whose} finished; {collective.name} must be called by every worker",
+        )
+
+    def _resume_if_all_have_come(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+        if len(collective.entered) < self._num_workers:
+            return []
+        return [
+            SendControl(server_id(server), Resume(seq=seq)) for server in range(self._num_servers)
+        ]
+
+    def _fail(self, seq: int, collective: _Collective, error: str) -> list[RegistrarAction]:
+        collective.error = error
+        return self._answer(seq, [], error, sorted(collective.entered))
+
+    @staticmethod
+    def _answer(
+        seq: int, payloads: list[bytes], error: str, workers: Iterable[int]
+    ) -> list[RegistrarAction]:
+        answer = Collected(seq=seq, payloads=payloads, error=error)
+        return [SendControl(worker_id(worker), answer) for worker in workers]
+
+    def _on_resumed(self, message: Resumed) -> list[RegistrarAction]:
+        collective = self._collectives.get(message.seq)
+        if collective is None or len(collective.entered) < self._num_workers:
+            raise ProtocolError(
+                f"server {message.server} resumed collective {message.seq}, which is not complete"
+            )
+        collective.resumed.add(message.server)
+        if len(collective.resumed) < self._num_servers:
+            return []
+        del self._collectives[message.seq]
+        payloads = [collective.entered[worker].payload for worker in range(self._num_workers)]
+        return self._answer(message.seq, payloads, "", range(self._num_workers))
+
+    def _on_done(self, message: Done) -> list[RegistrarAction]:
+        self.done[message.worker] = message.statistics
+        actions: list[RegistrarAction] = []
+        for seq, collective in sorted(self._collectives.items()):
+            actions += self._fail_if_somebody_has_gone(seq, collective)
+        if len(self.done) == self._num_workers:
+            actions += [
+                SendControl(server_id(server), Finish()) for server in range(self._num_servers)
+            ]
+        return actions
+
+    def _complete_if_all_reported(self) -> list[RegistrarAction]:
+        if len(self.servers) < self._num_servers:
+            return []
+        stops = [SendControl(worker_id(worker), Stop()) for worker in range(self._num_workers)]
+        return [*stops, Complete()]
+
+    def _on_who_is_absent(self, message: WhoIsAbsent) -> list[RegistrarAction]:
+        collective = self._collectives.get(message.seq)
+        if collective is None:
+            return []  # it is over: the question has crossed the answer
+        absent = [worker for worker in range(self._num_workers) if worker not in collective.entered]
+        return [
+            SendControl(worker_id(message.worker), Absent(seq=message.seq, workers=absent)),
+        ]
+
+
+def _who_called(collective: _Collective) -> str:
+    by_name: dict[str, list[int]] = {}
+    for worker, enter in sorted(collective.entered.items()):
+        by_name.setdefault(enter.name, []).append(worker)
+    return "; ".join(f"{_workers(workers)} called {name}" for name, workers in by_name.items())
+
+
+def _workers(workers: Iterable[int]) -> str:
+    """``worker 3``, or ``workers 0, 1, 2`` and how many more."""
+    numbers = sorted(workers)
+    shown = ", ".join(str(worker) for worker in numbers[:_SHOWN_WORKERS])
+    more = len(numbers) - _SHOWN_WORKERS
+    return f"worker{'s' * (len(numbers) > 1)} {shown}{f' and {more} more' if more > 0 else ''}"

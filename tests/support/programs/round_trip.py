@@ -1,0 +1,84 @@
+"""One push and its reply between a worker and a server, over psdist's own transport.
+
+    mpirun -n 2 python -m tests.support.programs.round_trip
+
+Everything of a real job but the training (torch is not loaded): start, agreement on the
+configuration, roles, run directory, transport, close. The settings come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from psdist.config.sources import resolve
+from psdist.protocol.control import Done, Header, Kind, Stop
+from psdist.protocol.roles import server_id, worker_id
+from psdist.ranks.context import World, connect
+from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
+
+NUM_BYTES = 100_000
+
+
+def main() -> None:
+    world = connect(resolve(command_line={}, environment=os.environ))
+    if world.role == "server":
+        serve(world)
+    else:
+        push(world)
+    world.close()
+
+
+def push(world: World) -> None:
+    sent = Frame(memoryview(bytearray(os.urandom(NUM_BYTES))))
+    received = Frame(memoryview(bytearray(NUM_BYTES)))
+    header = Header(kind=Kind.PUSH, sender=worker_id(0), chunk=3, clock=7, length=NUM_BYTES)
+    header.pack_into(sent.header)
+    world.transport.send(server_id(0), sent, num_bytes=NUM_BYTES)
+    reply = exchange(world, received, until=lambda event: isinstance(event, Arrived))
+    assert received.payload == sent.payload
+    assert isinstance(reply, Arrived)
+    assert reply.header.clock == 7
+    world.transport.send_control(server_id(0), Done(worker=0, statistics={}))
+    exchange(
+        world,
+        received,
+        until=lambda event: isinstance(event, ControlArrived) and isinstance(event.message, Stop),
+    )
+
+
+def serve(world: World) -> None:
+    frame = Frame(memoryview(bytearray(NUM_BYTES)))
+    push = exchange(world, frame, until=lambda event: isinstance(event, Arrived))
+    assert isinstance(push, Arrived)
+    reply = push.header._replace(kind=Kind.REPLY, sender=server_id(0))
+    reply.pack_into(frame.header)
+    world.transport.send(worker_id(0), frame, num_bytes=NUM_BYTES)
+    seen: list[type] = []
+
+    def is_over(event: Event) -> bool:
+        seen.append(event.message.__class__ if isinstance(event, ControlArrived) else type(event))
+        return {Sent, Done} <= set(seen)
+
+    exchange(world, frame, until=is_over)
+    world.transport.send_control(worker_id(0), Stop())
+
+
+def exchange(world: World, frame: Frame, *, until: Callable[[Event], bool]) -> Event:
+    """Receive what is offered into ``frame`` until an event satisfies ``until``; that event."""
+    waiting = world.waiting()
+    while True:
+        event = world.transport.poll()
+        if event is None:
+            waiting.idle("the other rank")
+            continue
+        waiting.reset()
+        if isinstance(event, Offered):
+            world.transport.accept(event.ticket, frame)
+        if until(event):
+            return event
+
+
+if __name__ == "__main__":
+    sys.exit(main())

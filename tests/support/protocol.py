@@ -1,0 +1,382 @@
+"""A whole job in one process: the real loops, shards and state machines over the virtual network.
+
+A :class:`Schedule` says everything that is random about a run (mode, groups, delays, who computes
+how long, where collectives stand, what is empty or absent), made from one seed; :func:`play` runs
+it and returns the job for looking at. Servers' invariants are checked after every event, the
+recorded history after the run.
+
+    job = play(Schedule.from_seed(7))
+    assert check(job.history()).proved
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from psdist.history.writers import History, RunRecord, ServerHistory, WorkerHistory, collect
+from psdist.protocol.control import Setup
+from psdist.protocol.memory import allocate, as_tensor
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.roles import server_id, worker_id
+from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.protocol.policy import Policy, policy_for
+from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.state import ServerCore
+from psdist.transport.base import Frame, Waiting
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.protocol.client import ClientCore
+
+CHUNK_BYTES = 4 * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    seed: int
+    mode: str = "sync"
+    staleness: int = 0
+    servers: int = 1
+    group_sizes: tuple[int, ...] = (1, 1)
+    num_chunks: int = 3
+    iterations: tuple[int, ...] = (4, 4)
+    """Iterations of each group: they may leave at different times."""
+    collectives: tuple[tuple[int, ...], ...] = ((), ())
+    """For each group the clocks before which it enters a collective; as many in every group."""
+    compute_s: tuple[float, ...] = (1e-3, 1e-3)
+    latency_s: float = 1e-5
+    jitter_s: float = 1e-4
+    duplicate_rate: float = 0.0
+    credits: int = 2
+    receive_buffers: int = 3
+    empty_rate: float = 0.0
+    absent_rate: float = 0.0
+    settings_rate: float = 0.0
+    lr: float = 0.5
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Schedule:
+        pick = random.Random(seed)
+        num_groups = pick.randint(1, 4)
+        iterations = [pick.randint(1, 5)] * num_groups
+        if pick.random() < 0.4:
+            iterations = [pick.randint(0, 6) for _ in range(num_groups)]
+        num_collectives = pick.choice([0, 0, 1, 2])
+        collectives = tuple(
+            tuple(sorted(pick.randint(0, count) for _ in range(num_collectives)))
+            for count in iterations
+        )
+        return cls(
+            seed=seed,
+            mode=pick.choice(["sync", "ssp", "ssp", "async"]),
+            staleness=pick.randint(0, 3),
+            servers=pick.randint(1, 3),
+            group_sizes=tuple(pick.choice([1, 1, 1, 2]) for _ in range(num_groups)),
+            num_chunks=pick.randint(1, 6),
+            iterations=tuple(iterations),
+            collectives=collectives,
+            compute_s=tuple(10 ** pick.uniform(-6, -3) for _ in range(num_groups)),
+            latency_s=10 ** pick.uniform(-7, -4),
+            jitter_s=10 ** pick.uniform(-7, -3),
+            duplicate_rate=pick.choice([0.0, 0.0, 0.3]),
+            credits=pick.randint(1, 4),
+            receive_buffers=pick.randint(2, 6),
+            empty_rate=pick.choice([0.0, 0.0, 0.3]),
+            absent_rate=pick.choice([0.0, 0.0, 0.3]),
+            settings_rate=pick.choice([0.0, 0.5]),
+        )
+
+
+def small_partition(num_chunks: int) -> Partition:
+    """Chunks of 64 elements; pieces that share a chunk, fill one, and span two."""
+    pieces: list[Piece] = []
+    left = num_chunks
+    while left:
+        length = 64 if left == 1 or len(pieces) % 2 else 100
+        pieces.append(
+            Piece(
+                name=f"p{len(pieces)}",
+                shape=(length,),
+                stride=(1,),
+                dtype="float32",
+                optimizer_group=0,
+            )
+        )
+        left -= 1 if length == 64 else 2
+    return Partition.cut(pieces, chunk_bytes=CHUNK_BYTES)
+
+
+class VirtualJob:
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        policy: Callable[[int], Policy] | None = None,
+        make_loop: Callable[..., ServerLoop] = ServerLoop,
+        verify_open_sends: bool = True,
+    ) -> None:
+        """``policy`` and ``make_loop`` let a test break the servers on purpose."""
+        self.schedule = schedule
+        self.random = random.Random(schedule.seed)
+        self.partition = small_partition(schedule.num_chunks)
+        self.owners = self.partition.shard([1.0] * schedule.servers)
+        self.network = VirtualNetwork(
+            seed=schedule.seed,
+            link=LinkModel(
+                latency_s=schedule.latency_s,
+                jitter_s=schedule.jitter_s,
+                duplicate_rate=schedule.duplicate_rate,
+            ),
+            verify_open_sends=verify_open_sends,
+        )
+        self.groups: list[tuple[int, ...]] = []
+        for size in schedule.group_sizes:
+            first = sum(map(len, self.groups))
+            self.groups.append(tuple(range(first, first + size)))
+        self.servers: list[ServerLoop] = []
+        self.server_histories: list[ServerHistory] = []
+        num_workers = sum(schedule.group_sizes)
+        make_policy = policy or (
+            lambda _server: policy_for(schedule.mode, staleness=schedule.staleness)
+        )
+        for server in range(schedule.servers):
+            history = ServerHistory(None, server)
+            registrar = Registrar(num_workers=num_workers, num_servers=schedule.servers)
+            loop = make_loop(
+                self.network.endpoint(server_id(server)),
+                ServerCore(server=server, policy=make_policy(server)),
+                ServerOptions(
+                    server=server,
+                    shard_weights=(1.0,) * schedule.servers,
+                    mode=schedule.mode,
+                    receive_buffers=schedule.receive_buffers,
+                    checksum_every=1,
+                ),
+                history=history,
+                registrar=registrar if server == 0 else None,
+            )
+            self.servers.append(loop)
+            self.server_histories.append(history)
+            self.network.spawn(server_id(server), _server_actor(loop))
+        self.workers = [
+            VirtualWorker(self, worker, group)
+            for group, members in enumerate(self.groups)
+            for worker in members
+        ]
+        for worker in self.workers:
+            self.network.spawn(worker_id(worker.worker), worker.script())
+
+    def run(self) -> None:
+        def check_invariants() -> None:
+            for server in self.servers:
+                server.core.check_invariants()
+
+        self.network.after_event = check_invariants
+        self.network.run()
+        assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
+
+    def history(self) -> History:
+        schedule = self.schedule
+        record = RunRecord(
+            psdist="test",
+            mode=schedule.mode,  # type: ignore[arg-type]
+            staleness=schedule.staleness if schedule.mode == "ssp" else None,
+            groups=tuple(self.groups),
+            num_servers=schedule.servers,
+            num_chunks=len(self.partition.chunks),
+            owners=self.owners,
+            checksum_every=1,
+        )
+        return collect(record, self.server_histories, [w.history for w in self.workers])
+
+    def parameters(self) -> torch.Tensor:
+        """The servers' parameters, chunk after chunk."""
+        parts = []
+        for chunk, owner in enumerate(self.owners):
+            shard = self.servers[owner].shard
+            assert shard is not None
+            current = self.servers[owner].core._chunks[chunk].current
+            payload = shard.payload(chunk, current)
+            parts.append(torch.frombuffer(bytearray(payload), dtype=torch.float32))
+        return torch.cat(parts)
+
+
+def _server_actor(loop: ServerLoop) -> Actor:
+    loop.turn()
+    while not loop.is_finished:
+        yield None
+        loop.turn()
+
+
+class VirtualWorker:
+    def __init__(self, job: VirtualJob, worker: int, group: int) -> None:
+        schedule = job.schedule
+        self.job, self.worker, self.group = job, worker, group
+        self.place = job.groups[group].index(worker)
+        self.history = WorkerHistory(None, worker)
+        self.random = random.Random(f"{schedule.seed} {group}")  # the same in all of the group
+        partition = job.partition
+        self.slices = partition.slices(schedule.group_sizes[group])
+        self.mine = self.slices[self.place]
+        self.parameters = [allocate(chunk.num_bytes) for chunk in partition.chunks]
+        self.gradients = [allocate(chunk.num_bytes) for chunk in partition.chunks]
+        self.clock = 0
+        self.at = 0  # how far in its script, for the group's barrier
+        self.loop = WorkerLoop(
+            job.network.endpoint(worker_id(worker)),
+            worker=worker,
+            num_servers=schedule.servers,
+            waiting=Waiting(is_spinning=False),
+        )
+        self.core = ClientCore(
+            worker=worker,
+            group=group,
+            owners=job.owners,
+            mine=self.mine,
+            chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
+            credits=schedule.credits,
+        )
+        self.loop.attach(
+            self.core,
+            gradients=[Frame(memory) for memory in self.gradients],
+            parameters=[Frame(memory) for memory in self.parameters],
+        )
+        self.positions = np.zeros(len(partition.chunks), dtype=np.int64)
+        self.staleness_seen: list[int] = []
+
+    # -- the script, as a generator ------------------------------------------------------------
+
+    def script(self) -> Iterator[float | None]:  # type: ignore[return]
+        job, loop, schedule = self.job, self.loop, self.job.schedule
+        if self.worker == 0:
+            self._send_setup()
+        if self.place == 0:
+            loop.register(self.group, job.groups[self.group])
+            yield from self._until(lambda: loop.is_registered and loop.is_set_up)
+        loop.begin_pull(clock=0, chunks=self.mine, is_fresh=True)
+        yield from self._until(lambda: self.core.is_idle)
+        yield from self._share()
+        yield from self._collective("prepare")
+        collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
+        for clock in range(schedule.iterations[self.group]):
+            while collectives and collectives[0] <= clock:
+                collectives.pop(0)
+                yield from self._collective("barrier")
+            self._note_uses()
+            yield schedule.compute_s[self.group] * (0.5 + job.random.random())
+            yield from self._iteration()
+        while collectives:
+            collectives.pop(0)
+            yield from self._collective("barrier")
+        self.history.close()
+        if self.place == 0:
+            loop.leave(self.group, self.clock)
+        loop.done({})
+        yield from self._until(lambda: loop.is_stopped)
+
+    def _send_setup(self) -> None:
+        job = self.job
+        for chunk in job.partition.chunks:
+            values = as_tensor(self.parameters[chunk.index], "float32", chunk.length)
+            values.copy_(torch.arange(chunk.length) + chunk.index)
+        frames = [
+            (chunk, owner, Frame(self.parameters[chunk])) for chunk, owner in enumerate(job.owners)
+        ]
+        self.loop.send_setup(
+            Setup(
+                partition=job.partition.encode(),
+                optimizer="torch.optim.SGD",
+                hyper=self._hyper(job.schedule.lr),
+            ),
+            frames,
+        )
+
+    def _hyper(self, lr: float) -> bytes:
+        return pack_hyperparameters([{"lr": lr}])
+
+    def _iteration(self) -> Iterator[float | None]:
+        schedule, pick = self.job.schedule, self.random
+        # Every worker draws the same, whatever its slice: its group agrees on what is absent.
+        lr = schedule.lr
+        if pick.random() < schedule.settings_rate:
+            # In sync all groups must agree on it: a function of the clock.
+            lr = schedule.lr / (1 + self.clock % 3)
+        absent = [
+            piece
+            for piece in range(len(self.job.partition.pieces))
+            if pick.random() < schedule.absent_rate
+        ]
+        if schedule.mode == "sync" and schedule.settings_rate:
+            lr = schedule.lr / (1 + self.clock % 3)
+        is_skipped = pick.random() < schedule.empty_rate
+        weight = 0.0 if is_skipped else float(schedule.group_sizes[self.group])
+        empty = set()
+        for chunk in self.job.partition.chunks:
+            gradient = as_tensor(self.gradients[chunk.index], "float32", chunk.length)
+            gradient.zero_()
+            for segment in chunk.segments:
+                if segment.piece not in absent:
+                    part = gradient[segment.offset : segment.offset + segment.length]
+                    part.fill_(1.0 + self.group + self.clock % 2)
+            if is_skipped or all(segment.piece in absent for segment in chunk.segments):
+                empty.add(chunk.index)
+        servers = sorted({self.job.owners[chunk] for chunk in self.mine})
+        version = self.loop.settings(self._hyper(lr), absent, servers)
+        self.loop.begin_push(
+            clock=self.clock, settings=version, weight=weight, empty=empty & set(self.mine)
+        )
+        yield from self._until(lambda: self.core.is_idle)
+        self.clock += 1
+        yield from self._share()
+
+    def _share(self) -> Iterator[float | None]:
+        """The group's all-gather: every worker gets the slices of the others."""
+        mates = [self.job.workers[worker] for worker in self.job.groups[self.group]]
+        self.at += 1
+        while any(mate.at < self.at for mate in mates):
+            yield 1e-6
+        for mate in mates:
+            for chunk in mate.mine:
+                self.parameters[chunk][:] = mate.parameters[chunk]
+                self.positions[chunk] = mate.core.versions[chunk].position
+        self.at += 1
+        while any(mate.at < self.at for mate in mates):
+            yield 1e-6
+
+    def _note_uses(self) -> None:
+        self.staleness_seen += [self.core.staleness(chunk, self.clock) for chunk in self.mine]
+        crcs = np.array([zlib.crc32(memory) for memory in self.parameters], dtype=np.int64)
+        chunks = np.arange(len(self.parameters))
+        self.history.uses(self.clock, chunks, self.job.owners, self.positions.copy(), True, crcs)
+
+    def _collective(self, name: str) -> Iterator[float | None]:
+        group = self.group if self.place == 0 else None
+        seq = self.loop.begin_collective(name, b"", clock=self.clock, group=group)
+        yield from self._until(lambda: self.loop.collected(seq) is not None)
+
+    def _until(self, is_done: Callable[[], bool]) -> Iterator[float | None]:
+        self.loop.turn()
+        while not is_done():
+            yield None
+            self.loop.turn()
+
+
+def play(schedule: Schedule, **broken: object) -> VirtualJob:
+    job = VirtualJob(schedule, **broken)  # type: ignore[arg-type]
+    job.run()
+    return job
+
+
+def smaller(schedule: Schedule) -> Iterator[Schedule]:
+    """Simpler schedules to try when one fails: for shrinking by hand."""
+    yield replace(schedule, duplicate_rate=0.0)
+    yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes))
+    yield replace(schedule, servers=1)
+    yield replace(schedule, num_chunks=1)
+    yield replace(schedule, empty_rate=0.0, absent_rate=0.0, settings_rate=0.0)

@@ -1,0 +1,204 @@
+"""network.json: written, read back, refused where it is wrong, compared with an older one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psdist.errors import PlacementError
+from psdist.topology.network.catalogue import (
+    MAX_BYTES,
+    Kind,
+    Network,
+    Pair,
+    Speed,
+    compare,
+    decode,
+    encode,
+    read,
+)
+
+KINDS: tuple[Kind, ...] = ("node", "rack", "socket", "core", "gpu")
+GB = 1e9
+NUMBERS = st.floats(min_value=0, max_value=1e15, allow_nan=False)
+HOSTS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,8}", fullmatch=True)
+PLACES = st.from_regex(r"[A-Za-z0-9_.:/@+,\[\]-]{1,12}", fullmatch=True)
+LABELS = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
+SPEEDS = st.builds(Speed, latency_s=NUMBERS, bytes_per_s=NUMBERS, is_lower_bound=st.booleans())
+PAIRS = st.builds(
+    Pair,
+    first=PLACES,
+    second=PLACES,
+    kind=st.sampled_from(KINDS),
+    latency_s=NUMBERS,
+    bytes_per_s=NUMBERS,
+)
+NETWORKS = st.builds(
+    Network,
+    date=st.datetimes().map(lambda date: date.isoformat()),
+    hosts=st.lists(HOSTS, unique=True, max_size=4).map(tuple),
+    mpi=LABELS,
+    components=st.lists(LABELS, unique=True, max_size=3).map(tuple),
+    versions=st.dictionaries(LABELS, LABELS, max_size=3),
+    classes=st.dictionaries(st.sampled_from(KINDS), SPEEDS),
+    node_links=st.dictionaries(HOSTS, SPEEDS, max_size=3),
+    switch_uplinks=st.dictionaries(PLACES, SPEEDS, max_size=3),
+    pairs=st.lists(
+        PAIRS, max_size=4, unique_by=lambda pair: (pair.first, pair.second, pair.kind)
+    ).map(tuple),
+)
+
+
+def pair(first: str, second: str, gb_per_s: float, us: float, kind: Kind = "node") -> Pair:
+    return Pair(
+        first=first, second=second, kind=kind, latency_s=us / 1e6, bytes_per_s=gb_per_s * 1e9
+    )
+
+
+NETWORK = Network(
+    date="2025-03-01T12:00:00+01:00",
+    hosts=("n3", "n4"),
+    mpi="Open MPI v5.0.11",
+    components=("ucx",),
+    versions={"psdist": "1.0"},
+    classes={"node": Speed(latency_s=2e-6, bytes_per_s=11e9)},
+    node_links={"n3": Speed(bytes_per_s=12e9)},
+    switch_uplinks={"rack1": Speed(bytes_per_s=100e9)},
+    pairs=(pair("n3", "n4", 11.2, 2), pair("n3/package0", "n3/package1", 20, 0.5, "socket")),
+)
+
+
+@given(NETWORKS)
+def test_what_was_written_is_read_back_the_same(network: Network) -> None:
+    assert decode(encode(network), where="network.json") == network
+
+
+@given(NETWORKS)
+def test_nothing_changed_between_a_measurement_and_itself(network: Network) -> None:
+    assert compare(network, network) == []
+
+
+def test_a_catalogue_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    path.write_bytes(encode(NETWORK))
+    assert read(path) == NETWORK
+
+
+def test_a_catalogue_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="cannot be read \\(No such file or directory\\)"):
+        read(tmp_path / "network.json")
+
+
+def test_what_got_slower_comes_first_and_says_how_much() -> None:
+    new = replace(
+        NETWORK,
+        hosts=("n4", "n5"),
+        node_links={"n3": Speed(bytes_per_s=15e9)},
+        switch_uplinks={"rack1": Speed(bytes_per_s=95e9)},
+        pairs=(pair("n3", "n4", 4.1, 3), pair("n3/package0", "n3/package1", 18, 0.5, "socket")),
+    )
+    assert compare(NETWORK, new) == [
+        "n5: new",
+        "n3: gone",
+        "n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)",
+        "n3 -> n4: latency 2 -> 3 us (1.5x slower)",
+        "n3/package0 -> n3/package1 (socket): 20 -> 18 GB/s (1.1x slower)",
+        "link of n3: 12 -> 15 GB/s (1.2x faster)",
+    ]
+
+
+def test_a_change_below_the_threshold_is_not_told() -> None:
+    slower = replace(NETWORK, switch_uplinks={"rack1": Speed(bytes_per_s=80e9)})
+    assert compare(NETWORK, slower) == ["uplink of rack1: 100 -> 80 GB/s (1.2x slower)"]
+    assert compare(NETWORK, slower, threshold=0.3) == []
+
+
+def test_what_only_one_of_them_measured_is_not_compared() -> None:
+    less = replace(NETWORK, pairs=(), classes={"node": Speed(latency_s=2e-6)})
+    assert compare(NETWORK, less) == compare(less, NETWORK) == []
+
+
+def uplink(gb_per_s: float, *, is_lower_bound: bool) -> Network:
+    speed = Speed(bytes_per_s=gb_per_s * GB, is_lower_bound=is_lower_bound)
+    return replace(NETWORK, switch_uplinks={"rack1": speed})
+
+
+def test_a_lower_bound_that_the_other_does_not_contradict_is_no_change() -> None:
+    at_least_5, exactly_8 = uplink(5, is_lower_bound=True), uplink(8, is_lower_bound=False)
+    assert compare(at_least_5, exactly_8) == compare(exactly_8, at_least_5) == []
+    at_least_9, exactly_4 = uplink(9, is_lower_bound=True), uplink(4, is_lower_bound=False)
+    assert compare(exactly_8, at_least_9) == ["uplink of rack1: 8 -> 9 GB/s (1.1x faster)"]
+    assert compare(at_least_5, exactly_4) == ["uplink of rack1: 5 -> 4 GB/s (1.2x slower)"]
+
+
+def changed(key: str, value: object) -> bytes:
+    return json.dumps({**json.loads(encode(NETWORK)), key: value}).encode()
+
+
+def without(key: str) -> bytes:
+    content = json.loads(encode(NETWORK))
+    del content[key]
+    return json.dumps(content).encode()
+
+
+LINK = {"latency_s": 0, "bytes_per_s": 1, "is_lower_bound": False}
+
+
+def linked(bytes_per_s: object) -> bytes:
+    return changed("node_links", {"n1": {**LINK, "bytes_per_s": bytes_per_s}})
+
+
+RAW = {"first": "a", "second": "b", "kind": "node", "latency_s": 1, "bytes_per_s": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no JSON"),
+        (b"[]", "a list does not belong there"),
+        (b"\xff\xfe{}", "no UTF-8"),
+        (b"{}\0", "a NUL byte at offset 2"),
+        (b"[" * 100_000, "more than 8 deep"),
+        (b"[" * 200_000, "more than 8 deep"),
+        (b"[" + b"1," * 2_000_000 + b"1]", "more than 1,000,000 values"),
+        (b" " * (MAX_BYTES + 1), "more than 10,000,000 bytes"),
+        (encode(NETWORK)[:-20], "no JSON"),
+        (b'{"date": "2025-01-01", "date": "2025-01-02"}', "the key 'date' is there twice"),
+        (b"{}", "format None, version None: this psdist reads 'psdist network'"),
+        (b'{"format": "psdist plan", "version": 1, "ranks": 1}', "format 'psdist plan', version 1"),
+        (changed("version", 2), "version 2: this psdist reads 'psdist network', version 1"),
+        (changed("more", 1), "'more' does not belong there"),
+        (without("pairs"), "pairs is missing"),
+        (changed("date", "yesterday"), "date: 'yesterday'"),
+        (changed("hosts", ["n1", "n 2"]), "hosts: 'n 2'"),
+        (changed("hosts", ["n1", "n1"]), "a name is there twice"),
+        (changed("hosts", "n1"), "hosts: 'n1'"),
+        (changed("mpi", "a\nb"), "mpi: 'a\\nb'"),
+        (changed("classes", {"galaxy": LINK}), "classes: 'galaxy'"),
+        (changed("node_links", {"n1": {"bytes_per_s": 1}}), "latency_s is missing"),
+        (linked(-1), "-1 does not belong"),
+        (linked(True), "True does not belong"),
+        (linked("1"), "'1' does not belong"),
+        (linked(10**400), "a number of 1329 bits does not belong"),
+        (linked(float("nan")), "NaN is no number here"),
+        (changed("node_links", {"n1": {**LINK, "is_lower_bound": 1}}), "is_lower_bound: 1 does"),
+        (encode(NETWORK).replace(b"12000000000.0", b"1e999"), "inf does not belong"),
+        (encode(NETWORK).replace(b"12000000000.0", b"9" * 5000), "a number of thousands of digits"),
+        (changed("pairs", [RAW, RAW]), "a pair is in pairs twice"),
+        (changed("pairs", [{**RAW, "kind": "moon"}]), "pairs[0].kind: 'moon'"),
+        (changed("pairs", [{**RAW, "first": "a; b"}]), "pairs[0].first: 'a; b'"),
+        (changed("pairs", [RAW["first"]]), "pairs[0]: 'a'"),
+    ],
+)
+def test_anything_but_a_catalogue_is_refused_in_one_line(data: bytes, said: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        decode(data, where="network.json")
+    assert str(caught.value).startswith("network.json:")
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400

@@ -1,0 +1,674 @@
+"""From every source of racks to the cluster of a job."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psdist.errors import PlacementError
+from psdist.topology.machine.machine import Device, Machine, flat_machine
+from psdist.topology.network import infiniband, rack_table, slurm
+from psdist.topology.network.catalogue import Network, Speed
+from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
+from psdist.topology.network.sources import build_cluster, parse_tree, port_guids, read_tree
+from psdist.topology.network.tree import Tree
+
+FABRIC = Path(__file__).resolve().parents[4] / "shared" / "topologies" / "ibnetdiscover.out"
+MACHINE = flat_machine(range(4))
+GB = 1e9
+
+CONF = """\
+# two racks of two, one of one
+SwitchName=s0 Nodes=n[1-2] LinkSpeed=900  # the first
+switchname=s1 \\
+    NODES="n[3-4]"
+SwitchName=s2 Nodes=n5
+SwitchName=s3 Switches=s[0-1]
+SwitchName=s4 Switches=s[2-3]
+"""
+# As Slurm 22.05.8 was seen to print it for that file: a switch's line names all nodes below it.
+SHOWN = """\
+SwitchName=s0 Level=0 LinkSpeed=900 Nodes=n[1-2]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[3-4]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n5
+SwitchName=s3 Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[0-1]
+SwitchName=s4 Level=2 LinkSpeed=1 Nodes=n[1-5] Switches=s[2-3]
+"""
+BLOCKS = """\
+BlockName=b1 Nodes=n[1-4]
+BlockName=b2 Nodes=n[5-8]
+BlockSizes=4,8
+"""
+SHOWN_BLOCKS = """\
+BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4
+BlockName=b2 BlockIndex=1 Nodes=n[5-8] BlockSize=4
+AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-8] BlockSize=8
+"""
+TABLE = """\
+[[switch]]
+name = "spine"
+
+[[switch]]
+name = "rack1"
+parent = "spine"
+nodes = "n[1-4]"
+link = "25Gbit"
+uplink = "50Gbit"
+
+[[switch]]
+name = "rack2"
+parent = "spine"
+nodes = "n[5-8]"
+link = 12e9
+uplink = "4 GB/s"
+"""
+
+
+def racks(tree: Tree) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in tree.nodes:
+        found[node.switch].append(node.name)
+    return dict(found)
+
+
+def parents(tree: Tree) -> dict[str, str]:
+    return {switch.name: switch.parent for switch in tree.switches}
+
+
+def names(count: int) -> list[str]:
+    return [f"n{index}" for index in range(1, count + 1)]
+
+
+def homes(cluster: Cluster) -> dict[str, list[str]]:
+    """Host: the switches above it."""
+    return {
+        node.name: [cluster.switches[each].name for each in cluster.path(index)]
+        for index, node in enumerate(cluster.nodes)
+    }
+
+
+def complaint(text: str) -> str:
+    with pytest.raises(PlacementError) as caught:
+        parse_tree(text.encode(), where="racks")
+    said = str(caught.value)
+    assert said.startswith("racks"), said
+    assert said.isprintable(), said
+    assert len(said) < 400, said
+    return said
+
+
+# Slurm
+
+
+def test_topology_conf_has_racks_under_switches() -> None:
+    tree = slurm.parse_topology_conf(CONF, where="topology.conf")
+    assert racks(tree) == {"s0": ["n1", "n2"], "s1": ["n3", "n4"], "s2": ["n5"]}
+    assert parents(tree) == {"s4": "", "s2": "s4", "s3": "s4", "s0": "s3", "s1": "s3"}
+
+
+def test_link_speed_has_no_unit_and_is_not_used() -> None:
+    tree = slurm.parse_topology_conf(CONF, where="topology.conf")
+    assert {switch.bytes_per_s for switch in tree.switches} == {0.0}
+    assert any("LinkSpeed has no unit" in note for note in tree.notes)
+
+
+def test_scontrols_output_is_the_same_tree_as_its_file() -> None:
+    from_file = slurm.parse_topology_conf(CONF, where="racks")
+    shown = slurm.parse_topology_conf(SHOWN, where="racks")
+    assert (shown.switches, shown.nodes) == (from_file.switches, from_file.nodes)
+
+
+def test_parallel_spines_that_list_the_same_leaves_are_one_switch() -> None:
+    text = """
+        SwitchName=s0 Nodes=n[1-2]
+        SwitchName=s1 Nodes=n[3-5]
+        SwitchName=s2 Switches=s[0-1]
+        SwitchName=s3 Switches=s1,s0
+        SwitchName=s4 Switches=s[2-3]
+        SwitchName=s5 Switches=s[2-3]
+    """
+    tree = slurm.parse_topology_conf(text, where="t")
+    assert parents(tree) == {"s[4-5]": "", "s[2-3]": "s[4-5]", "s0": "s[2-3]", "s1": "s[2-3]"}
+    assert "t:4: s[2-3] are parallel and count as one switch" in tree.notes
+
+
+def test_blocks_are_racks_under_one_root() -> None:
+    for text in (BLOCKS, SHOWN_BLOCKS):
+        tree = slurm.parse_topology_conf(text, where="topology.conf")
+        assert racks(tree) == {"b1": names(4), "b2": names(8)[4:]}
+        assert parents(tree) == {"network": "", "b1": "network", "b2": "network"}
+
+
+def test_several_roots_get_one_above_them_with_a_note() -> None:
+    tree = slurm.parse_topology_conf(
+        "SwitchName=a Nodes=n1\nSwitchName=network Nodes=n2", where="t"
+    )
+    assert parents(tree) == {"network+": "", "a": "network+", "network": "network+"}
+    assert "2 switches have none above them (a, network)" in tree.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2",
+            "racks:2: switch 'a' is already at racks:1",
+        ),
+        (
+            "SwitchName=a Nodes=n1\n\nSwitchName=b Switches=a\nSwitchName=c Switches=a,d\n"
+            "SwitchName=d Nodes=n2",
+            "racks:4: switch 'a' is under 'c' here and under 'b' at racks:3",
+        ),
+        (
+            "SwitchName=a Nodes=n[1-3]\nSwitchName=b Nodes=n[3-4]",
+            "racks:2: node 'n3' is under 'b' here and under 'a' at racks:1",
+        ),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "racks:1: switch 'b' is in a circle"),
+        ("SwitchName=a Switches=a", "racks:1: switch 'a' is in a circle"),
+        (
+            "SwitchName=r Switches=x\nSwitchName=x Nodes=n1\nSwitchName=a Switches=b\n"
+            "SwitchName=b Switches=a",
+            "in a circle",
+        ),
+        (
+            "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1",
+            "racks:1: switch 'c' is described nowh",
+        ),
+        ("SwitchName=a Nodes=n[1-999999999999]", "racks:1: host list: 'n[1-999999999999]' stands"),
+        ("SwitchName=a", "racks:1: switch 'a' has neither Switches= nor Nodes="),
+        ("SwitchName=a Nodes=n1 Switches=b", "racks:1: switch 'a' has both"),
+        ("SwitchName=a Nodes=n1 Nodes=n2", "racks:1: 'Nodes' is given twice"),
+        ("SwitchName=a Nodes=n1 Speed=2", "racks:1: unknown key 'speed'"),
+        ("SwitchName=a;b Nodes=n1", "racks:1: 'a;b' is no name of a switch"),
+        (
+            "SwitchName=a Nodes=n1\nInclude more.conf",
+            "racks:2: 'Include more.conf' is not Key=value",
+        ),
+        ("SwitchName=a Nodes=n1\nBlockName=b Nodes=n2", "racks:2: switches and blocks in one text"),
+        ("SwitchName=a \\\nNodes=n1 \\\nNodes=n2", "racks:1: 'Nodes' is given twice"),
+        ("BlockSizes=4", "no switch in it"),
+        ("- topology: default\n  tree:\n", "racks:1: a topology.yaml is not read"),
+        ("---\n- topology: default\n", "output of `scontrol show topology` instead"),
+        ("", "nothing in it but comments"),
+        ("# only\n", "nothing in it but comments"),
+        ("hello world\n", "racks:1: 'hello world' begins no known format"),
+    ],
+)
+def test_what_is_no_tree_is_refused_with_its_line(text: str, said: str) -> None:
+    assert said in complaint(text)
+
+
+def test_the_addresses_that_tasks_are_told_make_a_tree() -> None:
+    pattern = "switch.switch.node"
+    tree = slurm.from_addresses(
+        {
+            "n1": ("s[1-2].rack1.n1", pattern),
+            "n2": ("s[1-2].rack1.n2", pattern),
+            "n3.example.org": ("s[1-2].rack2.n3.example.org", pattern),
+        }
+    )
+    assert racks(tree) == {"rack1": ["n1", "n2"], "rack2": ["n3.example.org"]}
+    assert parents(tree) == {"s[1-2]": "", "rack1": "s[1-2]", "rack2": "s[1-2]"}
+
+
+def test_slurm_without_a_topology_plugin_is_one_flat_rack() -> None:
+    tree = slurm.from_addresses({name: (name, "node") for name in names(3)})
+    cluster = build_cluster(names(3), MACHINE, tree=tree)
+    assert [switch.parent for switch in cluster.switches] == [-1]
+    assert any("without a topology plugin" in note for note in cluster.notes)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "said"),
+    [
+        ({"n1": ("rack1.n1", "switch.switch.node")}, "does not fit its pattern"),
+        ({"n1": ("n1", "")}, "does not fit its pattern"),
+        ({"n1": (".n1", "switch.node")}, "does not fit its pattern"),
+        ({"n1": ("a$b.n1", "switch.node")}, "'a$b' is no host name"),
+        ({"n 1": ("a.n1", "switch.node")}, "that is no host name"),
+        (
+            {"n1": ("a.r.n1", "switch.switch.node"), "n2": ("b.r.n2", "switch.switch.node")},
+            "switch 'r' is under 'b' here and under 'a' for another host",
+        ),
+        (
+            {"n1": ("a.b.n1", "switch.switch.node"), "n2": ("b.a.n2", "switch.switch.node")},
+            "switch 'b' is under '' here and under 'a' for another host",
+        ),
+    ],
+)
+def test_addresses_that_fit_no_tree_are_refused_with_the_host(
+    addresses: dict[str, tuple[str, str]], said: str
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        slurm.from_addresses(addresses)
+    assert str(caught.value).startswith("SLURM_TOPOLOGY_ADDR of ")
+    assert said in str(caught.value)
+
+
+# InfiniBand
+
+
+def listing(
+    cards: dict[str, list[tuple[str, int, str]]], cables: list[tuple[str, str, str]]
+) -> str:
+    """What ibnetdiscover prints: switch: (description, port GUID, rate); switch, switch, rate."""
+    guid = {name: f"{number:016x}" for number, name in enumerate(cards, start=0xA000)}
+    text = ["#", "# Topology file: generated on Sat Mar 1 2025", "#"]
+    for name, found in cards.items():
+        text += ["", "vendid=0x2c9", f"switchguid=0x{guid[name]}({guid[name]})"]
+        text.append(
+            f'Switch\t65 "S-{guid[name]}"\t\t# "MF0;{name}:MQM9701/U1" enhanced port 0 lid 1'
+        )
+        port = 0
+        for description, number, rate in found:
+            port += 1
+            text.append(
+                f'[{port}]\t"H-{number:016x}"[1]({number:x}) \t\t# "{description}" lid 9 {rate}'
+            )
+        for first, second, rate in cables:
+            for here, there in ((first, second), (second, first)):
+                if here == name:
+                    port += 1
+                    text.append(
+                        f'[{port}]\t"S-{guid[there]}"[7]\t\t# "MF0;{there}:X/U1" lid 2 {rate}'
+                    )
+    text += ["", "caguid=0x1", 'Ca\t1 "H-0000000000000001"\t\t# "n1 mlx5_0"']
+    text.append(
+        f'[1](1) \t"S-{guid[next(iter(cards))]}"[1]\t\t# lid 1 lmc 0 "MF0;x:X/U1" lid 2 4xNDR'
+    )
+    return "\n".join(text) + "\n"
+
+
+def two_rails() -> str:
+    """Two racks of three hosts; two leaves (rails) a rack; one host of each rack lost one name."""
+    cards: dict[str, list[tuple[str, int, str]]] = {}
+    for rack in (0, 1):
+        for rail in (0, 1):
+            cards[f"leaf{rack}{rail}"] = [
+                (f"n{3 * rack + node} mlx5_{rail}", 100 * rack + 10 * rail + node, "4xNDR")
+                for node in (1, 2, 3)
+            ]
+    cards["leaf01"][0] = ("MT4129 ConnectX7   Mellanox Technologies", 11, "4xNDR")
+    cards["leaf11"][2] = ("localhost mlx5_1", 113, "4xNDR")
+    cards["leaf00"].append(("Mellanox Technologies Aggregation Node", 900, "4xNDR"))
+    cards |= {"spine1": [("Mellanox Technologies Aggregation Node", 901, "4xNDR")], "spine2": []}
+    cables = [
+        (f"leaf{rack}{rail}", spine, "4xNDR")
+        for rack in (0, 1)
+        for rail in (0, 1)
+        for spine in ("spine1", "spine2")
+    ]
+    return listing(cards, cables)
+
+
+def test_the_rails_of_a_rack_become_one_switch_with_all_their_links() -> None:
+    tree = infiniband.parse_ibnetdiscover(two_rails(), where="fabric")
+    assert racks(tree) == {"leaf00+1": ["n1", "n2", "n3"], "leaf10+1": ["n4", "n5", "n6"]}
+    assert parents(tree) == {"spine1+1": "", "leaf00+1": "spine1+1", "leaf10+1": "spine1+1"}
+    uplinks = {switch.name: switch.bytes_per_s for switch in tree.switches if switch.parent}
+    assert uplinks == {"leaf00+1": 4 * 50 * GB, "leaf10+1": 4 * 50 * GB}
+    links = {node.name: node.bytes_per_s for node in tree.nodes}
+    assert links == {name: (50 if name in ("n1", "n6") else 100) * GB for name in names(6)}
+    assert "2 cards do not name their host" in tree.notes[0]
+
+
+def test_a_card_without_a_host_name_is_found_by_its_port_guid() -> None:
+    tree = infiniband.parse_ibnetdiscover(two_rails(), where="fabric", hosts={11: "n1", 113: "n6"})
+    assert {node.bytes_per_s for node in tree.nodes} == {100 * GB}
+    assert tree.nodes[0].port_guids == (1, 11)
+    assert tree.notes == ()
+
+
+def test_the_machines_name_hosts_by_the_guids_of_their_cards() -> None:
+    def with_nic(guid: int) -> Machine:
+        nic = Device(
+            kind="nic",
+            names=("mlx5_0",),
+            pci="",
+            cpus=None,
+            package=-1,
+            numa=-1,
+            port_guids=(guid,),
+        )
+        return replace(MACHINE, devices=(nic,))
+
+    machines = {"a": with_nic(1), "b": with_nic(102), "c": with_nic(7), "d": with_nic(7)}
+    assert port_guids(machines) == {1: "a", 102: "b"}  # c and d: one file for both
+    tree = infiniband.parse_ibnetdiscover(two_rails(), where="fabric")
+    cluster = build_cluster(["a", "b"], {k: machines[k] for k in "ab"}, tree=tree)  # n1, n5
+    assert homes(cluster) == {"a": ["leaf00+1", "spine1+1"], "b": ["leaf10+1", "spine1+1"]}
+
+
+def test_a_host_on_a_spine_does_not_make_it_a_leaf() -> None:
+    cards = {
+        "leaf1": [("n1 mlx5_0", 1, "4xHDR"), ("n2 mlx5_0", 2, "4xHDR")],
+        "leaf2": [("n3 mlx5_0", 3, "4xHDR"), ("n4 mlx5_0", 4, "4xHDR")],
+        "spine": [("ufm mlx5_0", 5, "4xEDR")],
+    }
+    cables = [("leaf1", "spine", "4xHDR"), ("leaf2", "spine", "4xHDR")]
+    tree = infiniband.parse_ibnetdiscover(listing(cards, cables), where="fabric")
+    assert parents(tree) == {"spine": "", "leaf1": "spine", "leaf2": "spine"}
+    assert racks(tree)["spine"] == ["ufm"]
+    assert {node.name: node.bytes_per_s for node in tree.nodes}["ufm"] == 12.5 * GB
+
+
+def test_three_levels_have_pods_between_racks_and_root() -> None:
+    cards = {f"leaf{i}": [(f"n{i} mlx5_0", i, "4xNDR")] for i in range(1, 5)}
+    cards |= {name: [] for name in ("podA1", "podA2", "podB1", "podB2", "core1", "core2")}
+    pods = {1: "podA", 2: "podA", 3: "podB", 4: "podB"}
+    cables = [(f"leaf{i}", f"{pods[i]}{k}", "4xNDR") for i in pods for k in (1, 2)]
+    cables += [
+        (f"pod{pod}{k}", f"core{core}", "4xNDR") for pod in "AB" for k in (1, 2) for core in (1, 2)
+    ]
+    tree = infiniband.parse_ibnetdiscover(listing(cards, cables), where="fabric")
+    assert parents(tree) == {
+        "core1+1": "",
+        "podA1+1": "core1+1",
+        "podB1+1": "core1+1",
+        "leaf1": "podA1+1",
+        "leaf2": "podA1+1",
+        "leaf3": "podB1+1",
+        "leaf4": "podB1+1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("rate", "gbit_per_s"),
+    [
+        *(("4xSDR", 8), ("4xDDR", 16), ("4xQDR", 32), ("4xFDR10", 40), ("4xFDR", 54.545)),
+        *(("4xEDR", 100), ("4xHDR", 200), ("2xHDR", 100), ("4xNDR", 400), ("4xXDR", 800)),
+        ("4x????", 0),
+    ],
+)
+def test_a_links_speed_is_width_times_the_data_rate_of_a_lane(rate: str, gbit_per_s: float) -> None:
+    text = listing({"leaf": [("n1 mlx5_0", 1, rate)]}, [])
+    (node,) = infiniband.parse_ibnetdiscover(text, where="fabric").nodes
+    assert node.bytes_per_s * 8 / 1e9 == pytest.approx(gbit_per_s, abs=1e-3)
+
+
+def test_a_fabric_without_host_names_says_what_is_missing() -> None:
+    text = listing({"leaf": [("MT4129 ConnectX7   Mellanox Technologies", 1, "4xNDR")]}, [])
+    assert "none of the 1 cards in it names its host" in complaint(text)
+
+
+def test_a_line_that_ibnetdiscover_does_not_print_is_refused() -> None:
+    assert "racks:4: 'hello' is no line of ibnetdiscover's" in complaint(
+        'vendid=0x2c9\n#\n\nhello\nSwitch\t1 "S-1"\n'
+    )
+
+
+@pytest.mark.skipif(not FABRIC.exists(), reason=f"no real fabric at {FABRIC}")
+def test_a_real_fabric_has_eight_racks_of_four_rails() -> None:
+    tree = read_tree(FABRIC)
+    text = FABRIC.read_text()
+    # Counted here in another way: by the cards' own blocks and by the room in the host's name.
+    cards = re.findall(
+        r'^Ca\t1 "H-\w+"\t\t# "(\w+-p1-dgx-(\d+)-c\d+) \S+"\n\[1\]\(\w+\) \t"(S-\w+)"', text, re.M
+    )
+    hosts = defaultdict(set)
+    leaves = defaultdict(set)
+    for host, room, leaf in cards:
+        hosts[room].add(host)
+        leaves[room].add(leaf)
+    found = {switch: set(names) for switch, names in racks(tree).items()}
+    extra = {"ubuntu", "B11-P1-CUFM-02"}  # the subnet manager's hosts, in the eighth rack
+    assert sorted(map(sorted, found.values())) == sorted(
+        sorted(names | (extra if room == "08" else set())) for room, names in hosts.items()
+    )
+    assert Counter(len(found[each] - extra) for each in found) == Counter(
+        [10, 11, 14, 15, 16, 17, 18, 18]
+    )
+    per_host = Counter(host for host, _, _ in cards)
+    for node in tree.nodes:
+        assert node.bytes_per_s == 50 * GB * (2 if node.name in extra else per_host[node.name])
+    ends = defaultdict(int)  # cables of each switch to other switches
+    for block in re.findall(r'^Switch\t\d+ "(S-\w+)".*\n((?:\[.*\n)+)', text, re.M):
+        ends[block[0]] = len(re.findall(r'^\[\d+\]\t"S-', block[1], re.M))
+    uplinks = sorted(switch.bytes_per_s for switch in tree.switches if switch.parent)
+    assert uplinks == sorted(50 * GB * sum(ends[leaf] for leaf in each) for each in leaves.values())
+    assert [switch.parent for switch in tree.switches][:2] == ["", tree.switches[0].name]
+    assert tree.switches[0].name == "A10-P1-IBSPINE-01+8"
+    assert "72 cards do not name their host" in tree.notes[0]
+
+
+# The user's table
+
+
+def test_a_table_gives_racks_and_speeds() -> None:
+    tree = rack_table.parse(TABLE, where="racks.toml")
+    assert racks(tree) == {"rack1": names(4), "rack2": names(8)[4:]}
+    assert parents(tree) == {"spine": "", "rack1": "spine", "rack2": "spine"}
+    assert [switch.bytes_per_s for switch in tree.switches] == [0, 6.25 * GB, 4 * GB]
+    assert {node.bytes_per_s for node in tree.nodes} == {25 / 8 * GB, 12 * GB}
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        *(("25Gbit", 3.125e9), ("25 Gbit/s", 3.125e9), ("100Gbps", 12.5e9), ("12GB", 12e9)),
+        *(("1.5 TB/s", 1.5e12), ("500Mbit", 62.5e6), ("8Mbit", 1e6), ("12e9", 12e9)),
+        ("700000", 7e5),
+        *((12_000_000_000, 12e9), (1.5e9, 1.5e9)),
+    ],
+)
+def test_speeds_are_read_as_people_write_them(text: object, bytes_per_s: float) -> None:
+    assert rack_table.parse_speed(text, where="--link") == bytes_per_s
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "fast", "25Gb", "25 gbit", "25GBps", "-1GB", "0", "1e99", "nan", "1GiB", "9" * 400),
+        *(True, None, [], 0, -5, 1e16, 10**400, float("inf"), float("nan")),
+    ],
+)
+def test_what_is_no_speed_is_refused(value: object) -> None:
+    with pytest.raises(PlacementError, match=r"^--link: .* is no speed: write 25Gbit"):
+        rack_table.parse_speed(value, where="--link")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[switch]]\nname = "a"\nspeed = "1GB"', "racks: switch 'a': unknown key 'speed'"),
+        ('[[switch]]\nname = "a"\nuplink = "1Gb"', "racks: switch 'a': uplink: '1Gb' is no speed"),
+        ('[[switch]]\nnodes = "n1"', "racks: [[switch]] number 1: name = ''"),
+        ('[[switch]]\nname = "a"\nnodes = ["n1"]', "switch 'a': nodes is a list, not a text"),
+        ('[[switch]]\nname = "a"\nnodes = "n["', "switch 'a': nodes: host list: '['"),
+        ('[[switch]]\nname = "a"\nparent = "b"', "switch 'a': switch 'b' is described nowhere"),
+        ('[[switch]]\nname = "a"\nparent = "a"', "switch 'a': switch 'a' is in a circle"),
+        ('[[switch]]\nname = "a"\n[[switch]]\nname = "a"', "switch 'a' is already at"),
+        ('[[rack]]\nname = "a"', "unknown key 'rack'"),
+        ('[switch]\nname = "a"', "no [[switch]] entry"),
+        ("switch = 3", "no [[switch]] entry"),
+        ("[[switch]\n", "not TOML"),
+        ("switch = " + "[" * 5000, "nested too deep"),
+        ('a = """\n"""', "strings over several lines"),
+        ("a" + ".a" * 100_000 + " = 1", "racks:1: more than 32 dots outside of quotes"),
+        ("switch = " + "9" * 10_000, "not TOML"),
+        ("[[switch]]\n" + "#" * 2_000_000, "more than 1,048,576"),
+    ],
+)
+def test_a_wrong_table_is_refused_with_the_entry(text: str, said: str) -> None:
+    assert said in complaint(text)
+
+
+def test_many_host_names_with_dots_may_stand_in_a_table() -> None:
+    hosts = ",".join(f"n{index}.cluster.example.org" for index in range(100))
+    tree = rack_table.parse(f"[[switch]]\nname = 'a'\nnodes = '{hosts}' # a.b\n", where="t")
+    assert len(tree.nodes) == 100
+
+
+# The cluster of a job
+
+
+@pytest.mark.parametrize("text", [CONF, SHOWN, BLOCKS, SHOWN_BLOCKS, TABLE, "\ufeff" + CONF])
+def test_a_files_format_is_seen_from_its_content(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    path.write_text(text, encoding="utf-8")
+    assert len(read_tree(path).nodes) in (5, 8)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="cannot be read \\(No such file or directory\\)"):
+        read_tree(tmp_path / "racks")
+
+
+def test_without_a_source_there_is_one_flat_rack_with_a_note() -> None:
+    cluster = build_cluster(names(3), MACHINE, tree=None)
+    assert len(cluster.switches) == 1
+    assert cluster.source == "one flat rack"
+    assert "one flat rack is assumed" in cluster.notes[0]
+    assert {node.bytes_per_s for node in cluster.nodes} == {DEFAULT_LINK_BYTES_PER_S}
+
+
+def test_hosts_keep_their_order_and_their_own_machines() -> None:
+    machines = {"n5": flat_machine([0]), "n1": MACHINE}
+    cluster = build_cluster(["n5", "n1"], machines, tree=parse_tree(CONF.encode(), where="t"))
+    assert [node.name for node in cluster.nodes] == ["n5", "n1"]
+    assert [len(node.machine.cores) for node in cluster.nodes] == [1, 4]
+
+
+def test_switches_that_do_not_matter_to_the_job_are_left_out() -> None:
+    tree = parse_tree(CONF.encode(), where="t")
+    assert homes(build_cluster(["n1", "n3", "n4"], MACHINE, tree=tree)) == {
+        "n1": ["s0", "s3"],
+        "n3": ["s1", "s3"],
+        "n4": ["s1", "s3"],
+    }
+    assert homes(build_cluster(["n1", "n5"], MACHINE, tree=tree)) == {
+        "n1": ["s0", "s4"],
+        "n5": ["s2", "s4"],
+    }
+    assert homes(build_cluster(["n2", "n1"], MACHINE, tree=tree)) == {"n2": ["s0"], "n1": ["s0"]}
+
+
+def test_a_chain_of_switches_is_as_slow_as_its_slowest_uplink() -> None:
+    text = """
+        [[switch]]
+        name = "root"
+        [[switch]]
+        name = "a"
+        parent = "root"
+        uplink = "8GB"
+        [[switch]]
+        name = "b"
+        parent = "a"
+        uplink = "5GB"
+        [[switch]]
+        name = "c"
+        parent = "b"
+        nodes = "n[1-2]"
+        uplink = "9GB"
+        [[switch]]
+        name = "d"
+        parent = "root"
+        nodes = "n[3-4]"
+        uplink = "7GB"
+    """
+    cluster = build_cluster(names(4), MACHINE, tree=rack_table.parse(text, where="t"))
+    found = {switch.name: switch.bytes_per_s for switch in cluster.switches if switch.parent >= 0}
+    assert found == {"c": 5 * GB, "d": 7 * GB}
+    assert homes(cluster)["n1"] == ["c", "root"]
+
+
+def test_an_uplink_of_unknown_speed_lets_all_that_is_below_it_pass() -> None:
+    cluster = build_cluster(names(5), MACHINE, tree=parse_tree(CONF.encode(), where="t"))
+    found = {switch.name: switch.bytes_per_s / 12e9 for switch in cluster.switches}
+    assert found == {"s4": 5, "s3": 4, "s2": 1, "s0": 2, "s1": 2}
+    assert any("no oversubscription" in note for note in cluster.notes)
+    assert any("12 GB/s, by default" in note for note in cluster.notes)
+
+
+def test_known_speeds_are_kept_without_a_note() -> None:
+    cluster = build_cluster(names(8), MACHINE, tree=rack_table.parse(TABLE, where="t"))
+    assert cluster.notes == ()
+    assert [switch.bytes_per_s for switch in cluster.switches[1:]] == [6.25 * GB, 4 * GB]
+    assert cluster.nodes[0].bytes_per_s == 25 / 8 * GB
+
+
+def test_a_host_that_the_tree_does_not_have_hangs_under_the_root() -> None:
+    cluster = build_cluster(["n1", "x1"], MACHINE, tree=parse_tree(CONF.encode(), where="t"))
+    assert homes(cluster) == {"n1": ["s0", "s4"], "x1": ["s4"]}
+    assert "t: without x1; assumed at the root" in cluster.notes
+
+
+@pytest.mark.parametrize(("asked", "listed"), [("n1.example.org", "n1"), ("n1", "n1.example.org")])
+def test_a_full_name_and_a_short_one_are_the_same_host(asked: str, listed: str) -> None:
+    tree = slurm.parse_topology_conf(f"SwitchName=a Nodes={listed},n2", where="t")
+    cluster = build_cluster([asked, "n2"], MACHINE, tree=tree)
+    assert homes(cluster) == {asked: ["a"], "n2": ["a"]}
+
+
+def test_two_full_names_of_different_domains_are_different_hosts() -> None:
+    tree = slurm.parse_topology_conf("SwitchName=a Nodes=n1.a.org,n1.b.org,10.0.0.1", where="t")
+    for other in ("n1.c.org", "n1", "10.0.0.2"):
+        with pytest.raises(PlacementError, match="none of the hosts is in it"):
+            build_cluster([other], MACHINE, tree=tree)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ([], "no hosts to plan for"),
+        (["n1", "n2", "n1"], "host 'n1' is named twice"),
+        (["n1.a.org", "n1.b.org"], "hosts 'n1.a.org' and 'n1.b.org' are both 'n1' in the tree"),
+        (["x1", "x2"], "t: none of the hosts is in it (x1, x2; it has n1, n2, n3, n4, n5)"),
+    ],
+)
+def test_hosts_that_cannot_be_placed_are_refused(hosts: list[str], said: str) -> None:
+    tree = parse_tree(CONF.encode(), where="t")
+    with pytest.raises(PlacementError) as caught:
+        build_cluster(hosts, MACHINE, tree=tree)
+    assert said in str(caught.value)
+
+
+def test_a_host_without_a_machine_is_refused() -> None:
+    with pytest.raises(PlacementError, match="host 'n2': its machine is not known"):
+        build_cluster(["n1", "n2"], {"n1": MACHINE}, tree=None)
+
+
+def test_what_was_measured_goes_before_what_the_tree_says() -> None:
+    network = Network(
+        date="2025-03-01",
+        hosts=("n1", "n5"),
+        mpi="",
+        classes={"node": Speed(bytes_per_s=2 * GB)},
+        node_links={"n1.example.org": Speed(bytes_per_s=3 * GB), "n5": Speed(latency_s=1e-6)},
+        switch_uplinks={"rack1": Speed(bytes_per_s=5 * GB), "elsewhere": Speed(bytes_per_s=1)},
+    )
+    tree = rack_table.parse(TABLE, where="t")
+    cluster = build_cluster(["n1", "n2", "n5"], MACHINE, tree=tree, network=network)
+    assert [node.bytes_per_s for node in cluster.nodes] == [3 * GB, 25 / 8 * GB, 12 * GB]
+    assert [switch.bytes_per_s for switch in cluster.switches[1:]] == [5 * GB, 4 * GB]
+    flat = build_cluster(["n1", "n2"], MACHINE, tree=None, network=network)
+    assert [node.bytes_per_s for node in flat.nodes] == [3 * GB, 2 * GB]
+    assert any("n2 not known: 2 GB/s, typical of those measured" in note for note in flat.notes)
+    other = replace(network, classes={}, hosts=("m1", "m2"), node_links={})
+    for hosts in (["n1", "n2"], ["n1"]):
+        notes = build_cluster(hosts, MACHINE, tree=None, network=other).notes
+        assert "the measured network has no link of these nodes (measured: m1, m2)" in notes
+
+
+@pytest.mark.parametrize(
+    ("listed", "at_least", "taken"), [("4GB", 2, 4), ("4GB", 9, 9), ("", 2, 24), ("", 30, 30)]
+)
+def test_an_uplink_measured_as_at_least_so_fast_is_never_made_slower_by_that(
+    listed: str, at_least: float, taken: float
+) -> None:
+    uplink = f'uplink = "{listed}"' if listed else ""
+    text = f"[[switch]]\nname = 'a'\nnodes = 'n[1-2]'\n{uplink}\n[[switch]]\nname='b'\nnodes='n3'"
+    network = Network(
+        date="2025-03-01",
+        hosts=(),
+        mpi="",
+        switch_uplinks={"a": Speed(bytes_per_s=at_least * GB, is_lower_bound=True)},
+    )
+    tree = rack_table.parse(text, where="t")
+    cluster = build_cluster(names(3), MACHINE, tree=tree, network=network)
+    found = {switch.name: switch.bytes_per_s for switch in cluster.switches}
+    assert found["a"] == taken * GB

@@ -1,0 +1,464 @@
+"""The recorded history: what is written is what is read, and damage is one clear line."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from psdist.errors import HistoryError, InvariantError
+from psdist.history.records import (
+    CHECKSUM,
+    CHECKSUM_DTYPE,
+    EVENT,
+    EVENT_DTYPE,
+    HEADER,
+    NO_CHUNK,
+    USE_DTYPE,
+    EventFlag,
+)
+from psdist.history.writers import (
+    EventKind,
+    History,
+    RunRecord,
+    ServerHistory,
+    WorkerHistory,
+    collect,
+    read_history,
+    write_run,
+)
+
+RUN = RunRecord(
+    psdist="0.1.0",
+    mode="ssp",
+    staleness=3,
+    groups=((0,), (1,)),
+    num_servers=1,
+    num_chunks=8,
+    owners=(0,) * 8,
+    checksum_every=4,
+)
+
+clocks = st.integers(0, 2**31 - 2)
+events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("apply"),
+            st.integers(0, 7),
+            st.integers(0, 1),
+            clocks,
+            st.floats(allow_nan=False),
+            st.floats(allow_nan=False, width=32),
+            st.booleans(),
+            st.booleans(),
+        ),
+        st.tuples(
+            st.just("member"),
+            st.sampled_from([kind for kind in EventKind if kind != EventKind.APPLY]),
+            st.integers(0, 1),
+            clocks,
+            st.floats(allow_nan=False),
+        ),
+        st.tuples(st.just("checksum"), st.integers(0, 7), st.integers(0, 2**32 - 1)),
+    ),
+    max_size=40,
+)
+uses = st.lists(
+    st.tuples(
+        clocks,
+        st.lists(
+            st.tuples(
+                st.integers(0, 7),
+                st.integers(0, 2**48 - 1),
+                st.booleans(),
+                st.integers(0, 2**32 - 1),
+            ),
+            max_size=9,
+        ),
+    ),
+    max_size=10,
+)
+
+
+def write(path_dir: Path | None, drawn_events: list, drawn_uses: list) -> History | None:
+    server = ServerHistory(path_dir, 0)
+    workers = [WorkerHistory(path_dir, 0), WorkerHistory(path_dir, 1)]
+    for kind, *rest in drawn_events:
+        if kind == "apply":
+            *numbers, is_last, is_empty = rest
+            server.apply(*numbers, is_last=is_last, is_empty=is_empty)
+        elif kind == "member":
+            server.member(*rest)
+        else:
+            server.checksum(*rest)
+    for iteration, rows in drawn_uses:
+        columns = np.array(rows, dtype=np.uint64).reshape(-1, 4).T
+        workers[1].uses(iteration, columns[0], 0, *columns[1:])
+    for writer in (server, *workers):
+        writer.close()
+    if path_dir is None:
+        return collect(RUN, [server], workers)
+    write_run(path_dir, RUN)
+    return None
+
+
+def recorded(run_dir: Path, *, num_events: int = 6, is_closed: bool = True) -> Path:
+    """A small run on disk; returns its history directory."""
+    path_dir = run_dir / "history"
+    server = ServerHistory(path_dir, 0)
+    workers = [WorkerHistory(path_dir, 0), WorkerHistory(path_dir, 1)]
+    server.member(EventKind.JOIN, 0, 0, 1.0)
+    for clock in range(num_events - 1):
+        server.apply(3, 0, clock)
+        workers[0].uses(clock, [0, 3], 0, server.position)
+    server.checksum(3, 17)
+    for writer in (server, *workers):
+        writer.close(is_complete=is_closed)
+    write_run(path_dir, RUN)
+    return path_dir
+
+
+# ---------------------------------------------------------------------------------------------
+# What is written is what is read
+
+
+def test_the_structs_that_write_and_the_dtypes_that_read_have_one_layout() -> None:
+    event = np.frombuffer(EVENT.pack(11, 1.5, 0.25, 7, 3, 5, 2), EVENT_DTYPE)
+    assert EVENT.size == EVENT_DTYPE.itemsize == 32
+    assert event.tolist() == [(11, 1.5, 0.25, 7, 3, 5, 2)]
+    checksum = np.frombuffer(CHECKSUM.pack(9, 4, 0xDEADBEEF), CHECKSUM_DTYPE)
+    assert CHECKSUM.size == CHECKSUM_DTYPE.itemsize == 16
+    assert checksum.tolist() == [(9, 4, 0xDEADBEEF)]
+    assert USE_DTYPE.itemsize == 32
+    assert HEADER.size == 16
+
+
+@given(events, uses)
+def test_files_and_memory_give_the_same_history(
+    tmp_path_factory: pytest.TempPathFactory, drawn_events: list, drawn_uses: list
+) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    write(run_dir / "history", drawn_events, drawn_uses)
+    from_files = read_history(run_dir)
+    in_memory = write(None, drawn_events, drawn_uses)
+    assert in_memory is not None
+    assert from_files.run == in_memory.run == RUN
+    for ours, theirs in zip(from_files.servers, in_memory.servers, strict=True):
+        assert ours.events.dtype == theirs.events.dtype == EVENT_DTYPE
+        assert ours.events.tolist() == theirs.events.tolist()
+        assert ours.checksums.tolist() == theirs.checksums.tolist()
+        assert ours.is_complete
+        assert theirs.is_complete
+    for mine, other in zip(from_files.workers, in_memory.workers, strict=True):
+        assert mine.uses.dtype == other.uses.dtype == USE_DTYPE
+        assert mine.uses.tolist() == other.uses.tolist()
+    num_events = sum(kind != "checksum" for kind, *_ in drawn_events)
+    assert len(from_files.servers[0].events) == num_events
+
+
+def test_an_event_keeps_every_field() -> None:
+    history = ServerHistory(None, 0)
+    history.apply(5, 1, 7, 2.0, 0.5, is_last=False, is_empty=True)
+    history.apply(5, 1, 8)
+    history.member(EventKind.LEAVE, 1, 9, 2.0)
+    history.close()
+    first, second, third = history.log().events
+    assert [first[name] for name in ("chunk", "group", "clock", "weight", "lr_scale")] == [
+        5, 1, 7, 2.0, 0.5,
+    ]  # fmt: skip
+    assert (first["kind"], first["flags"]) == (EventKind.APPLY, EventFlag.EMPTY)
+    assert second["flags"] == EventFlag.LAST
+    assert (third["kind"], third["chunk"], third["clock"]) == (EventKind.LEAVE, NO_CHUNK, 9)
+
+
+def test_a_position_is_the_number_of_events_before() -> None:
+    history = ServerHistory(None, 0)
+    assert history.position == 0
+    history.member(EventKind.JOIN, 0, 0)
+    history.apply(0, 0, 0)
+    assert history.position == 2
+    history.checksum(0, 99)
+    history.checksum(0, 99, position=1)
+    assert history.position == 2
+    assert history.log().checksums["position"].tolist() == [2, 1]
+
+
+def test_records_beyond_one_buffer_are_kept_in_order(tmp_path: Path) -> None:
+    for path_dir in (None, tmp_path / "history"):
+        server, worker = ServerHistory(path_dir, 0), WorkerHistory(path_dir, 0)
+        other = WorkerHistory(path_dir, 1)
+        for clock in range(10_000):
+            server.apply(0, 0, clock)
+            server.checksum(0, clock)
+        worker.uses(0, np.arange(10_000) % 8, 0, np.arange(10_000), True, 5)
+        worker.uses(1, np.arange(4_000) % 8, 0, np.arange(4_000), False, 6)
+        for writer in (server, worker, other):
+            writer.close()
+        if path_dir is None:
+            history = collect(RUN, [server], [worker, other])
+        else:
+            write_run(path_dir, RUN)
+            history = read_history(tmp_path)
+        assert history.servers[0].events["clock"].tolist() == list(range(10_000))
+        assert history.servers[0].checksums["crc"].tolist() == list(range(10_000))
+        recorded_uses = history.workers[0].uses
+        assert recorded_uses["position"].tolist() == [*range(10_000), *range(4_000)]
+        assert set(recorded_uses["crc"][:10_000].tolist()) == {5}
+        assert set(recorded_uses["has_crc"][10_000:].tolist()) == {0}
+
+
+def test_a_membership_event_is_not_an_apply() -> None:
+    with pytest.raises(InvariantError, match="not a membership event"):
+        ServerHistory(None, 0).member(EventKind.APPLY, 0, 0)
+
+
+def test_nothing_can_be_recorded_after_close(tmp_path: Path) -> None:
+    history = ServerHistory(tmp_path, 0)
+    history.close()
+    history.close()
+    with pytest.raises(InvariantError, match="after close"):
+        history.apply(0, 0, 0)
+    with pytest.raises(InvariantError, match="read_history"):
+        history.log()
+
+
+def test_a_history_is_never_overwritten(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    with pytest.raises(HistoryError, match="is there already, from another run"):
+        ServerHistory(tmp_path / "history", 0)
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "history").write_text("a file in the way")
+    with pytest.raises(HistoryError, match="cannot write"):
+        WorkerHistory(tmp_path / "history", 0)
+    with pytest.raises(HistoryError, match="cannot write"):
+        write_run(tmp_path / "history", RUN)
+
+
+# ---------------------------------------------------------------------------------------------
+# Crashes and damage
+
+
+def test_what_was_flushed_before_a_crash_is_read_as_incomplete(tmp_path: Path) -> None:
+    path_dir = recorded(tmp_path, is_closed=False)
+    history = read_history(tmp_path)
+    assert len(history.servers[0].events) == 6
+    assert not history.servers[0].is_complete
+    assert not history.workers[0].is_complete
+    assert history.notes == ()
+    data = (path_dir / "server-0.events").read_bytes()
+    (path_dir / "server-0.events").write_bytes(data[:-5])
+    history = read_history(tmp_path)
+    assert len(history.servers[0].events) == 5
+    assert history.notes == ("server-0.events ends in the middle of record 5",)
+
+
+def test_flush_leaves_whole_records_for_a_reader_of_a_running_job(tmp_path: Path) -> None:
+    path_dir = tmp_path / "history"
+    server = ServerHistory(path_dir, 0)
+    workers = [WorkerHistory(path_dir, 0), WorkerHistory(path_dir, 1)]
+    write_run(path_dir, RUN)
+    for clock in range(9):
+        server.apply(0, 0, clock)
+        workers[0].uses(clock, [0], 0, server.position)
+    server.flush()
+    workers[0].flush()
+    history = read_history(tmp_path)
+    assert len(history.servers[0].events) == len(history.workers[0].uses) == 9
+    assert not history.servers[0].is_complete
+    for writer in (server, *workers):
+        writer.close()
+    assert read_history(tmp_path).servers[0].is_complete
+
+
+class _FullDisk:
+    """A file on a disk that has room for half of the next write."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: memoryview) -> int:
+        self._file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_nothing_is_written_behind_a_record_that_a_full_disk_has_cut(tmp_path: Path) -> None:
+    write_run(tmp_path / "history", RUN)
+    WorkerHistory(tmp_path / "history", 0).close()
+    WorkerHistory(tmp_path / "history", 1).close()
+    server = ServerHistory(tmp_path / "history", 0)
+    for clock in range(4):
+        server.apply(0, 0, clock)
+    recorder = server._events
+    recorder._file = _FullDisk(recorder._file)
+    with pytest.raises(HistoryError, match="No space left"):
+        server.flush()
+    with pytest.raises(InvariantError):  # as a failing rank does before it ends
+        server.flush()
+    server.close(is_complete=False)
+    assert [int(each) for each in read_history(tmp_path).servers[0].events["clock"]] == [0, 1]
+
+
+def test_a_killed_process_leaves_what_was_recorded_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(100))
+    monkeypatch.setattr("psdist.history.writers.monotonic", lambda: float(next(seconds)))
+    server = ServerHistory(tmp_path / "history", 0)
+    worker, other = (WorkerHistory(tmp_path / "history", index) for index in (0, 1))
+    write_run(tmp_path / "history", RUN)
+    server.apply(0, 0, 0)
+    server.checksum(0, 1)
+    worker.uses(0, [0], 0, server.position)
+    history = read_history(tmp_path)  # nothing was flushed by hand, nothing closed
+    assert len(history.servers[0].events) == 1
+    assert len(history.servers[0].checksums) == 1
+    assert len(history.workers[0].uses) == 1
+    for writer in (server, worker, other):
+        writer.close(is_complete=False)
+
+
+@pytest.mark.parametrize("name", ["server-0.events", "server-0.checksums", "worker-0.uses"])
+@pytest.mark.parametrize("num_bytes", [1, 16, 33])
+def test_a_closed_file_that_lost_bytes_is_damaged(
+    tmp_path: Path, name: str, num_bytes: int
+) -> None:
+    path = recorded(tmp_path) / name
+    path.write_bytes(path.read_bytes()[:-num_bytes])
+    with pytest.raises(HistoryError, match="is damaged") as caught:
+        read_history(tmp_path)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_closed_file_that_grew_is_damaged(tmp_path: Path) -> None:
+    path = recorded(tmp_path) / "worker-0.uses"
+    path.write_bytes(path.read_bytes() + bytes(32))
+    with pytest.raises(HistoryError, match="closed with 10 records and now holds 11"):
+        read_history(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "words"),
+    [
+        (0, 0, "its header is not that of such a file"),
+        (4, 9, "format version 9"),
+        (6, 3, "its header is not that of such a file"),
+        (8, 200, "closed with 200 records"),
+        (16 + 28, 77, "record 0 has kind 77"),
+        (16 + 27, 1, "record 0 has group"),
+        (16 + 32 + 23, 1, "record 1 has chunk"),
+        (16 + 7, 200, "record 0 has clock -"),
+    ],
+)
+def test_a_changed_byte_that_cannot_be_is_named(
+    tmp_path: Path, offset: int, value: int, words: str
+) -> None:
+    path = recorded(tmp_path) / "server-0.events"
+    data = bytearray(path.read_bytes())
+    data[offset] = value
+    path.write_bytes(data)
+    with pytest.raises(HistoryError) as caught:
+        read_history(tmp_path)
+    assert words in str(caught.value)
+    assert "server-0.events" in str(caught.value)
+
+
+@given(st.data())
+def test_any_damage_is_either_read_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    path_dir = recorded(run_dir)
+    path = data.draw(st.sampled_from(sorted(path_dir.iterdir())))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    try:
+        read_history(run_dir)
+    except HistoryError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - reading it without an error is fine too
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "format"),
+        ({"mode": "bsp"}, "mode"),
+        ({"staleness": None}, "mode ssp needs a staleness"),
+        ({"staleness": -1}, "staleness"),
+        ({"staleness": "3"}, "staleness"),
+        ({"mode": "sync", "pipeline": 1}, "sync allows no pipeline"),
+        ({"groups": [[0], [2]]}, "every worker 0, 1, 2 ... once"),
+        ({"groups": [[0, 1], []]}, "none be empty"),
+        ({"groups": []}, "groups"),
+        ({"num_chunks": 9}, "owners names 8 chunks of 9"),
+        ({"owners": [0, 0, 0, 0, 0, 0, 0, 1]}, "owners names server 1 of 1"),
+        ({"num_servers": 0}, "num_servers"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_run_record_that_contradicts_itself_is_one_line(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    path = recorded(tmp_path) / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(HistoryError) as caught:
+        read_history(tmp_path)
+    assert words in str(caught.value)
+    assert "run.json is damaged or of another version" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_record_is_refused_where_it_is_made_too() -> None:
+    with pytest.raises(ValidationError, match="mode ssp needs a staleness"):
+        RunRecord(psdist="0", mode="ssp", groups=((0,),), num_servers=1, num_chunks=0, owners=())
+
+
+@pytest.mark.parametrize("name", ["run.json", "server-0.checksums", "worker-1.uses"])
+def test_a_missing_file_is_one_line(tmp_path: Path, name: str) -> None:
+    (recorded(tmp_path) / name).unlink()
+    with pytest.raises(HistoryError, match="cannot read") as caught:
+        read_history(tmp_path)
+    assert name in str(caught.value)
+
+
+def test_a_run_without_history_is_told_to_record(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="without --record"):
+        read_history(tmp_path)
+
+
+def test_a_history_needs_one_log_of_each_server_and_worker() -> None:
+    server, worker = ServerHistory(None, 0), WorkerHistory(None, 0)
+    with pytest.raises(HistoryError, match="history of 2 workers"):
+        collect(RUN, [server], [worker])
+    with pytest.raises(HistoryError, match="history of 1 servers"):
+        collect(RUN, [], [worker, WorkerHistory(None, 1)])
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("chunk", (0, [8], 0, 0)),
+        ("server", (0, [0], 1, 0)),
+        ("position", (0, [0], 0, 2**60)),
+        ("iteration", (-1, [0], 0, 0)),
+    ],
+)
+def test_a_use_that_the_run_does_not_have_is_named(field: str, arguments: tuple) -> None:
+    worker = WorkerHistory(None, 1)
+    worker.uses(*arguments)
+    with pytest.raises(HistoryError, match=f"worker-1.uses is damaged: record 0 has {field}"):
+        collect(RUN, [ServerHistory(None, 0)], [WorkerHistory(None, 0), worker])

@@ -1,0 +1,301 @@
+"""Pieces -> buffers -> chunks -> shards and slices: everything once, aligned, and even by bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psdist.errors import ModelError, ProtocolError, UsageError
+from psdist.protocol.partition import (
+    ALIGN,
+    AUTO_MAX_BYTES,
+    AUTO_MIN_BYTES,
+    DTYPE_CODES,
+    ITEM_BYTES,
+    Partition,
+    Piece,
+)
+
+
+def piece(
+    name: str, *shape: int, dtype: str = "float32", group: int = 0, stride: tuple[int, ...] = ()
+) -> Piece:
+    steps: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        steps.insert(0, step)
+        step *= extent
+    return Piece(
+        name=name, shape=shape, stride=stride or tuple(steps), dtype=dtype, optimizer_group=group
+    )
+
+
+SHAPES = st.lists(st.integers(0, 40), max_size=3)
+PIECES = st.lists(
+    st.tuples(SHAPES, st.sampled_from(sorted(ITEM_BYTES)), st.integers(0, 2)),
+    min_size=1,
+    max_size=12,
+).map(
+    lambda found: [
+        piece(f"p{index}", *shape, dtype=dtype, group=group)
+        for index, (shape, dtype, group) in enumerate(found)
+    ]
+)
+CHUNK_BYTES = st.none() | st.integers(1, 100_000)
+PARTITIONS = st.builds(
+    lambda pieces, chunk_bytes, whole: Partition.cut(
+        pieces, chunk_bytes=chunk_bytes, whole_tensors=whole
+    ),
+    PIECES,
+    CHUNK_BYTES,
+    st.booleans(),
+)
+
+
+@given(PARTITIONS)
+def test_the_segments_hold_every_element_of_every_piece_once(partition: Partition) -> None:
+    """And at the place that the buffer gives to the piece."""
+    placed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for chunk in partition.chunks:
+        for segment in chunk.segments:
+            assert segment.offset >= 0
+            assert segment.offset + segment.length <= chunk.length
+            start = chunk.start + segment.offset
+            placed[segment.piece].append((start, start + segment.length))
+            assert partition.pieces[segment.piece].dtype == chunk.dtype
+            assert partition.pieces[segment.piece].optimizer_group == chunk.optimizer_group
+    starts = {
+        index: (buffer.index, start)
+        for buffer in partition.buffers
+        for index, start in buffer.piece_starts
+    }
+    assert starts.keys() == set(range(len(partition.pieces)))
+    for index, each in enumerate(partition.pieces):
+        at = starts[index][1]
+        for first, last in sorted(placed[index]):
+            assert first == at
+            at = last
+        assert at == starts[index][1] + each.num_elements
+
+
+@given(PARTITIONS)
+def test_the_chunks_cover_every_buffer_without_gap_or_overlap(partition: Partition) -> None:
+    at = dict.fromkeys(range(len(partition.buffers)), 0)
+    for index, chunk in enumerate(partition.chunks):
+        assert chunk.index == index
+        assert chunk.start == at[chunk.buffer]
+        assert chunk.length > 0
+        at[chunk.buffer] += chunk.length
+        assert chunk.num_bytes == chunk.length * ITEM_BYTES[chunk.dtype]
+    assert at == {buffer.index: buffer.num_elements for buffer in partition.buffers}
+    assert partition.num_bytes == sum(chunk.num_bytes for chunk in partition.chunks)
+    assert partition.max_chunk_bytes == max(chunk.num_bytes for chunk in partition.chunks)
+
+
+@given(PARTITIONS)
+def test_chunks_and_pieces_start_at_multiples_of_64_elements(partition: Partition) -> None:
+    """A fused optimizer's last bit depends on where a tensor starts."""
+    assert ALIGN == 64
+    assert all(chunk.start % ALIGN == 0 for chunk in partition.chunks)
+    for buffer in partition.buffers:
+        assert all(start % ALIGN == 0 for _, start in buffer.piece_starts)
+        assert buffer.num_elements % ALIGN == 0
+
+
+@given(PARTITIONS)
+def test_a_buffer_holds_one_dtype_of_one_optimizer_group(partition: Partition) -> None:
+    kinds = [(buffer.dtype, buffer.optimizer_group) for buffer in partition.buffers]
+    assert len(set(kinds)) == len(kinds)
+    for buffer in partition.buffers:
+        for index, _ in buffer.piece_starts:
+            each = partition.pieces[index]
+            assert (each.dtype, each.optimizer_group) == (buffer.dtype, buffer.optimizer_group)
+
+
+@given(PIECES, st.integers(1, 100_000))
+def test_no_chunk_is_larger_than_asked_for_unless_one_line_of_64_elements_is(
+    pieces: list[Piece], chunk_bytes: int
+) -> None:
+    for chunk in Partition.cut(pieces, chunk_bytes=chunk_bytes).chunks:
+        assert chunk.num_bytes <= max(chunk_bytes, ALIGN * ITEM_BYTES[chunk.dtype])
+
+
+@given(PIECES)
+def test_a_whole_tensor_is_one_chunk_of_its_own(pieces: list[Piece]) -> None:
+    partition = Partition.cut(pieces, chunk_bytes=256, whole_tensors=True)
+    assert len(partition.chunks) == len(pieces)
+    for chunk in partition.chunks:
+        assert len(chunk.segments) <= 1
+        for segment in chunk.segments:
+            assert segment.offset == 0
+            assert segment.length == pieces[segment.piece].num_elements
+
+
+@given(PARTITIONS)
+def test_the_description_gives_the_same_partition_elsewhere(partition: Partition) -> None:
+    assert Partition.decode(partition.encode()) == partition
+
+
+def held_by(partition: Partition, weights: list[float]) -> list[int]:
+    """Bytes of each server."""
+    owners = partition.shard(weights)
+    assert len(owners) == len(partition.chunks)
+    held = [0] * len(weights)
+    for chunk, owner in zip(partition.chunks, owners, strict=True):
+        held[owner] += chunk.num_bytes
+    return held
+
+
+@given(PARTITIONS, st.integers(1, 6))
+def test_with_equal_weights_a_shard_is_within_one_chunk_of_its_part(
+    partition: Partition, num_servers: int
+) -> None:
+    ideal = partition.num_bytes / num_servers
+    for load in held_by(partition, [1 / num_servers] * num_servers):
+        assert load <= ideal + partition.max_chunk_bytes
+
+
+@given(PARTITIONS, st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
+def test_no_server_would_be_done_earlier_if_another_had_one_of_its_chunks(
+    partition: Partition, weights: list[float]
+) -> None:
+    held = held_by(partition, weights)
+    slowest = max(load / weight for load, weight in zip(held, weights, strict=True))
+    for load, weight in zip(held, weights, strict=True):
+        assert slowest <= (load + partition.max_chunk_bytes) / weight * (1 + 1e-12)
+
+
+@given(PARTITIONS)
+def test_a_server_behind_a_link_too_slow_for_a_chunk_holds_nothing(partition: Partition) -> None:
+    """Rounding leaves the planner's shards of no bytes with a little."""
+    assert held_by(partition, [0.5, 1e-10, 0.5])[1] == 0
+
+
+@given(PARTITIONS, st.integers(1, 8))
+def test_a_server_without_weight_holds_nothing(partition: Partition, num_servers: int) -> None:
+    weights = [0.0] * num_servers
+    weights[-1] = 1.0
+    assert set(partition.shard(weights)) == {num_servers - 1}
+
+
+@given(PIECES, CHUNK_BYTES, st.integers(1, 7))
+def test_where_chunks_end_does_not_depend_on_the_number_of_servers(
+    pieces: list[Piece], chunk_bytes: int | None, num_servers: int
+) -> None:
+    """Else results would: sharding only says who has which chunk."""
+    partition = Partition.cut(pieces, chunk_bytes=chunk_bytes)
+    before = partition.chunks
+    partition.shard([1.0] * num_servers)
+    assert partition.chunks == before
+    assert Partition.cut(pieces, chunk_bytes=chunk_bytes).chunks == before
+
+
+@given(PARTITIONS, st.integers(1, 9))
+def test_slices_are_neighbours_that_hold_every_chunk_once_and_are_even(
+    partition: Partition, num_workers: int
+) -> None:
+    slices = partition.slices(num_workers)
+    assert len(slices) == num_workers
+    assert [chunk for part in slices for chunk in part] == list(range(len(partition.chunks)))
+    ideal = partition.num_bytes / num_workers
+    for part in slices:
+        held = sum(partition.chunks[chunk].num_bytes for chunk in part)
+        assert abs(held - ideal) <= partition.max_chunk_bytes
+
+
+def test_pieces_keep_the_order_of_the_model_within_their_buffer() -> None:
+    pieces = [piece("a", 3), piece("b", 3, dtype="float64"), piece("c", 100), piece("d", 1)]
+    partition = Partition.cut(pieces, chunk_bytes=None)
+    assert [buffer.dtype for buffer in partition.buffers] == ["float32", "float64"]
+    assert partition.buffers[0].piece_starts == ((0, 0), (2, 64), (3, 192))
+    assert partition.buffers[0].num_elements == 256
+
+
+def test_optimizer_groups_get_buffers_of_their_own() -> None:
+    pieces = [piece("a", 3), piece("b", 3, group=1), piece("c", 3)]
+    partition = Partition.cut(pieces, chunk_bytes=None)
+    assert [buffer.piece_starts for buffer in partition.buffers] == [((0, 0), (2, 64)), ((1, 0),)]
+    assert [chunk.optimizer_group for chunk in partition.chunks] == [0, 1]
+
+
+def test_a_piece_larger_than_a_chunk_goes_on_in_the_next() -> None:
+    partition = Partition.cut([piece("a", 10), piece("b", 130)], chunk_bytes=128 * 4)
+    first, second = partition.chunks
+    assert [(s.piece, s.offset, s.length) for s in first.segments] == [(0, 0, 10), (1, 64, 64)]
+    assert [(s.piece, s.offset, s.length) for s in second.segments] == [(1, 0, 66)]
+
+
+def test_an_automatic_chunk_is_neither_tiny_nor_huge() -> None:
+    small = Partition.cut([piece("a", 100)], chunk_bytes=None)
+    assert small.chunk_bytes == AUTO_MIN_BYTES
+    large = Partition.cut([piece("a", 2**26)], chunk_bytes=None)
+    assert large.chunk_bytes == AUTO_MAX_BYTES
+    middle = Partition.cut([piece("a", 2**20)], chunk_bytes=None)
+    assert AUTO_MIN_BYTES <= middle.chunk_bytes <= AUTO_MAX_BYTES
+    assert len(middle.chunks) > 1
+
+
+def test_a_parameter_without_dimensions_and_one_without_elements_have_their_place() -> None:
+    partition = Partition.cut([piece("scale"), piece("none", 0), piece("w", 2)], chunk_bytes=None)
+    assert partition.buffers[0].piece_starts == ((0, 0), (1, 64), (2, 128))
+    assert [segment.piece for segment in partition.chunks[0].segments if segment.length] == [0, 2]
+
+
+def test_the_partition_of_a_large_model_is_linear_in_it() -> None:
+    """10,000 pieces, half of them across chunk boundaries: nothing here may be quadratic."""
+    pieces = [piece(f"p{index}", 1000) for index in range(10_000)]
+    partition = Partition.cut(pieces, chunk_bytes=8192)
+    assert len(partition.chunks) == 5000
+    assert sum(len(chunk.segments) for chunk in partition.chunks) < 16_000
+    assert len(partition.shard([1.0] * 64)) == 5000
+
+
+def test_every_trainable_dtype_has_a_size_and_a_code() -> None:
+    assert ITEM_BYTES.keys() == DTYPE_CODES.keys()
+    assert len(set(DTYPE_CODES.values())) == len(DTYPE_CODES)
+
+
+def test_a_model_without_parameters_and_a_dtype_that_is_not_trained_are_refused() -> None:
+    with pytest.raises(ModelError) as nothing:
+        Partition.cut([], chunk_bytes=None)
+    assert str(nothing.value) == (
+        "the model has no parameters to train: the optimizer holds no parameter that requires a "
+        "gradient"
+    )
+    with pytest.raises(ModelError) as complex_:
+        Partition.cut([piece("a.weight", 2, dtype="complex64")], chunk_bytes=None)
+    assert str(complex_.value) == (
+        "parameter a.weight has dtype complex64; psdist trains float32, float64, float16, bfloat16"
+    )
+
+
+@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0]])
+def test_shards_without_a_positive_weight_are_refused(weights: list[float]) -> None:
+    partition = Partition.cut([piece("a", 3)], chunk_bytes=None)
+    with pytest.raises(UsageError, match="at least one must be positive"):
+        partition.shard(weights)
+
+
+@given(st.binary(max_size=100))
+def test_bytes_that_describe_no_partition_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="a partition that cannot be read"):
+        Partition.decode(data)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"pieces": [], "chunk_bytes": 64},
+        {"pieces": [["a", [1]]], "chunk_bytes": 64, "whole_tensors": False},
+        {"pieces": 3, "chunk_bytes": 64, "whole_tensors": False},
+        {"pieces": [["a", 1, 1, "float32", 0]], "chunk_bytes": 64, "whole_tensors": False},
+    ],
+)
+def test_a_description_with_missing_parts_is_refused(body: object) -> None:
+    with pytest.raises(ProtocolError, match="a partition that cannot be read"):
+        Partition.decode(msgpack.packb(body))

@@ -1,0 +1,86 @@
+"""A plan's roles: everybody has one, and stable ids know servers from workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.protocol.roles import (
+    REGISTRAR,
+    Place,
+    Roles,
+    describe_peer,
+    from_plan,
+    is_worker,
+    server_id,
+    worker_id,
+    worker_of,
+)
+from psdist.topology.network.cluster import one_rack
+from psdist.topology.plan.planning import Grouping, PlanRequest, RankFacts, plan_job
+from tests.topology.plan.test_seating import machine
+
+
+def roles_of(*hosts: str, servers: int, group: Grouping = "node") -> Roles:
+    """Roles for a rank per name."""
+    here = machine(cores=len(hosts))
+    ranks = [RankFacts(rank=rank, host=host, cpus=here.cpus) for rank, host in enumerate(hosts)]
+    cluster = one_rack(list(dict.fromkeys(hosts)), here)
+    plan = plan_job(cluster, ranks, PlanRequest(servers=servers, group=group))
+    places = [
+        Place(rank=rank, host=host, pid=1000 + rank, cores=(rank,))
+        for rank, host in enumerate(hosts)
+    ]
+    return from_plan(places, plan)
+
+
+def test_the_first_rank_of_each_host_serves() -> None:
+    roles = roles_of("n1", "n1", "n1", "n2", "n2", "n2", servers=2)
+    assert roles.server_ranks == (0, 3)
+    assert roles.worker_ranks == (1, 2, 4, 5)
+    assert roles.groups == ((0, 1), (2, 3))
+    assert roles.weights == pytest.approx((0.5, 0.5))
+
+
+def test_ranks_that_go_round_the_hosts_are_grouped_by_host_all_the_same() -> None:
+    roles = roles_of("n1", "n2", "n1", "n2", "n1", "n2", servers=2)
+    assert roles.server_ranks == (0, 1)
+    assert roles.groups == ((0, 2), (1, 3))
+
+
+def test_groups_by_rank_have_one_worker_each() -> None:
+    roles = roles_of("n1", "n1", "n1", "n2", "n2", "n2", servers=2, group="rank")
+    assert roles.groups == ((0,), (1,), (2,), (3,))
+    assert roles.group_of_worker == (0, 1, 2, 3)
+
+
+def test_groups_by_socket_do_not_cross_sockets() -> None:
+    roles = roles_of(*["n1"] * 4, servers=1, group="socket")
+    assert sorted(map(len, roles.groups)) == [1, 2]
+
+
+def test_rank_and_peer_are_inverse() -> None:
+    roles = roles_of("n1", "n1", "n2", "n2", "n2", servers=2)
+    for rank in range(5):
+        assert roles.rank_of_peer[roles.peer_of_rank[rank]] == rank
+    assert roles.peer_of_rank[roles.server_ranks[0]] == REGISTRAR
+
+
+def test_without_weights_every_server_holds_an_equal_part() -> None:
+    alone = Roles(places=(), server_ranks=(0, 1), worker_ranks=(2,), groups=((0,),))
+    assert alone.shard_weights == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4095])
+def test_stable_ids_tell_servers_from_workers(number: int) -> None:
+    assert not is_worker(server_id(number))
+    assert is_worker(worker_id(number))
+    assert worker_of(worker_id(number)) == number
+    assert describe_peer(server_id(number)) == f"server {number}"
+    assert describe_peer(worker_id(number)) == f"worker {number}"
+
+
+def test_people_are_told_hosts_and_ranks() -> None:
+    roles = roles_of("n1", "n1", "n2", "n2", "n2", servers=2)
+    assert roles.describe_rank(3) == "worker 1 (rank 3 on n2)"
+    assert roles.describe_group(1) == "group 1 (workers 1, 2 on n2)"
+    assert roles.describe_group(0) == "group 0 (worker 0 on n1)"

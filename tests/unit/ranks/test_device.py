@@ -1,0 +1,91 @@
+"""Which GPU a worker takes: the plan's, found by its PCI bus id; torch's answers are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from psdist.protocol.roles import Place, from_plan
+from psdist.ranks.context import World
+from psdist.ranks.device import device_of
+from psdist.topology.network.cluster import one_rack
+from psdist.topology.plan.plan import Plan
+from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
+from tests.topology.plan.test_seating import machine
+
+
+def plan_with(gpus: tuple[str, ...]) -> Plan:
+    """A server and a worker for each entry on one host, with these GPUs."""
+    here = machine(cores=8)
+    ranks = [RankFacts(rank=rank, host="n1", cpus=here.cpus) for rank in range(len(gpus) + 1)]
+    plan = plan_job(one_rack(["n1"], here), ranks, PlanRequest(servers=1))
+    given = ("", *gpus)
+    return replace(
+        plan,
+        ranks=tuple(replace(each, gpu=gpu) for each, gpu in zip(plan.ranks, given, strict=True)),
+    )
+
+
+def world_of(rank: int, plan: Plan | None, num_ranks: int) -> World:
+    places = [Place(rank=at, host="n1", pid=at, cores=(at,)) for at in range(num_ranks)]
+    roles = from_plan(places, plan or plan_with(("",) * (num_ranks - 1)))
+    return cast(World, SimpleNamespace(rank=rank, plan=plan, roles=roles))
+
+
+@pytest.fixture
+def buses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bus numbers of the GPUs that torch sees, in torch's order; empty at first."""
+    seen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(seen))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(pci_domain_id=0, pci_bus_id=seen[index], pci_device_id=0),
+    )
+    return seen
+
+
+BUS_1, BUS_2 = "0000:01:00.0", "0000:02:00.0"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen", "expected"),
+    [
+        pytest.param((BUS_1, BUS_2), [2, 1], ["cuda:1", "cuda:0"], id="torch counts otherwise"),
+        pytest.param((BUS_1, BUS_1), [1, 2], ["cpu", "cpu"], id="one GPU for two workers"),
+        pytest.param(("", ""), [1, 2], ["cuda:0", "cuda:1"], id="the plan knows of none: by order"),
+        pytest.param(("", ""), [1], ["cpu", "cpu"], id="too few, and the plan knows of none"),
+        pytest.param((BUS_1, BUS_2), [7, 8], ["cuda:0", "cuda:1"], id="other GPUs than planned"),
+        pytest.param((BUS_1, BUS_2), [], ["cpu", "cpu"], id="no GPU at all"),
+    ],
+)
+def test_a_worker_takes_the_gpu_of_the_plan_whatever_torch_calls_it(
+    buses: list[int], gpus: tuple[str, ...], seen: list[int], expected: list[str]
+) -> None:
+    buses += seen
+    plan = plan_with(gpus)
+    assert [str(device_of(world_of(rank, plan, 3))) for rank in (1, 2)] == expected
+
+
+def test_a_worker_that_sees_its_own_gpu_only_takes_it(buses: list[int]) -> None:
+    """Slurm's --gpus-per-task: each rank has another device 0."""
+    buses += [2]
+    plan = plan_with((BUS_1, BUS_2))
+    assert str(device_of(world_of(2, plan, 3))) == "cuda:0"
+
+
+def test_a_worker_never_takes_the_gpu_that_the_plan_gives_to_another(buses: list[int]) -> None:
+    buses += [2, 3]
+    plan = plan_with((BUS_1, BUS_2))
+    assert str(device_of(world_of(1, plan, 3))) == "cpu"
+
+
+def test_without_a_plan_workers_take_gpus_in_order(buses: list[int]) -> None:
+    buses += [1, 2]
+    assert str(device_of(world_of(2, None, 3))) == "cuda:1"

@@ -1,0 +1,180 @@
+"""What a run tells people and leaves on disk: logs by rank, its directory, the progress line."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from psdist.errors import ConfigError
+from psdist.report.logs import start_logs, stop_logs
+from psdist.report.progress import WIDTH, ProgressDisplay
+from psdist.report.run_directory import RunDirectory
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """The logger psdist, as it was before and is again afterwards."""
+    found = logging.getLogger("psdist")
+    level, propagate = found.level, found.propagate
+    yield found
+    stop_logs()
+    found.setLevel(level)
+    found.propagate = propagate
+
+
+def test_every_line_of_a_log_names_its_rank(tmp_path: Path, logger: logging.Logger) -> None:
+    start_logs(tmp_path, rank=3, who="worker 1 (rank 3 on n2)")
+    logger.info("connected: %d ranks", 4)
+    logger.debug("not for a log")
+    (line,) = (tmp_path / "logs" / "rank-3.log").read_text().splitlines()
+    assert line.endswith(" INFO worker 1 (rank 3 on n2): connected: 4 ranks")
+
+
+def test_warnings_also_reach_people_and_other_lines_do_not(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_logs(tmp_path, rank=0, who="server 0")
+    logger.info("only in the file")
+    logger.warning("chunk %d waits", 7)
+    assert capsys.readouterr().err == "psdist: WARNING: server 0: chunk 7 waits\n"
+    assert len((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == 2
+
+
+def test_a_host_with_a_percent_sign_in_its_name_breaks_no_line(
+    tmp_path: Path, logger: logging.Logger
+) -> None:
+    start_logs(tmp_path, rank=0, who="server 0 (on 100%s)")
+    logger.info("here")
+    assert "server 0 (on 100%s): here" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+def test_after_the_end_nothing_is_written_and_the_file_is_closed(
+    tmp_path: Path, logger: logging.Logger
+) -> None:
+    start_logs(tmp_path, rank=0, who="server 0")
+    logger.info("one")
+    stop_logs()
+    assert logger.handlers == []
+    logger.info("two")
+    assert len((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == 1
+
+
+# -- the run directory -------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "runs" / "a")
+    assert run.path.is_dir()
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path).write_json("ranks.json", [])
+    with pytest.raises(ConfigError) as caught:
+        RunDirectory.create(tmp_path)
+    assert str(caught.value) == (
+        f"run_dir = {tmp_path}: it holds a run already; choose another directory or remove this one"
+    )
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run_dir = .*file/run: cannot be made: Not a directory"):
+        RunDirectory.create(tmp_path / "file" / "run")
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    run.write_json("summary.json", {"exit": "failed"})
+    run.write_json("summary.json", {"exit": "completed", "note": "äß"})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "exit": "completed",
+        "note": "äß",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_metrics_are_in_the_file_line_by_line(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    for epoch in range(2):
+        run.append_metrics({"rank": 1, "epoch": epoch})
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1]) == {"rank": 1, "epoch": epoch}
+        assert len(lines) == epoch + 1
+    run.close()
+    run.close()
+
+
+# -- progress ----------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def display(
+    style: Literal["live", "lines", "off"],
+) -> tuple[ProgressDisplay, io.StringIO, Clock]:
+    stream, clock = io.StringIO(), Clock()
+    return ProgressDisplay(style=style, stream=stream, title="sync", clock=clock), stream, clock
+
+
+def test_lines_say_iterations_speed_and_what_was_logged() -> None:
+    progress, stream, clock = display("lines")
+    clock.now_s += 10.0
+    progress.show(clocks=[7, 7], samples=500, last={"loss": 0.123456, "phase": "warm up"})
+    progress.show(clocks=[8, 6, 7], samples=1000, last={})
+    assert stream.getvalue().splitlines() == [
+        "sync | iteration 7 | 50 samples/s | loss 0.1235 phase warm up",
+        "sync | iteration 6..8 | 100 samples/s",
+    ]
+
+
+def test_a_live_line_rewrites_itself_and_is_ended_once() -> None:
+    progress, stream, clock = display("live")
+    clock.now_s += 1.0
+    progress.show(clocks=[1], samples=10, last={"note": "x" * 2 * WIDTH})
+    progress.show(clocks=[2], samples=20, last={})
+    first, second = stream.getvalue().split("\r")[1:]
+    assert len(first) == len(second) == WIDTH  # the shorter line covers the longer one
+    progress.close()
+    progress.close()
+    assert stream.getvalue().endswith(f"{second}\n")
+
+
+@pytest.mark.parametrize(
+    ("style", "every_s"),
+    [("live", ProgressDisplay.LIVE_EVERY_S), ("lines", ProgressDisplay.LINES_EVERY_S)],
+)
+def test_a_display_is_due_every_so_often(style: Literal["live", "lines"], every_s: float) -> None:
+    progress, _, clock = display(style)
+    assert not progress.is_due
+    clock.now_s += every_s
+    assert progress.is_due
+    progress.show(clocks=[1], samples=1, last={})
+    assert not progress.is_due
+
+
+def test_a_display_that_is_off_is_never_due() -> None:
+    progress, stream, clock = display("off")
+    clock.now_s += 1e6
+    assert not progress.is_due
+    progress.close()
+    assert stream.getvalue() == ""
+
+
+def test_before_any_worker_has_reported_nothing_is_shown() -> None:
+    progress, stream, _ = display("lines")
+    progress.show(clocks=[], samples=0, last={})
+    assert stream.getvalue() == ""

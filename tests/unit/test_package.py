@@ -1,0 +1,120 @@
+"""The package as users see it: what it exports, what importing it costs, what a wheel contains."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import psdist
+from psdist.errors import PsdistError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LINKED = ("servers", "topology", "workers")
+
+
+def python(*words: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(path)},
+    )
+
+
+def test_the_public_names_are_these() -> None:
+    assert psdist.__all__ == ["Job", "PsdistError", "__version__", "init"]
+    assert psdist.PsdistError is PsdistError
+    assert callable(psdist.init)
+    assert isinstance(psdist.Job, type)
+    with pytest.raises(AttributeError, match="module 'psdist' has no attribute 'Server'"):
+        _ = psdist.Server
+
+
+def test_importing_psdist_imports_neither_torch_nor_mpi_nor_numpy(tmp_path: Path) -> None:
+    program = (
+        "import psdist, sys\n"
+        "psdist.PsdistError\n"
+        "sys.exit(repr({'torch', 'mpi4py', 'numpy'} & set(sys.modules)))"
+    )
+    done = python("-c", program, path=REPOSITORY, cwd=tmp_path)
+    assert done.stderr == "set()\n"
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_linked_package_refuses_a_second_name(name: str) -> None:
+    done = python("-c", f"import {name}", path=REPOSITORY, cwd=REPOSITORY)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: this folder is the package psdist.{name}; import it by that name: under a "
+        "second name its classes would be other classes than the ones psdist itself uses"
+    )
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_linked_package_is_a_link_to_the_folder_beside(name: str) -> None:
+    assert os.readlink(REPOSITORY / "psdist" / name) == f"../{name}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a copy of the sources: a build leaves files beside them."""
+    pytest.importorskip("setuptools", reason="a wheel is built with it, without a network")
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"
+    for name in ("psdist", *LINKED):
+        shutil.copytree(
+            REPOSITORY / name,
+            sources / name,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    for path in (
+        *REPOSITORY.glob("setup.cfg"),
+        *REPOSITORY.glob("*.toml"),
+        *REPOSITORY.glob("*.md"),
+    ):
+        shutil.copy(path, sources)
+    words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = python(*words, "--wheel-dir", str(folder), str(sources), path=sources, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("psdist-*.whl")
+    return built
+
+
+def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {
+            item.filename: archive.read(item)
+            for item in archive.infolist()
+            if item.filename.endswith(".py")
+        }
+    sources = wheel.parent / "sources"
+    folders = [sources / "psdist", *(sources / "psdist" / name for name in LINKED)]
+    files = {path for folder in folders for path in folder.rglob("*.py")}
+    assert packed == {str(path.relative_to(sources)): path.read_bytes() for path in files}
+    assert "psdist/servers/protocol/state.py" in packed
+
+
+def test_a_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
+    program = (
+        "import psdist.commands.cli\n"
+        "from psdist.servers.protocol import policy\n"
+        "print(policy.__file__)"
+    )
+    done = python("-P", "-c", program, path=wheel, cwd=tmp_path)
+    policy = wheel / "psdist" / "servers" / "protocol" / "policy.py"
+    assert done.stdout.strip() == str(policy), done.stderr
+
+
+def test_a_wheel_says_how_psdist_is_started(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith("entry_points.txt")]
+        assert "psdist = psdist.commands.cli:main" in archive.read(name).decode()

@@ -1,0 +1,62 @@
+"""The scripts that a user runs first: what they say on a machine that lacks something, and that
+the quickstart trains and proves its run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpirun import REPOSITORY, run_program
+
+QUICKSTART = REPOSITORY / "slurm" / "quickstart.sh"
+
+
+def commands_only(directory: Path, **programs: str) -> str:
+    """A PATH with the usual commands and these programs, but no Python."""
+    for name in ("dirname", "cksum", "cat", "sed", "date", "bash"):
+        (directory / name).symlink_to(f"/usr/bin/{name}")
+    for name, text in programs.items():
+        program = directory / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return str(directory)
+
+
+def test_a_machine_without_python_is_told_what_to_install(tmp_path: Path) -> None:
+    env = {"PATH": commands_only(tmp_path), "VENV": str(tmp_path / "venv")}
+    done = run_program(["/bin/bash", str(QUICKSTART)], timeout_s=30, env=env)
+    assert done.returncode == 1, done.text
+    assert done.stderr.splitlines() == [
+        "psdist needs Python 3.11 or newer with venv; seen: no python3 at all. On Debian or "
+        "Ubuntu: apt install python3 python3-venv. Or name one in PYTHON."
+    ]
+
+
+def test_an_old_python_and_one_without_venv_are_named(tmp_path: Path) -> None:
+    path = commands_only(
+        tmp_path,
+        # The first question is the version, the second whether venv can be imported.
+        python3="exit 1",
+        **{"python3.12": 'case "$2" in *venv*) exit 1;; esac'},
+    )
+    env = {"PATH": path, "VENV": str(tmp_path / "venv")}
+    done = run_program(["/bin/bash", str(QUICKSTART)], timeout_s=30, env=env)
+    assert done.returncode == 1, done.text
+    assert "seen: python3.12 (without venv) python3 (not 3.11 or newer, or" in done.stderr
+
+
+@pytest.mark.mpi
+def test_the_quickstart_trains_and_proves_its_run_from_any_directory(tmp_path: Path) -> None:
+    # An environment that slurm/venv.sh did not make would be made anew, which downloads torch.
+    if not Path(sys.prefix, "complete").exists():
+        pytest.skip(f"{sys.prefix} was not made by slurm/venv.sh; tests/run.sh makes one")
+    run_dir = tmp_path / "run of mine"
+    env = {"VENV": sys.prefix, "PSDIST_RUN_DIR": str(run_dir), "PATH": os.environ["PATH"]}
+    done = run_program(["bash", str(QUICKSTART)], timeout_s=280, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.text
+    assert "test accuracy" in done.stdout
+    assert "proved" in done.stdout
+    assert (run_dir / "summary.json").exists()

@@ -1,0 +1,265 @@
+"""A host of the picture in full: packages with their cores, ranks, GPUs and NICs.
+
+    width, height = full_size(place)
+    draw_full(canvas, scene, place, Box(x=0, y=0, width=width, height=height))
+
+The frame around it is :mod:`psdist.topology.draw.svg_node`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psdist.topology.draw.drawing import (
+    ACROSS,
+    UNBOUND,
+    Place,
+    Scene,
+    counted,
+    machine_words,
+    package_name,
+    ranges,
+    short_pci,
+)
+from psdist.topology.draw.svg_canvas import MUTED, Canvas, text_width
+from psdist.topology.draw.svg_style import (
+    EDGE,
+    FRAME,
+    FREE,
+    NIC,
+    Box,
+    fills,
+    ink,
+    rank_title,
+    rank_words,
+    users,
+)
+from psdist.topology.machine.machine import Device
+from psdist.topology.plan.plan import PlannedRank
+
+PACKAGE_WIDTH, PACKAGE_PAD, NODE_PAD, GAP = 190.0, 8.0, 10.0, 8.0
+NODE_WIDTH = 2 * (NODE_PAD + PACKAGE_WIDTH) + GAP
+CELL_HEIGHT, CHIP_HEIGHT = 18.0, 20.0
+DEVICE_HEIGHT, ALONE_HEIGHT = 34.0, 20.0
+NODE_HEADER, PACKAGE_HEADER = 28.0, 20.0
+NOWHERE = "near no package that is known"
+MAX_DEVICES = 8
+"""Of a kind and package; what more there is (virtual functions) is only counted."""
+
+
+def full_size(place: Place) -> tuple[float, float]:
+    rows = _rows(place)
+    height = sum(max(map(_part_height, row)) + GAP for row in rows) - GAP
+    return NODE_WIDTH, NODE_HEADER + height + NODE_PAD
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """A package with what is on it, or what is on no package that is known."""
+
+    heading: str
+    columns: int
+    """2 where it is as wide as the node: of ranks; GPUs and NICs stand closer."""
+    cores: tuple[int, ...] = ()
+    ranks: tuple[PlannedRank, ...] = ()
+    gpus: tuple[Device, ...] = ()
+    nics: tuple[Device, ...] = ()
+
+    @property
+    def width(self) -> float:
+        return NODE_WIDTH - 2 * NODE_PAD if self.columns == 2 else PACKAGE_WIDTH
+
+    @property
+    def per_row(self) -> int:
+        """Cores side by side: so many that there are at most 4 rows, or 8 of small cells."""
+        num_cores = -(-len(self.cores) // self.columns)
+        return self.columns * (8 if num_cores <= 32 else 16 if num_cores <= 128 else 32)
+
+
+def _rows(place: Place) -> list[list[_Part]]:
+    """Packages two a row, or one as wide as the node; below that what is on none of them."""
+    machine = place.node.machine
+    taken = place.rank_of_core()
+    parts: list[_Part] = []
+    for index, package in enumerate(machine.packages):
+        cores = tuple(core.logical for core in machine.cores if core.package == index)
+        num_free = sum(core not in taken for core in cores)
+        parts.append(
+            _Part(
+                heading=f"{package_name(package, index)}: {num_free} of "
+                f"{counted(len(cores), 'core')} free",
+                columns=1 if len(machine.packages) > 1 else 2,
+                cores=cores,
+                ranks=place.on_package(index),
+                gpus=tuple(each for each in machine.gpus if each.package == index),
+                nics=tuple(each for each in machine.nics if each.package == index),
+            )
+        )
+    known = range(len(machine.packages))
+    gpus = tuple(each for each in machine.gpus if each.package not in known)
+    nics = tuple(each for each in machine.nics if each.package not in known)
+    others = [
+        _Part(heading=ACROSS, columns=2, ranks=place.across),
+        _Part(heading=UNBOUND, columns=2, ranks=place.unbound),
+        _Part(heading=NOWHERE, columns=2, gpus=gpus, nics=nics),
+    ]
+    rows = [parts[first : first + 2] for first in range(0, len(parts), 2)]
+    rows += [[each] for each in others if each.ranks or each.gpus or each.nics]
+    return rows or [others[:1]]
+
+
+def _part_height(part: _Part) -> float:
+    rows_of_cells = -(-len(part.cores) // part.per_row)
+    height = PACKAGE_HEADER + rows_of_cells * CELL_HEIGHT + 4
+    height += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3)
+    height += _devices_height(part.gpus, part.columns) + _devices_height(part.nics, part.columns)
+    return height + 6
+
+
+def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
+    words = machine_words(place.node.machine)
+    room = box.width - 2 * NODE_PAD
+    name_room = max(room - text_width(words, 10) - 10, 0.45 * room)
+    canvas.text(box.x + NODE_PAD, box.y + 19, place.node.name, size=14, bold=True, room=name_room)
+    canvas.text(
+        box.x + box.width - NODE_PAD,
+        box.y + 19,
+        words,
+        size=10,
+        fill=MUTED,
+        anchor="end",
+        room=room - min(name_room, text_width(place.node.name, 14, bold=True)) - 10,
+    )
+    top = box.y + NODE_HEADER
+    for row in _rows(place):
+        left, height = box.x + NODE_PAD, max(map(_part_height, row))
+        for part in row:
+            area = Box(x=left, y=top, width=part.width, height=height)
+            _draw_part(canvas, scene, place, part, area)
+            left += part.width + GAP
+        top += height + GAP
+
+
+def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> None:
+    canvas.rect(box.x, box.y, box.width, box.height, fill="#fafbfc", stroke=EDGE, radius=4)
+    x, y, room = box.x + PACKAGE_PAD, box.y, box.width - 2 * PACKAGE_PAD
+    canvas.text(x, y + 14, part.heading, size=10, fill=MUTED, room=room)
+    y += PACKAGE_HEADER
+    taken, colours = place.rank_of_core(), fills(place)
+    pitch = room / part.per_row
+    widest = max((text_width(str(each.rank), 9.5) for each in place.ranks), default=0.0)
+    for position, core in enumerate(part.cores):
+        rank = taken.get(core)
+        left = x + position % part.per_row * pitch
+        top = y + position // part.per_row * CELL_HEIGHT
+        canvas.rect(
+            left + 0.5,
+            top,
+            pitch - 1,
+            CELL_HEIGHT - 2,
+            fill=FREE if rank is None else colours[rank.rank],
+            stroke=EDGE if rank is None else "",
+            radius=2,
+            title=f"core {core}: " + ("free" if rank is None else rank_title(scene, rank)),
+        )
+        if rank is not None and widest <= pitch - 2:
+            canvas.text(
+                left + pitch / 2,
+                top + 11.5,
+                str(rank.rank),
+                size=9.5,
+                fill=ink(rank),
+                anchor="middle",
+            )
+    y += -(-len(part.cores) // part.per_row) * CELL_HEIGHT + 4
+    chip_width = (room - (part.columns - 1) * 6) / part.columns
+    for position, rank in enumerate(part.ranks):
+        left = x + position % part.columns * (chip_width + 6)
+        top = y + position // part.columns * (CHIP_HEIGHT + 3)
+        _draw_rank(canvas, scene, rank, colours[rank.rank], (left, top, chip_width))
+    y += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3) + 3
+    y = _draw_devices(canvas, place, part.gpus, part.columns, (x, y, room))
+    _draw_devices(canvas, place, part.nics, part.columns, (x, y, room))
+
+
+def _draw_rank(
+    canvas: Canvas, scene: Scene, rank: PlannedRank, fill: str, at: tuple[float, float, float]
+) -> None:
+    x, y, width = at
+    title = rank_title(scene, rank)
+    canvas.rect(x, y, width, CHIP_HEIGHT, fill=fill, radius=3, title=title)
+    name = f"rank {rank.rank}"
+    canvas.text(x + 6, y + 14, name, size=10.5, bold=True, fill=ink(rank))
+    canvas.text(
+        x + width - 6,
+        y + 14,
+        rank_words(scene, rank),
+        size=10.5,
+        fill=ink(rank),
+        anchor="end",
+        room=width - text_width(name, 10.5, bold=True) - 18,
+    )
+
+
+def _devices_height(devices: Sequence[Device], columns: int) -> float:
+    if len(devices) == 1:
+        return ALONE_HEIGHT + 4
+    return -(-min(MAX_DEVICES, len(devices)) // (2 * columns)) * (DEVICE_HEIGHT + 4)
+
+
+def _draw_devices(
+    canvas: Canvas,
+    place: Place,
+    devices: Sequence[Device],
+    columns: int,
+    at: tuple[float, float, float],
+) -> float:
+    """One alone in a line, otherwise side by side; returns where the next row begins."""
+    x, y, room = at
+    is_alone = len(devices) == 1
+    per_row = 2 * columns
+    width = room / columns if is_alone else (room + 6) / per_row - 6
+    height = ALONE_HEIGHT if is_alone else DEVICE_HEIGHT
+    colours = fills(place)
+    shown = devices if len(devices) <= MAX_DEVICES else devices[: MAX_DEVICES - 1]
+    for index, device in enumerate(shown):
+        ranks = users(place, device)
+        is_gpu = device.kind == "gpu"
+        left = x + index % per_row * (width + 6)
+        top = y + index // per_row * (DEVICE_HEIGHT + 4)
+        name = (short_pci(device.pci) or device.name) if is_gpu else device.name
+        words = f"{'GPU' if is_gpu else 'NIC'} {name}"
+        words_room = 0.6 * width - 10 if is_alone else width - 12
+        used_by, used_room = _used_by(ranks), width - 12
+        if is_alone:
+            used_room = width - 24 - min(words_room, text_width(words, 10, bold=True))
+        if text_width(used_by, 9.5) > used_room:
+            used_by = counted(len(ranks), "rank")
+        canvas.rect(
+            left,
+            top,
+            width,
+            height,
+            fill="#ffffff" if not ranks else colours[ranks[0].rank] if is_gpu else NIC,
+            stroke=FRAME,
+            radius=3 if is_gpu else 10,
+            dashed=not ranks,
+            title=f"{', '.join(device.names)} {device.pci}: {_used_by(ranks)}",
+        )
+        canvas.text(left + 7, top + 14, words, size=10, bold=True, room=words_room)
+        x_used, y_used = (left + width - 8, top + 14) if is_alone else (left + 7, top + 27)
+        anchor = "end" if is_alone else "start"
+        canvas.text(x_used, y_used, used_by, size=9.5, anchor=anchor, room=used_room)
+    if len(shown) < len(devices):
+        left = x + len(shown) % per_row * (width + 6)
+        top = y + len(shown) // per_row * (DEVICE_HEIGHT + 4)
+        more = f"and {len(devices) - len(shown)} more"
+        canvas.text(left + 7, top + 20, more, size=10, fill=MUTED, room=width - 12)
+    return y + _devices_height(devices, columns)
+
+
+def _used_by(ranks: Sequence[PlannedRank]) -> str:
+    if not ranks:
+        return "not used"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(each.rank for each in ranks)}"

@@ -1,0 +1,295 @@
+"""Racks and links in the picture of a plan: switches as boxes in boxes, strokes that lead to them.
+
+    racks = Racks(canvas, scene, "compact")
+    racks.draw(x, y)                        # racks.width, racks.height
+
+A switch is a bar with what hangs on it in rows below; the bar goes on as a thin line to further
+rows. A link is a stroke down from there, coloured by its load, with the load beside it. No
+recursion: trees may be very deep.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from psdist.topology.draw.drawing import Scene, counted, duration, names, percent, size
+from psdist.topology.draw.svg_canvas import INK, Canvas, text_width
+from psdist.topology.draw.svg_node import draw_node, node_size
+from psdist.topology.draw.svg_style import EDGE, NO_LOAD, Box, Level, load_colour, load_title
+from psdist.topology.plan.plan import LinkLoad
+
+MAX_NESTED = 6
+"""Boxes in boxes; what is deeper is drawn in the box at this depth."""
+SHAPE, RACK_SHAPE = 1.5, 1.2
+"""Width over height aimed at, of the whole picture and of a rack."""
+STROKE_INSET = 20.0
+"""From the left edge of a rack or node to the stroke that leads to it."""
+BAR, BRANCH = "#3b4558", "#7d889c"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Style:
+    """Sizes of what depends on the level of detail."""
+
+    bar: float
+    """Height of a switch's bar."""
+    link: float
+    """Height of the stroke from a bar down to a node; 0: not drawn."""
+    uplink: float
+    stroke: float
+    words: float
+    """Font size of a load."""
+    gap: float
+    """Between nodes, and between racks beside one another."""
+    rack_gap: float
+    pad: float
+
+
+_STYLES: dict[Level, _Style] = {
+    "full": _Style(bar=26, link=34, uplink=36, stroke=10, words=11.5, gap=18, rack_gap=18, pad=14),
+    "compact": _Style(
+        bar=24, link=24, uplink=34, stroke=8, words=10.5, gap=12, rack_gap=16, pad=12
+    ),
+    "dense": _Style(bar=22, link=0, uplink=30, stroke=8, words=11, gap=4, rack_gap=14, pad=10),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Grid:
+    """How the children of a switch stand: equal cells in rows."""
+
+    columns: int
+    rows: int
+    cell_width: float
+    cell_height: float
+    pitch: float
+    """From a cell's left edge to that of the next."""
+    width: float
+    """Of the whole box of the switch."""
+    height: float
+
+
+class Racks:
+    """The boxes of the switches: measured from the leaves up, then drawn from the root down."""
+
+    def __init__(self, canvas: Canvas, scene: Scene, level: Level) -> None:
+        self._canvas = canvas
+        self._scene = scene
+        self._level: Level = level
+        self._style = _STYLES[level]
+        self._switches, self._nodes = _flattened(scene)
+        self._grids: dict[int, _Grid] = {}
+        for switch in reversed([each for each in scene.order if each in self._switches]):
+            self._grids[switch] = self._measured(switch)
+        self._root = scene.order[0] if scene.order else -1
+
+    @property
+    def width(self) -> float:
+        return self._grids[self._root].width if self._grids else 0.0
+
+    @property
+    def height(self) -> float:
+        return self._grids[self._root].height if self._grids else 0.0
+
+    def draw(self, x: float, y: float) -> None:
+        waiting = [(self._root, x, y, 0)] if self._grids else []
+        while waiting:
+            switch, x, y, depth = waiting.pop()
+            grid = self._grids[switch]
+            self._draw_box(switch, Box(x=x, y=y, width=grid.width, height=grid.height), depth)
+            for index, (child, is_switch) in enumerate(self._children(switch)):
+                row, column = divmod(index, grid.columns)
+                left = x + self._inset(switch, grid.rows) + column * grid.pitch
+                link = self._link_height(switch)
+                top = y + self._style.bar + link + row * (grid.cell_height + self._row_gap(switch))
+                if not link:
+                    top += self._style.pad
+                if is_switch:
+                    self._draw_link(self._scene.uplinks[child], left, top, link, grid.cell_width)
+                    waiting.append((child, left, top, depth + 1))
+                else:
+                    place = self._scene.nodes[child]
+                    if link:
+                        self._draw_link(place.link, left, top, link, grid.cell_width)
+                    cell = Box(x=left, y=top, width=grid.cell_width, height=grid.cell_height)
+                    draw_node(self._canvas, self._scene, place, cell, self._level)
+
+    def _children(self, switch: int) -> list[tuple[int, bool]]:
+        return [(child, True) for child in self._switches[switch]] + [
+            (node, False) for node in self._nodes[switch]
+        ]
+
+    def _link_height(self, switch: int) -> float:
+        """Of the strokes below a bar; all in a box are as high as the highest."""
+        return self._style.uplink if self._switches[switch] else self._style.link
+
+    def _row_gap(self, switch: int) -> float:
+        """Between rows there is a bar's thin continuation and the strokes below it."""
+        link = self._link_height(switch)
+        return link + self._style.rack_gap + 2 if link else self._style.gap
+
+    def _inset(self, switch: int, rows: int) -> float:
+        """Left of the cells: room for the line that leads the bar on to further rows."""
+        return self._style.pad + (8 if rows > 1 and self._link_height(switch) else 0)
+
+    def _measured(self, switch: int) -> _Grid:
+        children = self._children(switch)
+        sizes = [
+            (self._grids[child].width, self._grids[child].height)
+            if is_switch
+            else node_size(self._scene.nodes[child], self._level)
+            for child, is_switch in children
+        ]
+        cell_width = max(width for width, _ in sizes)
+        cell_height = max(height for _, height in sizes)
+        style, number = self._style, len(children)
+        link, row_gap = self._link_height(switch), self._row_gap(switch)
+        shape = SHAPE if self._switches[switch] else RACK_SHAPE
+        gap = style.rack_gap if self._switches[switch] else style.gap
+
+        def grid(columns: int) -> _Grid:
+            rows = -(-number // columns)
+            return _Grid(
+                columns=columns,
+                rows=rows,
+                cell_width=cell_width,
+                cell_height=cell_height,
+                pitch=cell_width + gap,
+                width=self._inset(switch, rows) + style.pad + columns * (cell_width + gap) - gap,
+                height=style.bar
+                + (link or style.pad)
+                + rows * (cell_height + row_gap)
+                - row_gap
+                + style.pad,
+            )
+
+        def badness(grid: _Grid) -> float:
+            empty = grid.columns * grid.rows - number
+            return abs(math.log(grid.width / grid.height / shape)) + 4 * empty / number
+
+        most = min(number, 4 * math.isqrt(number) + 4)
+        return min((grid(columns) for columns in range(1, most + 1)), key=badness)
+
+    def _draw_box(self, switch: int, box: Box, depth: int) -> None:
+        canvas, scene, style = self._canvas, self._scene, self._style
+        grid = self._grids[switch]
+        canvas.rect(
+            box.x,
+            box.y,
+            box.width,
+            box.height,
+            fill="#f6f7f9" if depth % 2 else "#ffffff",
+            stroke=EDGE,
+            radius=6,
+        )
+        link = self._link_height(switch)
+        if grid.rows > 1 and link:
+            step = grid.cell_height + self._row_gap(switch)
+            trunk_x = box.x + style.pad / 2 + 1
+            last = box.y + style.bar + (grid.rows - 1) * step
+            canvas.rect(trunk_x, box.y + 4, 3, last - box.y - 4, fill=BRANCH)
+            for row in range(1, grid.rows):
+                columns = min(grid.columns, len(self._children(switch)) - row * grid.columns)
+                end = box.x + self._inset(switch, grid.rows) + (columns - 1) * grid.pitch
+                y = box.y + style.bar + row * step - 3
+                width = end + STROKE_INSET + style.stroke - trunk_x
+                canvas.rect(trunk_x, y, width, 3, fill=BRANCH)
+        canvas.rect(box.x, box.y, box.width, style.bar, fill=BAR, radius=5)
+        name = scene.cluster.switches[switch].name
+        nodes, num_switches = self._nodes[switch], len(self._switches[switch])
+        amounts = ", ".join(
+            words
+            for words in (counted(num_switches, "switch", "switches"), counted(len(nodes), "node"))
+            if not words.startswith("0 ")
+        )
+        if self._level == "dense" and not num_switches:  # the boxes of the nodes hold no names
+            amounts = names([scene.nodes[index].node.name for index in nodes])
+        base = box.y + style.bar / 2 + 4.5
+        size_name, size_rest = style.words + 1.5, style.words
+        room = box.width - 24
+        rest = text_width(amounts, size_rest)
+        has_rest = rest < 0.5 * room
+        canvas.text(
+            box.x + 12,
+            base,
+            name,
+            size=size_name,
+            fill="#ffffff",
+            bold=True,
+            room=room - (rest + 12 if has_rest else 0),
+        )
+        if has_rest:
+            right = box.x + box.width - 12
+            canvas.text(right, base, amounts, size=size_rest, fill="#dfe3ea", anchor="end")
+
+    def _draw_link(
+        self, link: LinkLoad | None, x: float, y: float, height: float, room: float
+    ) -> None:
+        """The stroke that ends at (x, y), where the lower thing begins, with its load beside it."""
+        canvas, scene, style = self._canvas, self._scene, self._style
+        is_worst = scene.is_worst(link)
+        left, top = x + STROKE_INSET, y - height
+        if link is None:
+            canvas.rect(left, top, style.stroke, height, fill=NO_LOAD)
+            return
+        canvas.rect(
+            left,
+            top,
+            style.stroke,
+            height,
+            fill=load_colour(scene, link),
+            stroke=INK if is_worst else "#6b5a3a",
+            stroke_width=3 if is_worst else 0.6,
+            title=load_title(scene, link),
+        )
+        share = percent(scene.share(link))
+        short = f"{duration(link.seconds)} · {share}"
+        long = f"{size(link.num_bytes)} · {short}"
+        prefix = "worst link: " if is_worst else ""
+        label_x = left + style.stroke + 8
+        available = x + room - label_x - 6
+        options = [prefix + long, prefix + short, short]
+        words = next(
+            (each for each in options if text_width(each, style.words, bold=is_worst) <= available),
+            options[-1],
+        )
+        base = y - height / 2 + 4
+        if not is_worst:
+            canvas.text(label_x, base, words, size=style.words, room=available)
+            return
+        width = min(available, text_width(words, style.words, bold=True) + 8)
+        height_of_pill = style.words + 7
+        canvas.rect(
+            label_x - 2, base - style.words - 1.5, width, height_of_pill, fill=INK, radius=4
+        )
+        canvas.text(
+            label_x - 2 + width / 2,
+            base,
+            words,
+            size=style.words,
+            fill="#ffffff",
+            anchor="middle",
+            bold=True,
+            room=available,
+        )
+
+
+def _flattened(scene: Scene) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Switches and nodes under each switch that is drawn: none deeper than MAX_NESTED."""
+    switches: dict[int, list[int]] = {}
+    nodes: dict[int, list[int]] = {}
+    drawn_as: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    for switch in scene.order:
+        parent = scene.cluster.switches[switch].parent
+        depths[switch] = depths[parent] + 1 if parent >= 0 else 0
+        if depths[switch] <= MAX_NESTED:
+            drawn_as[switch] = switch
+            switches[switch], nodes[switch] = [], []
+            if parent >= 0:
+                switches[parent].append(switch)
+        else:
+            drawn_as[switch] = drawn_as[parent]
+        nodes[drawn_as[switch]] += scene.nodes_under[switch]
+    return switches, nodes

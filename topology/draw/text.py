@@ -1,0 +1,231 @@
+"""A plan as text: the tree of switches and hosts with the ranks on it, and what limits it.
+
+Draws and phrases; what the links carry is in the plan, and what-if costs are the caller's. Lines
+fit the width, host names are made harmless for a terminal, and beyond ASCII there are only
+box-drawing characters.
+
+    print(draw_text.tree(plan, cluster))
+    print(draw_text.explain(plan, cluster, alternatives=[("one more server", 0.38)]))
+
+A large cluster is told in less detail, step by step, until it fits: hosts that are alike fold into
+one line (``n[2-16]  as n1``), then hosts that differ in load only, then hosts are told without
+their ranks, and at last switches only. The worst link is always told by itself.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import islice
+
+from psdist.topology.draw.drawing import (
+    Scene,
+    bound_words,
+    counted,
+    duration,
+    gain_words,
+    link_name,
+    percent,
+    roles_words,
+    shortened,
+    size,
+    speed,
+    times,
+    worst_words,
+)
+from psdist.topology.draw.text_tree import Detail, Line, Tree
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.plan.plan import LinkLoad, Plan
+
+MAX_TREE_LINES = 160
+MAX_NOTES = 20
+MAX_INDENT = 30
+"""Columns; a deeper tree goes on at this one."""
+LABEL_COLUMN = 12
+"""Columns before the text of a line of the summary."""
+BAR = 8
+LOAD_COLUMNS = len("  123 GB    123 ms  ") + BAR + len("  <= 100 %  worst")
+
+
+def tree(plan: Plan, cluster: Cluster, *, width: int = 100) -> str:
+    """The tree with ranks on it, each link with its load, and a summary; at most 200 lines.
+
+    The load of a link is what one exchange (a push and its pull) sends over it in each direction,
+    its time, and that time over the worst link's. Raises PlacementError where the plan has a host
+    that the cluster does not have.
+    """
+    scene = Scene.of(plan, cluster)
+    lines: list[Line] = []
+    for detail in Detail:
+        most = MAX_TREE_LINES + 1 if detail < Detail.SWITCHES else None
+        lines = list(islice(Tree(scene, detail).lines(), most))
+        if len(lines) <= MAX_TREE_LINES:
+            break
+    left_out = len(lines) - MAX_TREE_LINES
+    drawn = [_drawn(scene, line, width) for line in lines[:MAX_TREE_LINES]]
+    if left_out > 0:
+        drawn.append(f"... and {counted(left_out + 1, 'line')} more")
+    heading = "link: bytes each way, time, of the worst"
+    return "\n".join([heading.rjust(width).rstrip(), *drawn, "", *_summary(scene, width)]) + "\n"
+
+
+def _drawn(scene: Scene, line: Line, width: int) -> str:
+    room = width - (LOAD_COLUMNS if line.loads else 0)
+    text = shortened(line.indent + _plain(line.label), room)
+    if not line.loads:
+        return text.rstrip()
+    most = max(line.loads, key=lambda link: link.seconds)
+    share = scene.share(most)
+    filled = min(BAR, round(BAR * share))
+    uneven = percent(min(map(scene.share, line.loads))) != percent(share)
+    load = (
+        f"{size(most.num_bytes):>8}  {duration(most.seconds):>8}  "
+        f"{'━' * filled}{'╌' * (BAR - filled)}  "
+        f"{'<= ' if uneven else '   '}{percent(share):>5}"
+        f"{'  worst' if scene.is_worst(most) else ''}"
+    )
+    return f"{text:<{room}}{load}"
+
+
+def _plain(text: str) -> str:
+    """Names come from files: nothing that a terminal would obey, one column a character."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)
+
+
+def _summary(scene: Scene, width: int) -> list[str]:
+    plan = scene.plan
+    num_groups = len({each.group for each in plan.ranks if each.role == "worker"})
+    entries = [
+        (
+            "plan",
+            f"{roles_words(plan.ranks)} in {counted(num_groups, 'group')} on "
+            f"{counted(len(plan.hosts), 'node')}, servers placed by: {plan.placement}",
+        ),
+        *(_network_entries(scene) if plan.links else [("exchange", "nothing crosses a link")]),
+        *(("note", note) for note in plan.notes[:MAX_NOTES]),
+    ]
+    if len(plan.notes) > MAX_NOTES:
+        entries.append(("note", f"and {counted(len(plan.notes) - MAX_NOTES, 'note')} more"))
+    lines: list[str] = []
+    for label, words in entries:
+        lines += textwrap.wrap(
+            _plain(shortened(words, 4 * width)),
+            width,
+            initial_indent=f"{label:<{LABEL_COLUMN}}",
+            subsequent_indent=" " * LABEL_COLUMN,
+        )
+    return lines
+
+
+def _network_entries(scene: Scene) -> list[tuple[str, str]]:
+    plan = scene.plan
+    exchange = (
+        f"{duration(plan.cost_s)} predicted for a push and a pull of {size(plan.model_bytes)}"
+    )
+    bound = bound_words(plan)
+    if plan.bound_s > 0:
+        bound += ": no placement of the servers is faster"
+    return [
+        ("exchange", exchange),
+        ("worst link", worst_words(scene)),
+        ("bound", bound),
+        ("others", "; ".join(gain_words(plan)) or "not compared"),
+        ("tree from", plan.source),
+    ]
+
+
+def explain(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    alternatives: Sequence[tuple[str, float]] = (),
+    width: int = 100,
+) -> str:
+    """Which link limits the plan, what is on it, and what would help.
+
+    ``alternatives`` are changes and the seconds that an exchange would take with each, as
+    ``("one more server", 0.38)``; they are ranked, and those that gain less than 1 % are said to be
+    no help. Raises PlacementError where the plan has a host that the cluster does not have.
+    """
+    scene = Scene.of(plan, cluster)
+    worst = scene.worst
+    if worst is None:
+        return "Nothing crosses a link: servers and workers sit on the same node.\n"
+    paragraphs = [
+        f"The limit is {link_name(worst)} ({speed(worst.bytes_per_s)}): one exchange sends "
+        f"{size(worst.num_bytes)} each way over it, which takes {duration(worst.seconds)}.",
+        _traffic_words(scene, worst),
+        _next_words(scene, worst),
+        f"The plan is {bound_words(plan)}: "
+        + (
+            "moving servers cannot help, only other hosts, links or ranks can."
+            if plan.cost_s <= 1.01 * plan.bound_s
+            else f"a better placement of the same servers could save at most "
+            f"{duration(plan.cost_s - plan.bound_s)}."
+        ),
+    ]
+    lines = [
+        line
+        for paragraph in paragraphs
+        for line in textwrap.wrap(_plain(shortened(paragraph, 6 * width)), width)
+    ]
+    return "\n".join([*lines, *_alternative_lines(plan, alternatives, width)]) + "\n"
+
+
+def _traffic_words(scene: Scene, link: LinkLoad) -> str:
+    plan = scene.plan
+    inside = [each for place in scene.below(link) for each in place.ranks]
+    groups = {each.group for each in inside if each.role == "worker"}
+    num_groups = len({each.group for each in plan.ranks if each.role == "worker"})
+    servers = [each for each in inside if each.role == "server"]
+    share = sum(plan.weights[each.index] for each in servers)
+    served = share * (num_groups - len(groups)) * plan.model_bytes
+    asked = (1 - share) * len(groups) * plan.model_bytes
+    return (
+        f"Behind it are {counted(len(servers), 'server')} of {len(plan.weights)} with "
+        f"{100 * share:.1f} % of the model, and {counted(len(groups), 'group')} of {num_groups}. "
+        f"{size(served)} is what the {num_groups - len(groups)} groups outside send to those "
+        f"servers and get back; {size(asked)} is what the groups inside send to the servers "
+        "outside and get back."
+    )
+
+
+def _next_words(scene: Scene, worst: LinkLoad) -> str:
+    others = [link for link in scene.plan.links if not scene.is_worst(link)]
+    if not others:
+        return "There is no other link."
+    after = max(others, key=lambda link: link.seconds)
+    if scene.num_tied:
+        return (
+            f"{counted(scene.num_tied, 'other link is', 'other links are')} within 1 % of it, "
+            f"{link_name(after)} first: making this link alone faster gains little."
+        )
+    return (
+        f"Next is {link_name(after)} with {duration(after.seconds)}: with this link faster, an "
+        f"exchange would take that, {percent(1 - after.seconds / worst.seconds)} less."
+    )
+
+
+def _alternative_lines(
+    plan: Plan, alternatives: Sequence[tuple[str, float]], width: int
+) -> list[str]:
+    ranked = sorted(alternatives, key=lambda each: each[1])
+    helping = [each for each in ranked if each[1] < 0.99 * plan.cost_s]
+    others = [each for each in ranked if each[1] >= 0.99 * plan.cost_s]
+    lines: list[str] = []
+    if helping:
+        lines += ["", "What would help (predicted time of an exchange), best first:"]
+        lines += [
+            f"  {duration(cost_s):>8}  {percent(1 - cost_s / plan.cost_s):>5} less  {what}"
+            for what, cost_s in helping
+        ]
+    if others:
+        heading = "What would not help, or by less than 1 %:"
+        if not helping:
+            heading = "Nothing that was tried would help by 1 % or more:"
+        lines += ["", heading]
+        lines += [
+            f"  {duration(cost_s):>8}  {times(cost_s / plan.cost_s)} as long  {what}"
+            for what, cost_s in others
+        ]
+    return [shortened(_plain(line), width) for line in lines]

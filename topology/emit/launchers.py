@@ -1,0 +1,231 @@
+"""What each launcher is told: its file, its command line, and what it cannot be told.
+
+Owns the syntax, and only such syntax as the launchers were seen to take: Slurm 22.05, Open MPI
+4.1.4 and 5.0.11, MPICH 5.0.2; for Intel MPI, that of its Developer Reference. It is given sound
+plans that fit their cluster, by :mod:`psdist.topology.emit.files`, and does no quoting.
+
+    parts = BUILDERS["slurm"](plan, cluster)
+    parts.files, parts.command        # {"slurm.hosts": "n1\\n..."}, ("SLURM_HOSTFILE=...", "srun")
+
+Only Open MPI's rankfile names host and cores of each rank. MPICH and Intel MPI take cores by local
+rank, the same on every host. Slurm's masks are alike, but one outside of the step's PUs kills the
+step, so that there every rank binds itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Final
+
+from psdist.errors import PlacementError
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.plan.plan import Plan, PlannedRank
+from psdist.topology.text.hostlist import compress
+
+MAX_RANKFILE_ENTRY: Final = 63
+"""Characters of ``HOST slot=LIST``. Open MPI 4.1.4 overruns a buffer beyond, PRRTE 3.0.14 cuts the
+text and binds another core."""
+MAX_ARGUMENT: Final = 100_000
+"""Bytes in one word of a command line; Linux refuses 128 KiB."""
+MAX_NOTED_HOSTS: Final = 200
+"""Characters of a host list in a note."""
+
+_ADDRESS = re.compile(r"[0-9.]+")
+_SELF_BINDING = "each rank binds itself to the cores that plan.json has for it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What one launcher adds to plan.json; ``command`` ends where the program begins."""
+
+    files: dict[str, str]
+    command: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def slurm(plan: Plan, _cluster: Cluster) -> Parts:
+    """A host per rank, in rank order. Hosts are called as in slurm.conf."""
+    notes = [
+        f"srun has no words for the cores of each rank: {_SELF_BINDING}; leave out -c and --exact, "
+        "which take cores away from it",
+        "srun may need --mpi=pmix (Open MPI 5) or --mpi=pmi2 (MPICH), where that is not the "
+        "site's default",
+    ]
+    hosts = compress(plan.hosts)
+    if len(hosts) <= MAX_NOTED_HOSTS:
+        notes.append(f"inside an allocation it needs these hosts: --nodelist={hosts}")
+    return Parts(
+        files={"slurm.hosts": _lines(each.host for each in plan.ranks)},
+        command=(
+            "SLURM_HOSTFILE=slurm.hosts",
+            "srun",
+            *("-n", str(len(plan.ranks)), "-N", str(len(plan.hosts))),
+            "--distribution=arbitrary",
+            "--cpu-bind=none",
+        ),
+        notes=tuple(notes),
+    )
+
+
+def openmpi(plan: Plan, cluster: Cluster, *, version: int) -> Parts:
+    """A rankfile of flat lists of logical cores: all that versions 4 and 5 read correctly.
+
+    Where one rank cannot be told its cores, none is. Version 4 refuses a rankfile without cores
+    (rmaps_rank_file.c, "no-slot-list"), and takes a host per rank from its sequential mapper.
+    Version 5 takes one, binds nobody then, and refuses to be told so (``--bind-to none``).
+    """
+    _check_short_names(plan)
+    start = ("mpirun", "-n", str(len(plan.ranks)))
+    why = _why_no_cores(plan, cluster)
+    notes = () if why is None else (f"{why}: the file names hosts only, and {_SELF_BINDING}",)
+    if why is not None and version == 4:
+        return Parts(
+            files={"openmpi.hosts": _lines(each.host for each in plan.ranks)},
+            command=(
+                *start,
+                *("--hostfile", "openmpi.hosts", "--map-by", "seq", "--bind-to", "none"),
+            ),
+            notes=notes,
+        )
+    entry = _rankfile_entry if why is None else _host_of
+    name = "openmpi.rankfile"
+    option = ("--rankfile", name) if version == 4 else ("--map-by", f"rankfile:FILE={name}")
+    return Parts(
+        files={name: _lines(f"rank {each.rank}={entry(each)}" for each in plan.ranks)},
+        command=(*start, *option),
+        notes=notes,
+    )
+
+
+def mpich(plan: Plan, _cluster: Cluster) -> Parts:
+    """Hosts with their numbers of ranks, in the order of first ranks; a map where ranks mix."""
+    counts = Counter(each.host for each in plan.ranks)
+    hosts = _lines(f"{host}:{counts[host]}" for host in plan.hosts)
+    command = ["mpiexec", "-f", "mpich.hosts", "-n", str(len(plan.ranks))]
+    notes: list[str] = []
+    if len(_runs(plan)) > len(plan.hosts):
+        position = {host: str(index) for index, host in enumerate(plan.hosts)}
+        rank_map = ",".join(position[each.host] for each in plan.ranks)
+        if len(rank_map) > MAX_ARGUMENT:
+            raise PlacementError(
+                f"plan: {len(plan.ranks)} ranks that change hosts {len(_runs(plan))} times are too "
+                "many for mpiexec's command line: number the ranks of each host one after another"
+            )
+        command += ["-rankmap", rank_map]
+        notes.append("-rankmap is an option of MPICH 5; an older mpiexec refuses it")
+    alike = _cpus_by_local_rank(plan)
+    if alike is None:
+        command += ["-bind-to", "none"]
+        notes.append(f"the hosts do not bind their ranks alike: {_SELF_BINDING}")
+    else:
+        command += ["-bind-to", "user:" + ",".join("+".join(map(str, cpus)) for cpus in alike)]
+    return Parts(files={"mpich.hosts": hosts}, command=tuple(command), notes=tuple(notes))
+
+
+def intel(plan: Plan, _cluster: Cluster) -> Parts:
+    """A machine file is filled in order, and may name a host again (Developer Reference)."""
+    runs = _runs(plan)
+    alike = _cpus_by_local_rank(plan)
+    notes: tuple[str, ...] = ()
+    if alike is None or len(runs) > len(plan.hosts):
+        pinning = ("I_MPI_PIN", "off")
+        why = "the hosts do not bind their ranks alike" if alike is None else "the ranks mix hosts"
+        notes = (f"{why}: {_SELF_BINDING}",)
+    else:
+        masks = (f"{sum(1 << cpu for cpu in cpus):#x}" for cpus in alike)
+        pinning = ("I_MPI_PIN_DOMAIN", f"[{','.join(masks)}]")
+    return Parts(
+        files={"intel.machines": _lines(f"{host}:{count}" for host, count in runs)},
+        command=(
+            "mpirun",
+            *("-machinefile", "intel.machines", "-n", str(len(plan.ranks)), "-genv", *pinning),
+        ),
+        notes=notes,
+    )
+
+
+BUILDERS: Final[dict[str, Callable[[Plan, Cluster], Parts]]] = {
+    "slurm": slurm,
+    "openmpi4": partial(openmpi, version=4),
+    "openmpi5": partial(openmpi, version=5),
+    "mpich": mpich,
+    "intel": intel,
+}
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3,8`` for 8, 2, 0, 3, 1; the order does not matter."""
+    # Neighbours have the same distance to their position.
+    ordered = enumerate(sorted(numbers))
+    runs = [[number for _, number in run] for _, run in groupby(ordered, lambda at: at[1] - at[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _why_no_cores(plan: Plan, cluster: Cluster) -> str | None:
+    """Why a rankfile cannot name the cores of this plan's ranks; None when it can."""
+    machines = {node.name: node.machine for node in cluster.nodes}
+    for host in plan.hosts:
+        # mpirun counts the cores that it finds, and finds fewer inside a cgroup.
+        logical = [core.logical for core in machines[host].cores]
+        if sorted(logical) != list(range(len(logical))):
+            return f"the job has a part of {host} only, whose cores mpirun may count otherwise"
+    taken: set[tuple[str, int]] = set()
+    for each in plan.ranks:
+        if not each.cores:
+            return f"rank {each.rank} is not to be bound"
+        places = {(each.host, core) for core in each.cores}
+        if taken & places:
+            return f"rank {each.rank} shares a core with another rank, which mpirun refuses"
+        taken |= places
+        if len(_rankfile_entry(each)) > MAX_RANKFILE_ENTRY:
+            return (
+                f"the cores of rank {each.rank} take more than the {MAX_RANKFILE_ENTRY} characters "
+                "that mpirun reads correctly"
+            )
+    return None
+
+
+def _check_short_names(plan: Plan) -> None:
+    """Raise PlacementError for hosts that Open MPI, which cuts names at the dot, takes for one."""
+    full: dict[str, str] = {}
+    for host in plan.hosts:
+        if _ADDRESS.fullmatch(host):  # left whole
+            continue
+        other = full.setdefault(host.partition(".")[0], host)
+        if other != host:
+            raise PlacementError(
+                f"plan: hosts {other} and {host} are one to Open MPI, which cuts names at the "
+                "first dot: use another launcher, or names that differ before it"
+            )
+
+
+def _host_of(each: PlannedRank) -> str:
+    return each.host
+
+
+def _rankfile_entry(each: PlannedRank) -> str:
+    return f"{each.host} slot={ranges(each.cores)}"
+
+
+def _runs(plan: Plan) -> list[tuple[str, int]]:
+    """(host, number of ranks) for each run of neighbouring ranks on one host."""
+    return [(host, len(list(run))) for host, run in groupby(plan.ranks, _host_of)]
+
+
+def _cpus_by_local_rank(plan: Plan) -> list[tuple[int, ...]] | None:
+    """The PUs of a host's ranks in order, where all hosts have the same ones; else None."""
+    by_host: dict[str, list[tuple[int, ...]]] = {}
+    for each in plan.ranks:
+        by_host.setdefault(each.host, []).append(each.cpus)
+    longest = max(by_host.values(), key=len)
+    is_alike = all(cpus == longest[: len(cpus)] for cpus in by_host.values())
+    return longest if is_alike and all(longest) else None
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

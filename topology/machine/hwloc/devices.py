@@ -1,0 +1,253 @@
+"""GPUs and network cards in a tree of hwloc's objects, with what is near them.
+
+Owns what the I/O elements mean, in each version of the format; one
+:class:`~psdist.topology.machine.machine.Device` per PCI function, whatever its many names.
+
+    devices = read_devices(document, packages, numa_nodes, cpu_sets, notes)
+    devices[0].names, devices[0].package        # ('cuda0', 'nvml0'), 1
+
+A device is near its nearest ancestor that is no I/O object. The machine itself is such an ancestor
+where the source does not know better: then the place is unknown, unless there is one package.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from psdist.topology.machine import pci
+from psdist.topology.machine.hwloc.elements import IO_KINDS, Document, Element
+from psdist.topology.machine.hwloc.walk import CpuSets, Place
+from psdist.topology.machine.machine import UNKNOWN, Device, NumaNode
+from psdist.topology.machine.numa import nearest, node_of
+
+MAX_DEVICES: Final = 4096
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_GUID: Final = re.compile(r"Port[0-9]{1,2}GID0")
+_GID: Final = re.compile(r"(?:[0-9a-fA-F]{4}:){7}[0-9a-fA-F]{4}")
+_PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
+_UUIDS: Final = ("NVIDIAUUID", "AMDUUID", "LevelZeroUUID")
+# Of the names of one GPU, the one by which users know it comes first.
+_NAME_ORDER: Final = ("cuda", "rsmi", "ze", "nvml", "opencl", "card", "renderD")
+_COMPUTE: Final = ("CUDA", "NVML", "RSMI", "LevelZero")
+
+# osdev_type in hwloc 3 is a mask.
+_GPU_BIT, _COPROCESSOR_BIT, _NETWORK_BITS = 4, 8, 16 | 32
+# In 1 and 2 it is one number.
+_GPU, _NETWORK, _OPENFABRICS, _COPROCESSOR = 1, 2, 3, 5
+
+
+@dataclass(kw_only=True, slots=True)
+class _Function:
+    """A PCI function, or an OS device that is on none, and all that was found on it."""
+
+    kind: pci.Kind | None
+    pci: str
+    near: Element
+    bytes_per_s: float = 0.0
+    names: list[str] = field(default_factory=list)
+    uuid: str = ""
+    guids: list[int] = field(default_factory=list)
+
+
+def read_devices(
+    document: Document,
+    packages: Sequence[Place],
+    numa_nodes: Sequence[NumaNode],
+    cpu_sets: CpuSets,
+    notes: list[str],
+) -> tuple[Device, ...]:
+    """Each GPU and network card once, in the tree's order; adds to ``notes`` what was left out."""
+    found = _functions(document)
+    functions = [each for each in found if each.kind is not None and (each.pci or each.names)]
+    functions = _without_idle(functions, notes)
+    if len(functions) > MAX_DEVICES:
+        notes.append(f"{len(functions) - MAX_DEVICES:,} devices beyond {MAX_DEVICES:,} left out")
+        del functions[MAX_DEVICES:]
+    places = _Places(document.root, packages, numa_nodes, cpu_sets)
+    devices = tuple(places.device(each) for each in functions)
+    num_unknown = sum(device.cpus is None for device in devices)
+    if num_unknown:
+        notes.append(f"for {num_unknown} of {len(devices)} devices it does not say what is near")
+    return devices
+
+
+def _without_idle(functions: list[_Function], notes: list[str]) -> list[_Function]:
+    """Without network functions that no driver has made a device of, where others have one.
+
+    A card may show hundreds of virtual functions, for virtual machines; those carry no traffic of
+    this host's. An export without OS devices shows none with a driver: then all stay.
+    """
+    cards = [each for each in functions if each.kind == "nic"]
+    if not any(card.names for card in cards):
+        return functions
+    num_idle = sum(not card.names for card in cards)
+    if num_idle:
+        notes.append(f"{num_idle} network functions without a driver (virtual ones) left out")
+    return [each for each in functions if each.kind != "nic" or each.names]
+
+
+def _functions(document: Document) -> list[_Function]:
+    by_pci: dict[str, _Function] = {}
+    others: list[_Function] = []
+    root = document.root
+    waiting: list[tuple[Element, Element, _Function | None]] = [(root, root, None)]
+    while waiting:
+        element, near, function = waiting.pop()
+        if element.kind == "PCIDev":
+            function = _function(element, near, by_pci)
+        elif element.kind == "OSDev":
+            if (kind := _os_kind(element, document.version)) is not None:
+                on = function
+                if on is None:
+                    on = _Function(kind=kind, pci="", near=near)
+                    others.append(on)
+                _add_names(on, element, kind)
+        elif element.kind not in IO_KINDS:
+            near, function = element, None
+        waiting.extend((child, near, function) for child in reversed(element.children))
+    return [*by_pci.values(), *others]
+
+
+def _function(element: Element, near: Element, by_pci: dict[str, _Function]) -> _Function | None:
+    bus = pci.bus_id(element.attributes.get("pci_busid", ""))
+    if not bus:
+        return None
+    if bus not in by_pci:
+        match = _PCI_TYPE.match(element.attributes.get("pci_type", "").lower())
+        numbers = [int(each, 16) for each in match.groups()] if match else [0, 0, 0]
+        by_pci[bus] = _Function(
+            kind=pci.kind(numbers[0], vendor=numbers[1], device=numbers[2]),
+            pci=bus,
+            near=near,
+            bytes_per_s=_speed(element.attributes.get("pci_link_speed", "")),
+        )
+    return by_pci[bus]
+
+
+def _speed(text: str) -> float:
+    """From hwloc's GB/s; 0 for anything that no link has."""
+    try:
+        speed = float(text)
+    except ValueError:
+        return 0.0
+    return speed * 1e9 if 0 < speed < 1e6 else 0.0
+
+
+def _os_kind(element: Element, version: int) -> pci.Kind | None:
+    text = element.attributes.get("osdev_type", "")
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 4 else 0
+    if version >= 3:
+        is_network = bool(number & _NETWORK_BITS)
+        is_gpu = bool(number & _GPU_BIT)
+        is_coprocessor = bool(number & _COPROCESSOR_BIT)
+    else:
+        is_network = number in (_NETWORK, _OPENFABRICS)
+        is_gpu = number == _GPU
+        is_coprocessor = number == _COPROCESSOR
+    if is_network:
+        return "nic"
+    name = element.attributes.get("name", "")
+    is_compute = element.subtype in _COMPUTE or name.startswith(_NAME_ORDER)
+    return "gpu" if is_gpu or (is_coprocessor and is_compute) else None
+
+
+def _add_names(function: _Function, element: Element, kind: pci.Kind) -> None:
+    name = element.attributes.get("name", "")
+    # The class of the function decides; a console's chip stays one, with a card0 on it or not.
+    if function.kind is None and (kind == "nic" or not name.startswith(("card", "render", ":"))):
+        function.kind = kind
+    if function.kind != kind:
+        return
+    if _NAME.fullmatch(name) and name not in function.names:
+        function.names.append(name)
+    for key in _UUIDS:
+        text = element.infos.get(key, "")
+        if not function.uuid and _NAME.fullmatch(text):
+            function.uuid = text
+    for key, value in element.infos.items():
+        # The lower half of a port's first GID is the port's GUID.
+        if _GUID.fullmatch(key) and _GID.fullmatch(value):
+            guid = int(value.replace(":", "")[16:], 16)
+            if guid and guid not in function.guids:
+                function.guids.append(guid)
+
+
+class _Places:
+    """What is near an element; the answers are kept, for many devices share one."""
+
+    def __init__(
+        self,
+        root: Element,
+        packages: Sequence[Place],
+        numa_nodes: Sequence[NumaNode],
+        cpu_sets: CpuSets,
+    ) -> None:
+        self._root = root
+        self._is_single = len(packages) == 1
+        self._by_element = {
+            id(place.element): index for index, place in enumerate(packages) if place.element
+        }
+        self._by_cpu = {cpu: index for index, place in enumerate(packages) for cpu in place.cpus}
+        self._own_node = nearest(numa_nodes)
+        self._node_bits = {
+            index: node.os_index for index, node in enumerate(numa_nodes) if node.is_dram
+        }
+        self._cpu_sets = cpu_sets
+        self._known: dict[int, tuple[frozenset[int] | None, int, int]] = {}
+
+    def device(self, function: _Function) -> Device:
+        assert function.kind is not None
+        key = id(function.near)
+        if key not in self._known:
+            self._known[key] = self._place(function.near)
+        cpus, package, numa = self._known[key]
+        return Device(
+            kind=function.kind,
+            names=tuple(sorted(function.names, key=_name_key)),
+            pci=function.pci,
+            cpus=cpus,
+            package=package,
+            numa=numa,
+            uuid=function.uuid,
+            port_guids=tuple(function.guids),
+            bytes_per_s=function.bytes_per_s,
+        )
+
+    def _place(self, near: Element) -> tuple[frozenset[int] | None, int, int]:
+        element: Element | None = near
+        while element is not None and element.mask is None:
+            element = element.parent
+        if element is None or element is self._root:
+            if not self._is_single:
+                return None, UNKNOWN, UNKNOWN
+            element = self._root
+        cpus = self._cpu_sets(element.mask)
+        return cpus, self._package(element, cpus), self._node(element, cpus)
+
+    def _package(self, near: Element, cpus: frozenset[int]) -> int:
+        element: Element | None = near
+        while element is not None:
+            if (index := self._by_element.get(id(element))) is not None:
+                return index
+            element = element.parent
+        found = {self._by_cpu[cpu] for cpu in cpus}
+        return found.pop() if len(found) == 1 else UNKNOWN
+
+    def _node(self, near: Element, cpus: frozenset[int]) -> int:
+        if cpus:
+            return node_of(cpus, self._own_node)
+        # None of the PUs near it is usable; the memory there may be.
+        nodes = near.nodes or 0
+        found = [index for index, bit in self._node_bits.items() if bit >= 0 and nodes >> bit & 1]
+        return found[0] if len(found) == 1 else UNKNOWN
+
+
+def _name_key(name: str) -> tuple[int, str]:
+    for rank, prefix in enumerate(_NAME_ORDER):
+        if name.startswith(prefix):
+            return rank, name
+    return len(_NAME_ORDER), name

@@ -1,0 +1,113 @@
+"""The machine that this process runs on, as far as it may use it.
+
+Owns the choice between lstopo and /sys and how lstopo is run; what their answers mean is
+:mod:`psdist.topology.machine.hwloc.xml`'s and :mod:`psdist.topology.machine.sysfs`'s.
+
+    machine = this_machine()
+    machine.name, machine.cores, machine.notes
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from psdist.errors import PlacementError
+from psdist.topology.machine import sysfs
+from psdist.topology.machine.hwloc import xml as hwloc_xml
+from psdist.topology.machine.hwloc.elements import MAX_BYTES
+from psdist.topology.machine.machine import Machine, flat_machine
+from psdist.topology.text.untrusted import HOST_NAME
+
+LSTOPO_TIMEOUT_S: Final = 5.0
+
+_PROGRAMS: Final = ("lstopo", "lstopo-no-graphics")
+# These would start the GPUs' compute runtimes, once in each rank: seconds. NVML and RSMI stay;
+# they tell names, UUIDs and links without that.
+_COMPONENTS: Final = "-opencl,-cuda,-levelzero,-gl"
+
+
+def this_machine(
+    *, affinity: Iterable[int] | None = None, use_lstopo: bool = True, root: Path = Path("/")
+) -> Machine:
+    """This host, restricted to ``affinity`` (of this process if None); named as the host is.
+
+    lstopo first, for it knows GPUs' UUIDs and links, HBM, and the numbers that Open MPI counts;
+    it takes 10 to 90 ms. Where it is missing, fails, or takes more than ``LSTOPO_TIMEOUT_S``, /sys
+    below ``root`` answers, and where that says nothing, each PU counts as a core; with notes.
+    Never raises for what a machine lacks: PUs of the affinity that the answer does not know make
+    it wrong, and then the next source is asked.
+    """
+    usable = frozenset(os.sched_getaffinity(0) if affinity is None else affinity)
+    notes: list[str] = []
+    machine = _from_lstopo(notes) if use_lstopo else None
+    if machine is None or not usable <= machine.cpus:
+        if machine is not None:
+            notes.append("lstopo does not know all PUs of this process: asked /sys instead")
+        machine = _from_sysfs(root, notes)
+    if machine is None or not usable <= machine.cpus:
+        machine = flat_machine(usable)
+        notes.append("nothing tells of the processors: each PU counts as a core")
+    machine = machine.restricted(usable)
+    return replace(machine, name=_host_name(), notes=(*notes, *machine.notes))
+
+
+def _host_name() -> str:
+    name = socket.gethostname()
+    return name if HOST_NAME.fullmatch(name) else ""
+
+
+def _from_lstopo(notes: list[str]) -> Machine | None:
+    for name in _PROGRAMS:
+        program = shutil.which(name)
+        if program is None:
+            continue
+        try:
+            return hwloc_xml.parse(_run(program), where=name)
+        except PlacementError as error:
+            notes.append(str(error))
+    return None
+
+
+def _run(program: str) -> bytes:
+    """lstopo's XML. Raises PlacementError where it fails, hangs or writes too much."""
+    # The user's HWLOC_XMLFILE and the like would have it tell of another machine.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HWLOC_")}
+    environment["HWLOC_COMPONENTS"] = _COMPONENTS
+    name = Path(program).name
+    try:
+        # A file and not a pipe: what is too much is then never in memory.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                [program, "--of", "xml"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                timeout=LSTOPO_TIMEOUT_S,
+                check=False,
+            )
+            if done.returncode == 0:
+                output.seek(0)
+                return output.read(MAX_BYTES + 1)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = f"no answer in {LSTOPO_TIMEOUT_S:g} s"
+        if isinstance(error, OSError):
+            reason = error.strerror or "cannot be started"
+        raise PlacementError(f"{name}: {reason}; /sys answers instead") from None
+    raise PlacementError(f"{name}: exit status {done.returncode}; /sys answers instead")
+
+
+def _from_sysfs(root: Path, notes: list[str]) -> Machine | None:
+    try:
+        return sysfs.read_machine(root)
+    except PlacementError as error:
+        notes.append(str(error))
+        return None

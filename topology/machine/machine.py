@@ -1,0 +1,167 @@
+"""What a machine is to the mapper: processors with their places, memory, GPUs and network cards.
+
+Types and questions about them, nothing else: where a machine comes from is
+:mod:`psdist.topology.machine.hwloc.xml`, :mod:`psdist.topology.machine.sysfs` or
+:mod:`psdist.topology.machine.live`.
+
+    machine = hwloc_xml.parse(text)
+    mine = machine.restricted(os.sched_getaffinity(0))
+    mine.cores[0].cpus, mine.cores[0].package, mine.nics[0].package
+
+Two numberings. **OS numbers** are what the kernel, Slurm and hydra call a PU; every ``cpus`` here
+holds those. **Logical** numbers count in hwloc's order, 0, 1, 2 ... without gaps; Open MPI's
+rankfiles take those, and indices into the tuples here (``package``, ``numa``, ``l3``) are logical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+UNKNOWN = -1
+"""In place of an index: the source does not say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Core:
+    """A core and its usable PUs (hardware threads)."""
+
+    logical: int
+    """hwloc's logical number in the whole machine; restricting does not change it."""
+    cpus: tuple[int, ...]
+    """OS numbers of its usable PUs, ascending; never empty."""
+    package: int
+    numa: int
+    """The NUMA node of its ordinary memory (DRAM), or UNKNOWN."""
+    l3: int
+    kind: int = 0
+    """Hybrid processors: 0 is the least powerful kind; all 0 where there is one kind only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    os_index: int
+    cpus: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumaNode:
+    os_index: int
+    cpus: frozenset[int]
+    """The PUs near it; several nodes may name the same ones (HBM beside DRAM)."""
+    memory_bytes: int
+    is_dram: bool
+    """Ordinary memory; False for HBM, CXL or GPU memory that the system shows as a node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A GPU or a network card; one entry per PCI function, whatever its many names."""
+
+    kind: Literal["gpu", "nic"]
+    names: tuple[str, ...]
+    """As the system calls it: ``("cuda0", "nvml0")``, ``("ib0", "mlx5_0")``."""
+    pci: str
+    """``0000:3b:00.0`` in lower case, or "" where the source has none."""
+    cpus: frozenset[int] | None
+    """The usable PUs near it; None where the source does not say (not the same as "all")."""
+    package: int
+    numa: int
+    uuid: str = ""
+    port_guids: tuple[int, ...] = ()
+    """InfiniBand: the port GUIDs, by which a fabric's listing knows it."""
+    bytes_per_s: float = 0.0
+    """Of its PCI link, one direction; 0 unknown."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0] if self.names else self.pci
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceLink:
+    """A direct link between two GPUs (or GPU and processor: ``second`` is "")."""
+
+    first: str
+    second: str
+    """PCI bus ids."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One host. Only what is online and allowed is in it."""
+
+    name: str
+    """The host name that the source gives, or ""."""
+    packages: tuple[Package, ...]
+    dies: tuple[frozenset[int], ...]
+    numa_nodes: tuple[NumaNode, ...]
+    l3_groups: tuple[frozenset[int], ...]
+    cores: tuple[Core, ...]
+    devices: tuple[Device, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was missing or guessed, a sentence each, for people."""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """OS numbers of all usable PUs."""
+        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        return tuple(device for device in self.devices if device.kind == "gpu")
+
+    @property
+    def nics(self) -> tuple[Device, ...]:
+        return tuple(device for device in self.devices if device.kind == "nic")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Ordinary memory of all NUMA nodes; 0 where the source does not say."""
+        return sum(node.memory_bytes for node in self.numa_nodes if node.is_dram)
+
+    def restricted(self, cpus: Iterable[int]) -> Machine:
+        """The same machine with only these PUs (OS numbers); logical numbers stay as they are.
+
+        For an XML made outside of the job, whose cgroup and affinity have less. PUs that the
+        machine does not know are ignored. Packages and NUMA nodes stay, if need be without PUs.
+        """
+        kept = frozenset(cpus) & self.cpus
+        cores = (
+            replace(core, cpus=left)
+            for core in self.cores
+            if (left := tuple(cpu for cpu in core.cpus if cpu in kept))
+        )
+        return replace(
+            self,
+            packages=tuple(replace(each, cpus=each.cpus & kept) for each in self.packages),
+            dies=tuple(die & kept for die in self.dies),
+            numa_nodes=tuple(replace(node, cpus=node.cpus & kept) for node in self.numa_nodes),
+            l3_groups=tuple(group & kept for group in self.l3_groups),
+            cores=tuple(cores),
+            devices=tuple(
+                replace(device, cpus=None if device.cpus is None else device.cpus & kept)
+                for device in self.devices
+            ),
+        )
+
+
+def flat_machine(cpus: Iterable[int], *, name: str = "", note: str = "") -> Machine:
+    """A machine of which nothing is known but its PUs: each is a core, all in one package."""
+    ordered = sorted(set(cpus))
+    everything = frozenset(ordered)
+    return Machine(
+        name=name,
+        packages=(Package(os_index=0, cpus=everything),),
+        dies=(),
+        numa_nodes=(NumaNode(os_index=0, cpus=everything, memory_bytes=0, is_dram=True),),
+        l3_groups=(),
+        cores=tuple(
+            Core(logical=index, cpus=(cpu,), package=0, numa=0, l3=UNKNOWN)
+            for index, cpu in enumerate(ordered)
+        ),
+        notes=(note,) if note else (),
+    )

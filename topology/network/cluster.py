@@ -1,0 +1,116 @@
+"""What a cluster is to the mapper: machines under a tree of switches, each link with its speed.
+
+Types and questions about them. The tree comes from :mod:`psdist.topology.network.slurm`,
+:mod:`psdist.topology.network.infiniband` or :mod:`psdist.topology.network.rack_table`; where there
+is none, :func:`one_rack` stands in.
+
+    cluster = one_rack(["n1", "n2"], machine)
+    cluster.nodes[0].switch             # index into cluster.switches
+    cluster.path(0)                     # switches from node 0 up to the root
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from psdist.topology.machine.machine import Machine
+
+DEFAULT_LINK_BYTES_PER_S = 12e9
+"""A network link of which nothing is known, one direction (the figure of NCCL's own table)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """A switch, or a set of switches that acts as one (all rails of a rack)."""
+
+    name: str
+    parent: int
+    """Index of the switch above; -1 for the root, of which there is exactly one."""
+    bytes_per_s: float
+    """Of its uplinks together, one direction; no meaning at the root."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A host: its machine (what of it the job may use), and the link that joins it to a switch."""
+
+    name: str
+    machine: Machine
+    switch: int
+    bytes_per_s: float
+    """Of its network cards together, one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes in the order in which launchers count them; ``switches[0]`` is the root."""
+
+    nodes: tuple[Node, ...]
+    switches: tuple[Switch, ...]
+    source: str
+    """Where the tree comes from, for people: ``topology.conf``, ``one flat rack`` ..."""
+    notes: tuple[str, ...] = ()
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The switches above a node, from its own to the root."""
+        found: list[int] = []
+        switch = self.nodes[node].switch
+        while switch >= 0:
+            found.append(switch)
+            switch = self.switches[switch].parent
+        return tuple(found)
+
+    def with_links(
+        self,
+        *,
+        node_bytes_per_s: Mapping[str, float] | None = None,
+        switch_bytes_per_s: Mapping[str, float] | None = None,
+        default_node_bytes_per_s: float | None = None,
+        default_switch_bytes_per_s: float | None = None,
+    ) -> Cluster:
+        """The same cluster with other link speeds, by name; a default applies to all not named."""
+        named_nodes, named_switches = node_bytes_per_s or {}, switch_bytes_per_s or {}
+        nodes = (
+            replace(
+                node,
+                bytes_per_s=named_nodes.get(
+                    node.name, default_node_bytes_per_s or node.bytes_per_s
+                ),
+            )
+            for node in self.nodes
+        )
+        switches = (
+            replace(
+                switch,
+                bytes_per_s=named_switches.get(
+                    switch.name, default_switch_bytes_per_s or switch.bytes_per_s
+                ),
+            )
+            for switch in self.switches
+        )
+        return replace(self, nodes=tuple(nodes), switches=tuple(switches))
+
+
+def one_rack(
+    names: Sequence[str],
+    machines: Machine | Mapping[str, Machine],
+    *,
+    bytes_per_s: float = DEFAULT_LINK_BYTES_PER_S,
+    note: str = "",
+) -> Cluster:
+    """All nodes under one switch: what is assumed where no source tells of racks."""
+    return Cluster(
+        nodes=tuple(
+            Node(
+                name=name,
+                machine=machines if isinstance(machines, Machine) else machines[name],
+                switch=0,
+                bytes_per_s=bytes_per_s,
+            )
+            for name in names
+        ),
+        switches=(Switch(name="switch", parent=-1, bytes_per_s=bytes_per_s),),
+        source="one flat rack",
+        notes=(note,) if note else (),
+    )

@@ -1,0 +1,372 @@
+"""From a cluster to a plan: who serves, who works, on which cores, and what it costs. Pure.
+
+    plan = plan_job(cluster, ranks, PlanRequest(servers="auto", group="node"))   # ranks are there
+    plan = plan_ahead(cluster, PlanRequest(servers="auto"), workers=[8, 8, 8])   # before the job
+
+Inside a job the hosts of the ranks are given and some of them become servers, so that a server
+takes a place from a worker. Before a job the workers are given and servers come in addition.
+Which hosts serve is :mod:`psdist.topology.plan.serving_hosts`, the seats inside a host are
+:mod:`psdist.topology.plan.seating`; here both become one plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from psdist.errors import PlacementError
+from psdist.topology.machine.machine import UNKNOWN
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.plan import seating
+from psdist.topology.plan.plan import Plan, PlannedRank
+from psdist.topology.plan.seating import Role, Seat
+from psdist.topology.plan.serving_hosts import (
+    Grouping,
+    GroupsBeside,
+    PlanRequest,
+    Strategy,
+    apply_s,
+    beyond_memory,
+    choose,
+    choose_among_ranks,
+    link_loads,
+    place_plainly,
+    problem_of,
+)
+from psdist.topology.solver import placement
+from psdist.topology.solver.bound import lower_bound_s
+
+__all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan_ahead", "plan_job"]
+
+
+CLEARLY = 1.1
+"""Servers are said to limit where they take longer than the slowest link by this factor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFacts:
+    """What is known of a rank that runs already."""
+
+    rank: int
+    host: str
+    cpus: frozenset[int]
+    """OS numbers of the PUs it may use."""
+    gpus: tuple[str, ...] | None = None
+    """PCI bus ids of the GPUs it can see; None where nobody could ask."""
+    kernel: str = ""
+    """Boot id of its kernel: hosts that have the same one share their processors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Host:
+    """A host's part in a plan: its ranks, and how many of them serve."""
+
+    node: int
+    ranks: tuple[int, ...]
+    num_servers: int
+    may_bind: bool = True
+    facts: tuple[RankFacts, ...] = ()
+
+
+def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest) -> Plan:
+    """A plan for ranks that run already, in rank order, on the nodes of ``cluster``.
+
+    ``servers="auto"`` takes at most one rank of each node and at most half of all. Raises
+    PlacementError where the numbers do not fit.
+    """
+    index = {node.name: position for position, node in enumerate(cluster.nodes)}
+    here: list[list[RankFacts]] = [[] for _ in cluster.nodes]
+    for facts in ranks:
+        here[index[facts.host]].append(facts)
+    sharing = _hosts_with_one_kernel(ranks)
+
+    def host_with(node: int, num_servers: int) -> _Host:
+        return _Host(
+            node=node,
+            ranks=tuple(facts.rank for facts in here[node]),
+            num_servers=num_servers,
+            may_bind=request.may_bind and cluster.nodes[node].name not in sharing,
+            facts=tuple(here[node]),
+        )
+
+    @cache
+    def groups_on(node: int, num_servers: int) -> float:
+        return _num_groups(cluster, host_with(node, num_servers), request.group)
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
+    sizes = [len(each) for each in here]
+    servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
+    notes = _notes(cluster)
+    if sharing:
+        notes.append(
+            f"{len(sharing)} hosts share one kernel and so their processors: "
+            "their ranks are not bound"
+        )
+    hosts = [host_with(node, count) for node, count in enumerate(servers_at) if here[node]]
+    serving = [host for host in hosts if len(host.ranks) == host.num_servers > 1]
+    if serving and request.placement == "auto":
+        notes.append(
+            f"{len(serving)} of {len(hosts)} hosts only serve: for as many workers that is the "
+            "faster exchange; --placement cyclic spreads the servers over all hosts"
+        )
+    return _assemble(cluster, hosts, sizes, shares, groups_beside, request, notes)
+
+
+def plan_ahead(
+    cluster: Cluster,
+    request: PlanRequest,
+    *,
+    workers: Sequence[int],
+    server_nodes: Iterable[str] = (),
+) -> Plan:
+    """A plan for a job that is still to be started, with so many workers on each node.
+
+    Servers come in addition, on cores that the workers leave. Where ``server_nodes`` are named,
+    only those have any. Raises PlacementError where cores or memory do not suffice.
+    """
+    allowed = set(server_nodes)
+    capacity: list[int] = []
+    for here, num_workers in zip(cluster.nodes, workers, strict=True):
+        left = len(here.machine.cores) - num_workers
+        if left < 0:
+            raise PlacementError(
+                f"{num_workers} workers on {here.name}, which has {len(here.machine.cores)} "
+                "cores: each needs one; ask for fewer workers per node"
+            )
+        capacity.append(left if not allowed or here.name in allowed else 0)
+    if not any(workers):
+        raise PlacementError("no node has a worker; ask for at least one")
+
+    @cache
+    def groups_on(node: int, num_servers: int) -> float:
+        ranks = tuple(range(num_servers + workers[node]))
+        host = _Host(node=node, ranks=ranks, num_servers=num_servers)
+        return _num_groups(cluster, host, request.group)
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
+    servers_at, shares = choose(cluster, capacity, groups_beside, request)
+    hosts: list[_Host] = []
+    first = 0
+    for node, num_workers in enumerate(workers):
+        end = first + servers_at[node] + num_workers
+        if end > first:
+            ranks = tuple(range(first, end))
+            hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
+        first = end
+    return _assemble(cluster, hosts, capacity, shares, groups_beside, request, _notes(cluster))
+
+
+def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
+    """``plan`` as it is when its ranks run on other hosts than planned, ``hosts[rank]``.
+
+    Roles, groups and shards stay; cores and GPUs were those of other machines, so ranks that have
+    moved get none. Loads, cost and bound are those of the real hosts. Raises PlacementError where
+    a group would not lie within one host.
+    """
+    index = {node.name: position for position, node in enumerate(cluster.nodes)}
+    homes: dict[int, set[str]] = {}
+    for each in plan.ranks:
+        if each.role == "worker":
+            homes.setdefault(each.group, set()).add(hosts[each.rank])
+    for group, found in homes.items():
+        if len(found) > 1:
+            raise PlacementError(
+                f"group {group} of the plan lies on {', '.join(sorted(found))}, but a group is the "
+                "workers of one host: start the ranks on hosts as planned, or make a new plan"
+            )
+    has_moved = any(each.host != hosts[each.rank] for each in plan.ranks)
+    moved = ["made for other hosts: ranks that are elsewhere are not bound"] * has_moved
+    ranks = tuple(
+        each
+        if each.host == hosts[each.rank]
+        else replace(
+            each,
+            host=hosts[each.rank],
+            cores=(),
+            cpus=(),
+            package=UNKNOWN,
+            numa=UNKNOWN,
+            gpu="",
+            nic="",
+        )
+        for each in plan.ranks
+    )
+    groups, shares = [0.0] * len(index), [0.0] * len(index)
+    servers, room = [0] * len(index), [0] * len(index)
+    for each in ranks:
+        room[index[each.host]] += 1
+        if each.role == "server":
+            servers[index[each.host]] += 1
+            shares[index[each.host]] += plan.weights[each.index]
+    for found in homes.values():
+        groups[index[next(iter(found))]] += 1
+    links = link_loads(cluster, groups, shares, PlanRequest(model_bytes=plan.model_bytes))
+    # Without the limits of memory: the plan is given, and its model may have been a guess.
+    problem = replace(
+        problem_of(cluster, room, groups, PlanRequest(), len(plan.weights)),
+        model_bytes=plan.model_bytes,
+    )
+    server_nodes = [index[ranks[rank].host] for rank in plan.server_ranks]
+    return replace(
+        plan,
+        ranks=ranks,
+        replicas=placement.buddies(server_nodes, [node.switch for node in cluster.nodes]),
+        links=links,
+        cost_s=max((link.seconds for link in links), default=0.0),
+        bound_s=lower_bound_s(problem).seconds if links else 0.0,
+        compared={},
+        source=cluster.source,
+        notes=(*_notes(cluster), *moved),
+    )
+
+
+def _notes(cluster: Cluster) -> list[str]:
+    """What was guessed of the network matters only where there is one; the machine's notes do."""
+    notes = list(cluster.notes) if len(cluster.nodes) > 1 else []
+    return notes + list(
+        dict.fromkeys(note for each in cluster.nodes for note in each.machine.notes)
+    )
+
+
+def _hosts_with_one_kernel(ranks: Sequence[RankFacts]) -> set[str]:
+    """Hosts (containers, namespaces) that share a kernel with a host of another name."""
+    hosts_of: dict[str, set[str]] = {}
+    for facts in ranks:
+        if facts.kernel:
+            hosts_of.setdefault(facts.kernel, set()).add(facts.host)
+    return {host for hosts in hosts_of.values() if len(hosts) > 1 for host in hosts}
+
+
+def _num_groups(cluster: Cluster, host: _Host, group: Grouping) -> float:
+    """Groups that the host's workers make."""
+    num_workers = len(host.ranks) - host.num_servers
+    if group == "rank" or num_workers == 0:
+        return float(num_workers)
+    if group == "node":
+        return 1.0
+    seats = zip(_seats(cluster, host), _roles(cluster, host), strict=True)
+    return float(len({_home(seat, group) for seat, role in seats if role == "worker"}))
+
+
+def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
+    """What the workers of a group have in common. A rank on several NUMA nodes has a package."""
+    return seat.package, seat.numa if group == "numa" else UNKNOWN
+
+
+def _roles(cluster: Cluster, host: _Host) -> list[Role]:
+    """The host's first ranks serve; where a launcher bound them, those beside the network card."""
+    order = list(range(len(host.ranks)))
+    masks = [facts.cpus for facts in host.facts]
+    if seating.are_disjoint(masks):
+        order = seating.nearest_to_network(cluster.nodes[host.node].machine, masks)
+    serving = set(order[: host.num_servers])
+    return ["server" if index in serving else "worker" for index in range(len(host.ranks))]
+
+
+def _seats(cluster: Cluster, host: _Host) -> tuple[Seat, ...]:
+    machine = cluster.nodes[host.node].machine
+    roles = _roles(cluster, host)
+    if not host.facts:
+        return seating.seat(machine, roles, may_bind=host.may_bind)
+    seen = [facts.gpus for facts in host.facts if facts.gpus is not None]
+    return seating.seat(
+        machine,
+        roles,
+        masks=[facts.cpus for facts in host.facts],
+        gpus=seen if len(seen) == len(host.facts) else None,
+        may_bind=host.may_bind,
+    )
+
+
+def _assemble(
+    cluster: Cluster,
+    hosts: Sequence[_Host],
+    capacity: Sequence[int],
+    shares: Sequence[float],
+    groups_beside: GroupsBeside,
+    request: PlanRequest,
+    notes: Sequence[str],
+) -> Plan:
+    seated: dict[int, tuple[int, Role, Seat]] = {}
+    servers_at = [0] * len(cluster.nodes)
+    for host in hosts:
+        servers_at[host.node] = host.num_servers
+        roles = _roles(cluster, host)
+        for rank, role, seat in zip(host.ranks, roles, _seats(cluster, host), strict=True):
+            seated[rank] = (host.node, role, seat)
+    ranks, server_nodes = _number(cluster, seated, request.group)
+    num_servers = len(server_nodes)
+    groups = groups_beside(servers_at)
+    links = link_loads(cluster, groups, shares, request)
+    problem = problem_of(cluster, capacity, groups, request, num_servers)
+    compared: dict[str, float] = {}
+    plain: tuple[Strategy, ...] = ("block", "cyclic")
+    for strategy in plain:
+        there, equal = place_plainly(cluster, capacity, strategy, num_servers)
+        if beyond_memory(cluster, equal, request):
+            continue
+        loads = link_loads(cluster, groups_beside(there), equal, request)
+        compared[strategy] = max((link.seconds for link in loads), default=0.0)
+    weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
+    cost_s = max((link.seconds for link in links), default=0.0)
+    busy_s = apply_s(groups, weights, request)
+    if 0 < cost_s * CLEARLY < busy_s:
+        notes = [
+            *notes,
+            f"the servers, not the links, are likely to limit: the busiest applies for "
+            f"{busy_s / cost_s:.1f} times as long as the slowest link takes; ask for more servers",
+        ]
+    return Plan(
+        ranks=ranks,
+        weights=weights,
+        replicas=placement.buddies(server_nodes, [node.switch for node in cluster.nodes]),
+        links=links,
+        model_bytes=request.planned_bytes,
+        placement=request.placement,
+        cost_s=cost_s,
+        bound_s=lower_bound_s(problem).seconds if links else 0.0,
+        compared=compared,
+        source=cluster.source,
+        notes=tuple(notes),
+    )
+
+
+def _number(
+    cluster: Cluster, seated: dict[int, tuple[int, Role, Seat]], group: Grouping
+) -> tuple[tuple[PlannedRank, ...], list[int]]:
+    """The ranks with their numbers among servers, workers and groups; the node of each server."""
+    counts: dict[Role, int] = {"server": 0, "worker": 0}
+    groups: dict[tuple[int, tuple[int, int]], int] = {}
+    server_nodes: list[int] = []
+    ranks: list[PlannedRank] = []
+    for rank in sorted(seated):
+        node, role, seat = seated[rank]
+        member = -1
+        if role == "server":
+            server_nodes.append(node)
+        else:
+            whole = {"node": (UNKNOWN, UNKNOWN), "rank": (rank, UNKNOWN)}
+            part = whole.get(group, _home(seat, group))
+            member = groups.setdefault((node, part), len(groups))
+        ranks.append(
+            PlannedRank(
+                rank=rank,
+                host=cluster.nodes[node].name,
+                role=role,
+                index=counts[role],
+                group=member,
+                cores=seat.cores,
+                cpus=seat.cpus,
+                package=seat.package,
+                numa=seat.numa,
+                gpu=seat.gpu,
+                nic=seat.nic,
+            )
+        )
+        counts[role] += 1
+    return tuple(ranks), server_nodes

@@ -1,0 +1,280 @@
+"""Where servers sit and how much of the model each holds.
+
+Owns the choice for divisible shards, the number of servers, the placements to compare with, and who
+holds whose replica. Pure functions on numbers; costs are :mod:`psdist.topology.solver.objective`'s,
+proofs are in docs/placement.md, shards that cannot be cut are
+:mod:`psdist.topology.solver.shards`'.
+
+    solution = solve(problem)
+    solution.servers_at, solution.server_bytes, solution.cost_s / solution.bound_s
+
+The objective, one after the other: the slowest link; the servers' loads, as even as that allows;
+the time of all links together; how few servers leave their places in ``current``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from psdist.errors import PlacementError
+from psdist.topology.solver.bound import lower_bound_s, nearest_first, vertex_sources
+from psdist.topology.solver.filling import (
+    TOLERANCE,
+    FlowTree,
+    Preference,
+    best_sources,
+    even_masses,
+)
+from psdist.topology.solver.objective import cost_s, worst_edge
+from psdist.topology.solver.problem import Problem, Solution
+from psdist.topology.solver.shards import place_shards
+
+__all__ = [
+    "Problem",
+    "Solution",
+    "block",
+    "buddies",
+    "choose_num_servers",
+    "cyclic",
+    "place_shards",
+    "solve",
+]
+
+SLACK = 1e-10
+"""Relative: times within this of the optimum count as the optimum, so that rounding in the first
+objective does not decide over the second."""
+
+MOST_ENUMERATED = 300
+"""Ways to put servers on vertices, up to which all are compared (about 30 ms)."""
+
+CHEAPER_BY = 0.05
+"""A smaller number of servers is chosen if the exchange takes no more than this much longer."""
+
+
+def solve(problem: Problem, *, current: Sequence[int] | None = None) -> Solution:
+    """The best places and masses where shards can be cut anywhere.
+
+    ``current``: the vertex of each server now (-1 where it is gone); servers keep their numbers
+    and, among equally good solutions, their places. The slowest link and the most loaded server
+    are optimal; the sum of times and the moves exactly so up to MOST_ENUMERATED ways to place the
+    servers, and by preference in larger problems. The order of magnitude: 0.1 s for 1,024 nodes.
+    """
+    tree = FlowTree.of(problem)
+    bound_s = lower_bound_s(problem).seconds
+    caps = tree.caps(bound_s * (1 + SLACK))
+    kept = Counter(current or ())
+    counts = _even_counts(tree, caps, problem, kept)
+    masses = even_masses(tree, caps, counts, problem.max_bytes)
+    best = _key(tree, problem, counts, masses, kept)
+    for other in _other_counts(problem, kept):
+        held = even_masses(tree, caps, other, problem.max_bytes)
+        if math.fsum(held) >= problem.model_bytes * (1 - TOLERANCE):
+            key = _key(tree, problem, other, held, kept)
+            if key < best:
+                counts, masses, best = other, held, key
+    # Rounding may have left a last trillionth over.
+    scale = problem.model_bytes / math.fsum(masses)
+    masses = [held * scale for held in masses]
+    servers_at = _numbered(counts, current or ())
+    return Solution(
+        servers_at=servers_at,
+        server_bytes=tuple(masses[v] / counts[v] for v in servers_at),
+        bytes_at=tuple(masses),
+        cost_s=cost_s(problem, masses),
+        bound_s=bound_s,
+        worst_edge=worst_edge(problem, masses),
+    )
+
+
+def _key(
+    tree: FlowTree,
+    problem: Problem,
+    counts: Sequence[int],
+    masses: Sequence[float],
+    kept: Counter[int],
+) -> tuple[int, ...]:
+    """Orders solutions within the optimal time; whole numbers, so that rounding decides nothing."""
+    most = max(held / count for held, count in zip(masses, counts, strict=True) if count)
+    farthest = max(tree.path_s) or 1.0
+    path = math.fsum(
+        held / problem.model_bytes * (each / farthest)
+        for held, each in zip(masses, tree.path_s, strict=True)
+    )
+    moved = sum(max(0, count - kept[v]) for v, count in enumerate(counts))
+    crowding = sum(count * count for count in counts)
+    return round(most / problem.model_bytes * 1e9), round(path * 1e9), moved, crowding
+
+
+def _even_counts(
+    tree: FlowTree, caps: Sequence[float], problem: Problem, kept: Counter[int]
+) -> list[int]:
+    """Servers at each vertex such that the most loaded one holds least.
+
+    Whether the model fits under the caps with no server above z grows with z, and which servers
+    then bring most is exact (:func:`filling.best_sources`).
+    """
+    rank = nearest_first(tree)
+
+    def prefer(v: int, count: int) -> tuple[int, ...]:
+        return rank[v], count >= kept[v], count, v
+
+    def best_for(most: float) -> tuple[list[int], bool]:
+        """The servers that bring most if none holds more than that; do they hold the model?"""
+        sources: list[list[float]] = [[] for _ in tree.up]
+        for v in problem.candidates:
+            room = min(problem.max_bytes[v], caps[v] if v != tree.centre else math.inf)
+            for _ in range(min(problem.capacity[v], problem.num_servers)):
+                if room <= 0:
+                    break
+                sources[v].append(min(most, room))
+                room -= most
+        places, masses = best_sources(tree, caps, sources, limit=problem.num_servers, prefer=prefer)
+        counts = [0] * len(tree.up)
+        for v in places:
+            counts[v] += 1
+        return counts, math.fsum(masses) >= problem.model_bytes * (1 - TOLERANCE)
+
+    def most_loaded(counts: Sequence[int]) -> float:
+        masses = even_masses(tree, caps, counts, problem.max_bytes)
+        return max(held / count for held, count in zip(masses, counts, strict=True) if count)
+
+    low = problem.model_bytes / problem.num_servers
+    best, suffices = best_for(low * (1 + SLACK))
+    if not suffices:
+        best, _ = best_for(problem.model_bytes)
+        high = most_loaded(best)
+        while high > low * (1 + SLACK):
+            # Usually the servers found are the best ones already: ask that before halving.
+            for most in (max(low, high * (1 - SLACK)), (low + high) / 2):
+                counts, suffices = best_for(most)
+                if suffices:
+                    best, high = counts, min(most, most_loaded(counts))
+                else:
+                    low = max(low, most)
+    return _with_spare_servers(tree, caps, problem, best, prefer)
+
+
+def _with_spare_servers(
+    tree: FlowTree,
+    caps: Sequence[float],
+    problem: Problem,
+    counts: list[int],
+    prefer: Preference,
+) -> list[int]:
+    """Servers that bring no more mass help those that hold most."""
+    spare = problem.num_servers - sum(counts)
+    if not spare:
+        return counts
+    masses = even_masses(tree, caps, counts, problem.max_bytes)
+    counts = list(counts)
+
+    def entry(v: int) -> tuple[float, tuple[int, ...], int]:
+        return -masses[v] / max(1, counts[v]), prefer(v, counts[v]), v
+
+    waiting = [entry(v) for v in problem.candidates if counts[v] < problem.capacity[v]]
+    heapq.heapify(waiting)
+    for _ in range(spare):
+        v = heapq.heappop(waiting)[2]
+        counts[v] += 1
+        if counts[v] < problem.capacity[v]:
+            heapq.heappush(waiting, entry(v))
+    return counts
+
+
+def _other_counts(problem: Problem, kept: Counter[int]) -> Iterator[list[int]]:
+    """Other ways to place the servers: where they are now, and all where that is few."""
+    num_servers, candidates = problem.num_servers, problem.candidates
+    now = [min(kept[v], places) for v, places in enumerate(problem.capacity)]
+    if sum(now) == num_servers:
+        yield now
+    dividers = len(candidates) - 1
+    if math.comb(num_servers + dividers, dividers) > MOST_ENUMERATED:
+        return
+    for cuts in itertools.combinations(range(num_servers + dividers), dividers):
+        ends = (-1, *cuts, num_servers + dividers)
+        counts = [0] * len(problem.parent)
+        for index, v in enumerate(candidates):
+            counts[v] = ends[index + 1] - ends[index] - 1
+        if all(count <= places for count, places in zip(counts, problem.capacity, strict=True)):
+            yield counts
+
+
+def _numbered(counts: Sequence[int], current: Sequence[int]) -> tuple[int, ...]:
+    """The vertex of each server: its present one where it may stay."""
+    free = list(counts)
+    servers_at = [-1] * sum(counts)
+    for server, v in enumerate(current[: len(servers_at)]):
+        if 0 <= v < len(free) and free[v]:
+            servers_at[server] = v
+            free[v] -= 1
+    rest = (v for v, count in enumerate(free) for _ in range(count))
+    return tuple(next(rest) if v == -1 else v for v in servers_at)
+
+
+def choose_num_servers(problem: Problem, *, max_servers: int) -> int:
+    """The least number of servers, at most one a vertex, whose exchange takes at most 5 % longer
+    than the fastest with up to ``max_servers``. ``problem.num_servers`` has no influence.
+
+    Raises PlacementError if ``max_servers`` is below 1, or their memory too little.
+    """
+    if max_servers < 1:
+        raise PlacementError(f"placement: at most {max_servers!r} servers; allow 1 or more")
+    most = min(max_servers, len(problem.candidates))
+    problem = replace(problem, num_servers=most)
+    tree = FlowTree.of(problem)
+    rank = nearest_first(tree)
+    _, masses = best_sources(
+        tree,
+        tree.caps(lower_bound_s(problem).seconds * (1 + CHEAPER_BY)),
+        vertex_sources(problem),
+        limit=most,
+        prefer=lambda v, count: (rank[v], count, v),
+    )
+    wanted = problem.model_bytes * (1 - TOLERANCE)
+    reached = itertools.accumulate(masses)
+    return next((num for num, held in enumerate(reached, start=1) if held >= wanted), most)
+
+
+def block(problem: Problem) -> tuple[int, ...]:
+    """The vertex of each server if vertices are filled up one after the other."""
+    slots = (v for v in problem.candidates for _ in range(problem.capacity[v]))
+    return tuple(itertools.islice(slots, problem.num_servers))
+
+
+def cyclic(problem: Problem) -> tuple[int, ...]:
+    """The vertex of each server if they are dealt out, one a vertex, round and round."""
+    slots = sorted((turn, v) for v in problem.candidates for turn in range(problem.capacity[v]))
+    return tuple(v for _, v in slots[: problem.num_servers])
+
+
+def buddies(server_vertices: Sequence[int], domain_of_vertex: Sequence[int]) -> tuple[int, ...]:
+    """For each server the one that would hold its replica: in another domain (rack) where there
+    are two, otherwise at another vertex, otherwise -1.
+
+    Vertices are what fails together: nodes, not the sockets in them. Each server holds one
+    replica, unless more than half of them are in one domain: then the others share theirs.
+    """
+    failing = [domain_of_vertex[v] for v in server_vertices]
+    if len(set(failing)) < 2:
+        failing = list(server_vertices)
+    if len(set(failing)) < 2:
+        return (-1,) * len(server_vertices)
+    sizes = Counter(failing)
+    # The largest domain first; its size is how far away another domain is for everyone.
+    ordered = sorted(range(len(failing)), key=lambda i: (-sizes[failing[i]], failing[i], i))
+    largest = sizes[failing[ordered[0]]]
+    num = len(ordered)
+    found = [-1] * num
+    for position, server in enumerate(ordered):
+        if 2 * largest <= num:
+            found[server] = ordered[(position + largest) % num]
+        elif position < largest:
+            found[server] = ordered[largest + position % (num - largest)]
+        else:
+            found[server] = ordered[position - largest]
+    return tuple(found)

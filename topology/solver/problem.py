@@ -1,0 +1,121 @@
+"""The placement problem as numbers: a tree of links, who pushes where, where servers may sit.
+
+Owns the types :class:`Problem` and :class:`Solution` and what makes a problem well formed. Knows no
+hosts, racks or sockets: :mod:`psdist.topology.plan.planning` turns a cluster into vertices, and a
+solution back into ranks. Solves nothing: that is :mod:`psdist.topology.solver.placement`.
+
+    # A switch (vertex 0) with two nodes: a group on each, room for one server on each.
+    problem = Problem(
+        parent=(-1, 0, 0),
+        bytes_per_s=(math.inf, 12e9, 12e9),
+        groups=(0, 1, 1),
+        capacity=(0, 1, 1),
+        max_bytes=(math.inf,) * 3,
+        model_bytes=4e9,
+        num_servers=2,
+    )
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from psdist.errors import InvariantError, PlacementError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A rooted tree; the edge of vertex v joins it to ``parent[v]``. Vertex 0 is the root.
+
+    Raises PlacementError for a link without speed, too few places or too little memory, and
+    InvariantError where the tuples are not a tree at all.
+    """
+
+    parent: tuple[int, ...]
+    """``parent[0]`` is -1, ``0 <= parent[v] < v`` for all others."""
+    bytes_per_s: tuple[float, ...]
+    """Of the edge of v, in each direction; may be inf; no meaning at the root."""
+    groups: tuple[float, ...]
+    """How many groups push and pull from v; a group of several vertices counts in fractions."""
+    capacity: tuple[int, ...]
+    """How many servers may sit at v; 0 for a switch."""
+    max_bytes: tuple[float, ...]
+    """How many bytes of the model the memory at v has room for; inf where nothing bounds them."""
+    model_bytes: float
+    num_servers: int
+
+    def __post_init__(self) -> None:
+        num = len(self.parent)
+        columns = (self.bytes_per_s, self.groups, self.capacity, self.max_bytes)
+        if num == 0 or any(len(column) != num for column in columns):
+            raise InvariantError(
+                f"placement: {num} vertices, but columns of {[len(column) for column in columns]}"
+            )
+        if self.parent[0] != -1 or not all(
+            0 <= up < v for v, up in enumerate(self.parent[1:], start=1)
+        ):
+            raise InvariantError("placement: each vertex but the root needs a parent before it")
+        for v in range(num):
+            if v and not self.bytes_per_s[v] > 0:
+                raise PlacementError(
+                    f"placement: the link above vertex {v} has {self.bytes_per_s[v]!r} bytes/s; "
+                    "give it a speed above 0"
+                )
+            if not (0 <= self.groups[v] < math.inf and self.max_bytes[v] >= 0):
+                raise InvariantError(
+                    f"placement: vertex {v} has groups {self.groups[v]!r} and max_bytes "
+                    f"{self.max_bytes[v]!r}"
+                )
+            if self.capacity[v] < 0:
+                raise InvariantError(f"placement: vertex {v} has capacity {self.capacity[v]!r}")
+        if not 0 < self.model_bytes < math.inf:
+            raise PlacementError(
+                f"placement: the model has {self.model_bytes!r} bytes; it needs more than 0"
+            )
+        self._check_room()
+
+    def _check_room(self) -> None:
+        if self.num_servers < 1:
+            raise PlacementError(
+                f"placement: {self.num_servers!r} servers asked for; ask for 1 or more"
+            )
+        room = sum(self.capacity)
+        if room < self.num_servers:
+            raise PlacementError(
+                f"placement: {self.num_servers} servers asked for, but there is room for {room} "
+                f"on {len(self.candidates)} nodes; ask for fewer servers, fewer workers per node "
+                "or more nodes"
+            )
+        largest = sorted((self.max_bytes[v] for v in self.candidates), reverse=True)
+        held = math.fsum(largest[: self.num_servers])
+        if held < self.model_bytes:
+            raise PlacementError(
+                f"placement: with servers = {self.num_servers} there is memory for "
+                f"{held / 1e9:.3g} GB of the model's {self.model_bytes / 1e9:.3g} GB, beside its "
+                "optimizer state; use servers on more nodes, or nodes with more memory"
+            )
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """The vertices where a server may sit."""
+        return tuple(v for v, places in enumerate(self.capacity) if places > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Where the servers sit and what each holds."""
+
+    servers_at: tuple[int, ...]
+    """The vertex of each server."""
+    server_bytes: tuple[float, ...]
+    """Bytes of the model that each server holds; their sum is the model's. A server may hold none:
+    where its vertex is so slow that every byte there would delay the exchange."""
+    bytes_at: tuple[float, ...]
+    """Bytes held at each vertex: the sum over its servers."""
+    cost_s: float
+    """Time of one exchange (a push and its pull): of the worst edge."""
+    bound_s: float
+    """No placement is faster (docs/placement.md has the proof)."""
+    worst_edge: int
+    """The vertex whose edge takes longest; -1 where no edge carries anything."""

@@ -1,0 +1,171 @@
+"""What a worker knows of the user's model: pieces, names, and everything that is not trained.
+
+    model = ModelDescription.of(module, optimizer)
+    model.pieces                 # trainable parameters, in the module's order
+    model.lines(optimizer)       # equal on all workers or an error
+
+It reads the module and the optimizer and changes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import torch
+
+from psdist.errors import ModelError
+from psdist.protocol.memory import dtype_name
+from psdist.protocol.optimizers import canonical_name, hyperparameters, pack_hyperparameters
+from psdist.protocol.partition import Piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    pieces: tuple[Piece, ...]
+    parameters: tuple[torch.nn.Parameter, ...]
+    """``parameters[i]`` is piece i."""
+    untrained: tuple[tuple[str, torch.Tensor], ...]
+    """Frozen and empty parameters and buffers: the chief's at the start, never pushed."""
+    frozen: tuple[tuple[str, torch.nn.Parameter], ...]
+    """Those that the optimizer holds, but that want no gradient."""
+    optimizer: str
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelDescription:
+        """Raises :class:`ModelError` for what cannot be trained on servers."""
+        group_of: dict[int, int] = {}
+        for index, members in enumerate(optimizer.param_groups):
+            for parameter in members["params"]:
+                group_of[id(parameter)] = index
+        pieces: list[Piece] = []
+        parameters: list[torch.nn.Parameter] = []
+        untrained: list[tuple[str, torch.Tensor]] = []
+        frozen: list[tuple[str, torch.nn.Parameter]] = []
+        for name, parameter in module.named_parameters():  # tied ones once, under the first name
+            group = group_of.pop(id(parameter), None)
+            if group is None or not parameter.requires_grad or not parameter.numel():
+                untrained.append((name, parameter))
+                if group is not None and not parameter.requires_grad:
+                    frozen.append((name, parameter))
+                continue
+            pieces.append(
+                Piece(
+                    name=name,
+                    shape=tuple(parameter.shape),
+                    stride=_dense_stride(parameter),
+                    dtype=dtype_name(parameter.dtype),
+                    optimizer_group=group,
+                )
+            )
+            parameters.append(parameter)
+        if group_of:
+            raise ModelError(
+                f"the optimizer holds {len(group_of)} parameters that are not in the model passed "
+                "to prepare; pass one module that contains them all"
+            )
+        untrained.extend(module.named_buffers())
+        return cls(
+            pieces=tuple(pieces),
+            parameters=tuple(parameters),
+            untrained=tuple(untrained),
+            frozen=tuple(frozen),
+            optimizer=canonical_name(type(optimizer)),
+        )
+
+    def lines(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """A line for everything on which all workers must agree."""
+        found = [f"optimizer {self.optimizer}"]
+        groups = hyperparameters(optimizer.param_groups, known=optimizer.defaults)
+        for index, values in enumerate(groups):
+            told = ", ".join(f"{key}={value}" for key, value in values.items())
+            found.append(f"optimizer group {index}: {told}")
+        found += [
+            f"parameter {piece.name}: shape {list(piece.shape)}, dtype {piece.dtype}, "
+            f"stride {list(piece.stride)}, optimizer group {piece.optimizer_group}"
+            for piece in self.pieces
+        ]
+        found += [
+            f"untrained {name}: shape {list(tensor.shape)}, dtype {dtype_name(tensor.dtype)}"
+            for name, tensor in self.untrained
+        ]
+        return found
+
+    def saved_names(self, module: torch.nn.Module) -> dict[str, torch.Tensor | int]:
+        """The names of the module's own state_dict: a piece's index where it is trained (tied
+        parameters have several names), else the tensor itself."""
+        index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        names: dict[str, torch.Tensor | int] = {}
+        for name, value in module.state_dict(keep_vars=True).items():
+            if not isinstance(value, torch.Tensor):
+                raise ModelError(
+                    f"state_dict entry {name} is a {type(value).__name__}, not a tensor, and "
+                    "cannot be saved as safetensors"
+                )
+            index = index_of.get(id(value))
+            names[name] = value.detach() if index is None else index
+        return names
+
+
+class UseHook:
+    """A forward pre-hook that tells of every use of the parameters with gradients in mind.
+
+    Copying or pickling the model copies its hooks: the copy's tells nobody (a bound method of the
+    job would take the whole job with it).
+    """
+
+    def __init__(self, on_use: Callable[[], None] | None = None) -> None:
+        self._on_use = on_use
+
+    def __call__(self, _module: torch.nn.Module, _arguments: Any) -> None:
+        if self._on_use is not None and torch.is_grad_enabled():
+            self._on_use()
+
+    def __reduce__(self) -> tuple[type[UseHook], tuple[()]]:
+        return UseHook, ()
+
+
+def packed_hyperparameters(optimizer: torch.optim.Optimizer) -> bytes:
+    """What the servers must know of ``optimizer``'s groups: its own keys, not users' labels."""
+    return pack_hyperparameters(hyperparameters(optimizer.param_groups, known=optimizer.defaults))
+
+
+def has_made_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its state says so; Adagrad has state, with step 0, before its first one."""
+    return any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values())
+
+
+def first_difference(mine: list[str], theirs: list[str]) -> str:
+    """The first line in which two workers' descriptions differ, said for people."""
+    for left, right in zip(mine, theirs, strict=False):
+        if left != right:
+            return f"{left!r} against {right!r}"
+    longer, shorter = (mine, theirs) if len(mine) > len(theirs) else (theirs, mine)
+    return f"{longer[len(shorter)]!r} is missing on one of them"
+
+
+def pack_lines(lines: list[str]) -> bytes:
+    packed: bytes = msgpack.packb(lines)
+    return packed
+
+
+def unpack_lines(data: bytes) -> list[str]:
+    lines: Any = msgpack.unpackb(data)
+    return [str(line) for line in lines]
+
+
+def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's own strides if its memory has no holes (channels_last, transposed), else
+    those of a contiguous one."""
+    expected = 1
+    for extent, stride in sorted(
+        zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
+    ):
+        if extent == 1:
+            continue
+        if stride != expected:
+            return tuple(torch.empty(parameter.shape, device="meta").stride())
+        expected *= extent
+    return tuple(parameter.stride())

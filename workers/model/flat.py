@@ -1,0 +1,187 @@
+"""A model's trainable parameters as flat memory: what the wire reads and writes.
+
+Parameters become views of flat buffers (so replies land in place); gradients are copied into flat
+buffers of the same layout when a step begins. For a model on a GPU the flat buffers live there,
+with pinned mirrors on the host for MPI.
+
+    flat = FlatModel(partition, parameters)       # parameters[i] is piece i
+    absent = flat.collect_gradients(scale=1.0)
+    flat.parameter_bytes(chunk)                   # host memory of a chunk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from psdist.errors import ModelError, UsageError
+from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
+from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
+
+
+class _FlatBuffers:
+    """One flat tensor per buffer of the partition, and the host memory that MPI sees."""
+
+    def __init__(self, partition: Partition, device: torch.device) -> None:
+        self.on_device: list[torch.Tensor] = []
+        self.on_host: list[torch.Tensor] = []
+        for buffer in partition.buffers:
+            if device.type == "cpu":
+                memory = allocate(buffer.num_elements * ITEM_BYTES[buffer.dtype])
+                host = as_tensor(memory, buffer.dtype, buffer.num_elements)
+                self.on_device.append(host)
+            else:
+                dtype = torch_dtype(buffer.dtype)
+                host = torch.zeros(buffer.num_elements, dtype=dtype, pin_memory=True)
+                self.on_device.append(torch.zeros_like(host, device=device))
+            self.on_host.append(host)
+
+
+class FlatModel:
+    def __init__(self, partition: Partition, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Copies the parameters' values and makes each a view of the flat memory."""
+        devices = {parameter.device for parameter in parameters}
+        if len(devices) != 1:
+            raise ModelError(
+                f"the model's parameters lie on {sorted(map(str, devices))}; psdist wants them on "
+                "one device per worker"
+            )
+        (self.device,) = devices
+        self._partition = partition
+        self._parameters = tuple(parameters)
+        self._values = _FlatBuffers(partition, self.device)
+        self._gradients = _FlatBuffers(partition, self.device)
+        self._gradient_views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        for buffer in partition.buffers:
+            for piece, start in buffer.piece_starts:
+                shape = partition.pieces[piece].shape
+                stride = partition.pieces[piece].stride
+                value = torch.as_strided(self._values.on_device[buffer.index], shape, stride, start)
+                value.copy_(parameters[piece].detach())
+                parameters[piece].data = value
+                self._gradient_views[piece] = torch.as_strided(
+                    self._gradients.on_device[buffer.index], shape, stride, start
+                )
+        self._addresses = [parameter.data_ptr() for parameter in parameters]
+        self._versions = [parameter._version for parameter in parameters]
+        self.values_to_host()
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """The flat gradient of each buffer, on the model's device."""
+        return self._gradients.on_device
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """The flat parameters of each buffer, on the model's device."""
+        return self._values.on_device
+
+    def collect_gradients(self, *, scale: float) -> list[int]:
+        """Copy every gradient, times ``scale``, into the flat buffers; pieces that have none are
+        zero there and returned. In the gradient's own dtype: what float16 can hold only while a
+        GradScaler has scaled it becomes zero here (float32 weights under autocast keep it).
+        Raises :class:`UsageError` if the parameters are not in the flat memory any more: what the
+        servers send would not reach them."""
+        absent: list[int] = []
+        views: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for piece, parameter in enumerate(self._parameters):
+            if parameter.data_ptr() != self._addresses[piece]:
+                raise UsageError(
+                    f"parameter {self._partition.pieces[piece].name} lies in other memory than "
+                    "psdist has given it: move and convert the model (.to, .half, p.data = ...) "
+                    "before job.prepare"
+                )
+            gradient = parameter.grad
+            if gradient is None:
+                absent.append(piece)
+                self._gradient_views[piece].zero_()
+                continue
+            if gradient.layout != torch.strided:
+                name = self._partition.pieces[piece].name
+                raise ModelError(
+                    f"parameter {name} has a sparse gradient ({gradient.layout}); psdist pushes "
+                    "dense ones: build the embedding with sparse=False"
+                )
+            views.append(self._gradient_views[piece])
+            gradients.append(gradient)
+        with torch.no_grad():
+            if views:
+                torch._foreach_copy_(views, gradients)
+            if scale != 1.0:
+                for flat in self._gradients.on_device:
+                    flat.mul_(scale)
+        return absent
+
+    def written_by_others(self) -> list[int]:
+        """Pieces whose parameter torch has seen written since :meth:`values_changed`."""
+        return [
+            piece
+            for piece, parameter in enumerate(self._parameters)
+            if parameter._version != self._versions[piece]
+        ]
+
+    def non_finite(self) -> list[int]:
+        """Pieces whose collected gradient holds NaN or infinity; one pass if there are none."""
+        suspicious = [
+            buffer
+            for buffer, flat in zip(self._partition.buffers, self.gradients, strict=True)
+            if not torch.isfinite(flat.sum(dtype=_sum_dtype(flat)))
+        ]
+        # The sum of finite values may overflow: look at every piece before accusing one.
+        return [
+            piece
+            for buffer in suspicious
+            for piece, _ in buffer.piece_starts
+            if not torch.isfinite(self._gradient_views[piece]).all()
+        ]
+
+    def gradients_to_host(self) -> None:
+        """Before a push: what the device has reduced becomes what MPI reads."""
+        self._copy(self._gradients.on_device, self._gradients.on_host)
+
+    def values_to_host(self) -> None:
+        self._copy(self._values.on_device, self._values.on_host)
+
+    def host_to_device(self) -> None:
+        """After replies landed in host memory."""
+        self._copy(self._values.on_host, self._values.on_device)
+
+    def values_changed(self) -> None:
+        """Tell autograd, which sees no writes by MPI: a backward pass through the old values then
+        raises, as it does after any optimizer's step."""
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def ranges(self, chunks: range) -> list[torch.Tensor]:
+        """The device memory of neighbouring chunks, one tensor per flat buffer they lie in."""
+        bounds: dict[int, tuple[int, int]] = {}
+        for index in chunks:
+            chunk = self._partition.chunks[index]
+            start, _ = bounds.get(chunk.buffer, (chunk.start, 0))
+            bounds[chunk.buffer] = (start, chunk.start + chunk.length)
+        return [self.values[buffer][start:end] for buffer, (start, end) in bounds.items()]
+
+    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        if self.device.type == "cpu":
+            return
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(self.device)
+
+    def parameter_bytes(self, chunk: Chunk) -> memoryview:
+        """Host memory of a chunk's parameters."""
+        return _part(self._values.on_host, chunk)
+
+    def gradient_bytes(self, chunk: Chunk) -> memoryview:
+        """Host memory of a chunk's gradient."""
+        return _part(self._gradients.on_host, chunk)
+
+
+def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> memoryview:
+    return as_bytes(flats[chunk.buffer][chunk.start : chunk.start + chunk.length])
+
+
+def _sum_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
