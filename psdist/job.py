@@ -31,6 +31,8 @@ from psdist.config.sources import resolve
 from psdist.errors import ModelError, UsageError, UserError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Progress, Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import REGISTRAR, worker_of
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizers import (
     OptimizerKind,
@@ -38,13 +40,11 @@ from psdist.protocol.optimizers import (
     traits,
 )
 from psdist.protocol.partition import Partition
-from psdist.protocol.roles import REGISTRAR, worker_of
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.context import World, connect, current
 from psdist.ranks.device import device_of
 from psdist.ranks.failure import fail_with, printable, run_or_fail
 from psdist.ranks.server import num_threads, serve, serve_beside
-from psdist.transport.base import Frame
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
 from psdist.workers.group import group as group_tier
 from psdist.workers.group.group import Group

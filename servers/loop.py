@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.history.writers import EventKind, ServerHistory
-from psdist.protocol.control import Control, Finish, Finished, Flag, Header, Kind
+from psdist.protocol.control import Control, Finish, Finished
+from psdist.protocol.events import ControlArrived, Event, Frame, Sent
+from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.ids import REGISTRAR
 from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import DTYPE_CODES, Partition
-from psdist.protocol.roles import REGISTRAR
 from psdist.servers.protocol.actions import (
     Accept,
     Action,
@@ -37,7 +39,8 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.tensors import Shard, make_slots
-from psdist.transport.base import ControlArrived, Event, Frame, Sent, Transport, Waiting
+from psdist.transport.base import Transport
+from psdist.transport.waiting import Waiting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,6 @@ from psdist.protocol.control import (
     Control,
     Done,
     Enter,
-    Header,
-    Kind,
     Leave,
     Metrics,
     Missing,
@@ -38,8 +36,11 @@ from psdist.protocol.control import (
     WhoIsAbsent,
     WhoIsMissing,
 )
-from psdist.protocol.roles import REGISTRAR, server_id
-from psdist.transport.base import ControlArrived, Event, Frame, Sent, Transport, Waiting
+from psdist.protocol.events import ControlArrived, Event, Frame, Sent
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.transport.base import Transport
+from psdist.transport.waiting import Waiting
 from psdist.workers.protocol.client import (
     AcceptReply,
     ClientAction,

@@ -25,7 +25,7 @@ import torch
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.control import NEVER
+from psdist.protocol.header import NEVER
 from psdist.protocol.partition import Partition
 from psdist.workers.group.group import Group
 from psdist.workers.loop import WorkerLoop

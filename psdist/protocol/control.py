@@ -1,167 +1,24 @@
-"""What travels: the fixed header of data messages, and the control messages.
+"""The control messages: what ranks tell one another beside parameters and gradients.
 
-A data message is ``HEADER_BYTES`` of header and raw parameter or gradient bytes; a control message
-is the same header followed by one msgpack map. Nothing received is ever unpickled,
-imported or executed: a header is checked field by field, a control message is decoded with limits
-into one of the frozen classes below.
+Each travels as a header (:mod:`psdist.protocol.header`) followed by one msgpack map. Nothing
+received is ever unpickled, imported or executed: a message is decoded with limits into one of the
+frozen classes below.
 
-    header = Header(kind=Kind.PUSH, sender=worker_id(0), chunk=7, clock=3, length=4096)
-    header.pack_into(frame_bytes)
-    Header.unpack(frame_bytes)            # raises ProtocolError on anything malformed
-
-This module never touches the network and never sees tensors.
+    data = encode_control(Leave(group=2, clock=17))
+    decode_control(data)                  # raises ProtocolError on anything malformed
 """
 
 from __future__ import annotations
 
 import dataclasses
-import struct
-import zlib
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from psdist.errors import InvariantError, ProtocolError
 
-PROTOCOL_VERSION = 1
-MAGIC = 0x31534450  # "PDS1", little-endian
-HEADER_BYTES = 128  # two cache lines
 CONTROL_LIMIT_BYTES = 64 * 2**20
-NEVER = 2**62
-"""``min_done`` where no active group is left to wait for."""
-
-
-class Kind(IntEnum):
-    PUSH = 1
-    """A group's update of one chunk; payload: the gradient."""
-    REPLY = 2
-    """A chunk's parameters, in answer to a push or a pull."""
-    PULL = 3
-    """Asks for a chunk's parameters; no payload."""
-    INIT = 4
-    """The chief's initial parameters of one chunk."""
-    CONTROL = 5
-
-
-class Flag:
-    """Bits of ``Header.flags``; plain ints, because enum arithmetic costs more than a message."""
-
-    NONE = 0
-    FRESH = 1
-    """On PULL: whatever is newest, without waiting for other groups."""
-    CHECKSUMMED = 2
-    """On REPLY: the server recorded a checksum of these bytes (history, design section 7)."""
-    FOR_PULL = 4
-    """On REPLY: answers a PULL, not a PUSH."""
-
-
-class Dtype(IntEnum):
-    NONE = 0
-    FLOAT32 = 1
-    FLOAT64 = 2
-    FLOAT16 = 3
-    BFLOAT16 = 4
-
-
-class Codec(IntEnum):
-    RAW = 0
-
-
-# One field per line, in wire order; see Header for their meaning.
-_LAYOUT = struct.Struct("<IHBBBB2xIIIIIIqQqdQI")
-KIND_BYTE = 6
-LENGTH_BYTES = slice(68, 76)
-"""Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
-_CHECKSUM = struct.Struct("<I")
-_USED_BYTES = _LAYOUT.size
-
-
-class Header(NamedTuple):
-    """Every message names generation, sender, clock and chunk: nothing relies on arrival order.
-
-    ``clock`` is the iteration that a push ends, or for a reply the iteration whose update it
-    answers. ``position`` is the position in the server's log of applies at which the reply was
-    made; ``min_done`` the number of iterations that every active group had contributed by then.
-    ``weight`` is the group's share in units of one worker's full batch. ``settings`` is the
-    version of the sender's hyperparameters and absent pieces (see :class:`Settings`); in a pull
-    and the reply to it, the number of the pull.
-    """
-
-    kind: int
-    sender: int
-    chunk: int = 0
-    clock: int = 0
-    length: int = 0
-    group: int = 0
-    settings: int = 0
-    weight: float = 0.0
-    position: int = 0
-    min_done: int = 0
-    flags: int = 0
-    dtype: int = 0
-    codec: int = 0
-    generation: int = 0
-    map_version: int = 0
-    checksum: int = 0
-
-    def pack_into(self, buffer: Any) -> None:
-        _LAYOUT.pack_into(
-            buffer, 0, MAGIC, PROTOCOL_VERSION, self.kind, self.dtype, self.codec, self.flags,
-            self.generation, self.sender, self.group, self.chunk, self.map_version, self.settings,
-            self.clock, self.position, self.min_done, self.weight, self.length, self.checksum,
-        )  # fmt: skip
-        crc = zlib.crc32(memoryview(buffer)[:_USED_BYTES])
-        _CHECKSUM.pack_into(buffer, _USED_BYTES, crc)
-
-    @classmethod
-    def unpack(cls, buffer: Any) -> Header:
-        """Parse and verify; raises :class:`ProtocolError` naming what is wrong."""
-        if len(buffer) < HEADER_BYTES:
-            raise ProtocolError(
-                f"message with a broken header: {len(buffer)} bytes where {HEADER_BYTES} belong"
-            )
-        (
-            magic, version, kind, dtype, codec, flags,
-            generation, sender, group, chunk, map_version, settings,
-            clock, position, min_done, weight, length, checksum,
-        ) = _LAYOUT.unpack_from(buffer)  # fmt: skip
-        if magic != MAGIC:
-            raise ProtocolError(
-                f"message with a broken header: magic {magic:#010x} where {MAGIC:#010x} belongs; "
-                "is another program sending on psdist's communicator?"
-            )
-        if version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"message of protocol version {version}, this psdist speaks {PROTOCOL_VERSION}; "
-                "install the same psdist version on all hosts"
-            )
-        crc = zlib.crc32(memoryview(buffer)[:_USED_BYTES])
-        (stored,) = _CHECKSUM.unpack_from(buffer, _USED_BYTES)
-        if crc != stored:
-            raise ProtocolError(
-                f"message with a broken header: checksum {stored:#010x}, its bytes give {crc:#010x}"
-            )
-        if kind not in _KINDS or dtype not in _DTYPES or codec not in _CODECS or flags & ~_FLAGS:
-            raise ProtocolError(
-                f"message with a broken header: kind {kind}, dtype {dtype}, codec {codec}, "
-                f"flags {flags:#x} are not all known to this version"
-            )
-        return cls(
-            kind, sender, chunk, clock, length, group, settings, weight, position, min_done,
-            flags, dtype, codec, generation, map_version, checksum,
-        )  # fmt: skip
-
-
-_KINDS = frozenset(Kind)
-_DTYPES = frozenset(Dtype)
-_CODECS = frozenset(Codec)
-_FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL
-
-
-# ---------------------------------------------------------------------------------------------
-# Control messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from typing import Any
 import msgpack
 
 from psdist.errors import ModelError, ProtocolError, UsageError
-from psdist.protocol.control import Dtype
+from psdist.protocol.header import Dtype
 
 ALIGN = 64
 AUTO_CHUNKS = 8

@@ -1,48 +1,18 @@
-"""Who does what: ranks -> servers, workers and groups, and the stable ids they are known by.
+"""Who does what: ranks -> servers, workers and groups.
+
+    roles.peer_of_rank[3]         # stable id of rank 3, see psdist.protocol.ids
+    roles.groups[0]               # worker numbers of group 0, its leader first
 
 Who sits where is decided by :mod:`psdist.topology.plan.planning`; every rank makes its roles out of
-the same plan.
-
-    roles = from_plan(places, plan)
-    roles.peer_of_rank[3]         # stable id of rank 3, see server_id and worker_id
+the same plan (:mod:`psdist.ranks.placing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from psdist.topology.plan.plan import Plan
-
-_WORKER_BASE = 1 << 20
-
-
-def server_id(server: int) -> int:
-    """The stable id of server number ``server`` (0 is the registrar)."""
-    return server
-
-
-def worker_id(worker: int) -> int:
-    """The stable id of worker number ``worker``."""
-    return _WORKER_BASE + worker
-
-
-def is_worker(peer: int) -> bool:
-    return peer >= _WORKER_BASE
-
-
-def worker_of(peer: int) -> int:
-    """Inverse of :func:`worker_id`."""
-    return peer - _WORKER_BASE
-
-
-def describe_peer(peer: int) -> str:
-    return f"worker {worker_of(peer)}" if is_worker(peer) else f"server {peer}"
-
-
-REGISTRAR = server_id(0)
-"""The server that also knows who has come to a collective, who is done, and who writes files."""
+from psdist.protocol.ids import describe_peer, server_id, worker_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,18 +87,3 @@ class Roles:
         """For messages to people: "worker 1 (rank 3 on n2)"."""
         role = describe_peer(self.peer_of_rank[rank])
         return f"{role} (rank {rank} on {self.places[rank].host})"
-
-
-def from_plan(places: Sequence[Place], plan: Plan) -> Roles:
-    """The roles that ``plan`` gives to ``places``, both with one entry per rank in rank order."""
-    members: dict[int, list[int]] = {}
-    for planned in plan.ranks:
-        if planned.role == "worker":
-            members.setdefault(planned.group, []).append(planned.index)
-    return Roles(
-        places=tuple(places),
-        server_ranks=plan.server_ranks,
-        worker_ranks=plan.worker_ranks,
-        groups=tuple(tuple(members[group]) for group in sorted(members)),
-        weights=plan.weights,
-    )

@@ -31,14 +31,8 @@ from psdist.config.sources import Resolved, describe
 from psdist.errors import ConfigError, LaunchError, PsdistError, UserError
 from psdist.install.launcher import detect
 from psdist.protocol.control import Failure
-from psdist.protocol.roles import (
-    REGISTRAR,
-    Place,
-    Roles,
-    is_worker,
-    worker_id,
-    worker_of,
-)
+from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
+from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
 from psdist.ranks.failure import (
     end_all,
@@ -52,7 +46,8 @@ from psdist.ranks.placing import place
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.run_directory import RunDirectory
 from psdist.topology.plan.plan import Plan
-from psdist.transport.base import Transport, Waiting
+from psdist.transport.base import Transport
+from psdist.transport.waiting import Waiting
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -21,7 +21,7 @@ import msgpack
 
 from psdist.config.settings import RunConfig
 from psdist.errors import PlacementError, UserError
-from psdist.protocol.roles import Place, Roles, from_plan
+from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
 from psdist.topology.draw import text as draw_text
 from psdist.topology.emit.files import PLAN_FILE
@@ -204,3 +204,18 @@ def _some_of(differences: Sequence[str]) -> str:
 
 def _listed(cores: Sequence[int]) -> str:
     return bitmap.format_list(cores) or "none"
+
+
+def from_plan(places: Sequence[Place], plan: Plan) -> Roles:
+    """The roles that ``plan`` gives to ``places``, both with one entry per rank in rank order."""
+    members: dict[int, list[int]] = {}
+    for planned in plan.ranks:
+        if planned.role == "worker":
+            members.setdefault(planned.group, []).append(planned.index)
+    return Roles(
+        places=tuple(places),
+        server_ranks=plan.server_ranks,
+        worker_ranks=plan.worker_ranks,
+        groups=tuple(tuple(members[group]) for group in sorted(members)),
+        weights=plan.weights,
+    )

@@ -17,8 +17,8 @@ from typing import Any
 
 from psdist.history.writers import RunRecord, ServerHistory, write_run
 from psdist.install.launcher import WATCHED_VARIABLE
+from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition
-from psdist.protocol.roles import REGISTRAR, server_id
 from psdist.ranks.context import World
 from psdist.report.progress import ProgressDisplay
 from psdist.servers.loop import ServerLoop, ServerOptions

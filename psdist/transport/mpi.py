@@ -22,19 +22,11 @@ from typing import Any
 from mpi4py import MPI
 
 from psdist.errors import InvariantError, ProtocolError, TransportError
-from psdist.protocol.control import (
-    CONTROL_LIMIT_BYTES,
-    HEADER_BYTES,
-    KIND_BYTE,
-    LENGTH_BYTES,
-    Control,
-    Header,
-    Kind,
-    decode_control,
-    encode_control,
-)
-from psdist.protocol.roles import Roles, describe_peer
-from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.control import CONTROL_LIMIT_BYTES, Control, decode_control, encode_control
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, LENGTH_BYTES, Header, Kind
+from psdist.protocol.ids import describe_peer
+from psdist.protocol.roles import Roles
 
 
 @dataclass(slots=True)

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Control, Header, decode_control, encode_control
-from psdist.protocol.roles import describe_peer
-from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.control import Control, decode_control, encode_control
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.header import Header
+from psdist.protocol.ids import describe_peer
 
 Actor = Generator[float | None, None, None]
 

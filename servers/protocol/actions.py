@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import PsdistError
 from psdist.protocol.control import Control, Setup
-from psdist.transport.base import Frame
+from psdist.protocol.events import Frame
 
 
 class Contribution(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 
 from psdist.errors import InvariantError
-from psdist.protocol.control import NEVER
+from psdist.protocol.header import NEVER
 
 
 class ChunkClock:

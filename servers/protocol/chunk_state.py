@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from psdist.errors import InvariantError
+from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import ReplyToken
 from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.transport.base import Frame
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from psdist.errors import ProtocolError
-from psdist.protocol.roles import describe_peer, worker_id
+from psdist.protocol.ids import describe_peer, worker_id
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from psdist.errors import InvariantError
+from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import Accept
-from psdist.transport.base import Frame
 
 ADDS, FRONTIER, STARTS, EARLY = 1, 2, 3, 4
 

@@ -35,7 +35,7 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.roles import server_id, worker_id
+from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 
 _SHOWN_WORKERS = 8

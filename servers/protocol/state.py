@@ -24,9 +24,6 @@ from typing import Any
 
 from psdist.errors import HyperparameterError, InvariantError, ProtocolError, PsdistError
 from psdist.protocol.control import (
-    Flag,
-    Header,
-    Kind,
     Leave,
     Missing,
     Register,
@@ -38,8 +35,10 @@ from psdist.protocol.control import (
     Suspend,
     WhoIsMissing,
 )
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.ids import describe_peer
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
-from psdist.protocol.roles import describe_peer
 from psdist.servers.protocol.actions import (
     Action,
     Build,
@@ -60,7 +59,6 @@ from psdist.servers.protocol.frontier import Frontier
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.policy import Policy
 from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS, ReceivePool
-from psdist.transport.base import Arrived, ControlArrived, Frame, Offered
 
 _LIVE_SETTINGS = 4
 """Versions kept of each worker: it cannot push under a newer one before all its pushes of the

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import torch
 
+from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor, master_dtype
 from psdist.protocol.optimizers import HyperValue, OptimizerTraits, unpack_hyperparameters
 from psdist.protocol.partition import Chunk, Partition
 from psdist.servers.protocol.actions import Fold, Step
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
-from psdist.transport.base import Frame
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 
 from psdist.protocol.control import Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.memory import allocate
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.protocol.roles import server_id, worker_id
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.tensors import make_slots
-from psdist.transport.base import Frame, Waiting
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.waiting import Waiting
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.client import ClientCore
 

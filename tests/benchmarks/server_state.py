@@ -15,13 +15,14 @@ import time
 from types import FrameType
 from typing import Any
 
-from psdist.protocol.control import Header, Kind, Register, Settings, Setup
+from psdist.protocol.control import Register, Settings, Setup
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
-from psdist.protocol.roles import worker_id
 from psdist.servers.protocol.actions import Accept, Reply, ReplyThrough
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
-from psdist.transport.base import Arrived, ControlArrived, Frame, Offered
 
 NUM_CHUNKS = 8
 GROUPS = (2, 8, 32, 64, 256)

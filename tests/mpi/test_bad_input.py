@@ -30,7 +30,7 @@ from psdist.errors import (
     WaitTimeoutError,
 )
 from psdist.protocol.control import Absent, Collected, Done, Enter, Resume, Resumed, WhoIsAbsent
-from psdist.protocol.roles import server_id, worker_id
+from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.failure import printable, run_or_fail, told
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction

@@ -21,16 +21,17 @@ import torch
 
 from psdist.history.writers import History, RunRecord, ServerHistory, WorkerHistory, collect
 from psdist.protocol.control import Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.protocol.roles import server_id, worker_id
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Policy, policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
-from psdist.transport.base import Frame, Waiting
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.waiting import Waiting
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.client import ClientCore
 

@@ -17,7 +17,8 @@ import typer.main
 from psdist.commands.cli import app
 from psdist.config.settings import KEYS, RunConfig, allowed_values
 from psdist.job import Job
-from psdist.protocol.control import HEADER_BYTES, Control, Header
+from psdist.protocol.control import Control
+from psdist.protocol.header import HEADER_BYTES, Header
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (

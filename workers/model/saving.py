@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Partition
-from psdist.transport.base import Frame
 
 
 def write_model(

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import NEVER, Flag, Header, Kind
-from psdist.protocol.roles import describe_peer, server_id, worker_id
-from psdist.transport.base import Arrived, Offered, Sent
+from psdist.protocol.events import Arrived, Offered, Sent
+from psdist.protocol.header import NEVER, Flag, Header, Kind
+from psdist.protocol.ids import describe_peer, server_id, worker_id
 
 
 @dataclass(slots=True)

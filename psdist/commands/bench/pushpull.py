@@ -30,17 +30,17 @@ from rich.table import Table
 
 from psdist.config.sources import resolve
 from psdist.protocol.control import Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.protocol.roles import is_worker, worker_of
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.context import World, connect
 from psdist.ranks.failure import run_or_fail
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Async
 from psdist.servers.protocol.state import ServerCore
-from psdist.transport.base import Frame
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.client import ClientCore
 

@@ -25,7 +25,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from psdist.commands.probe.flow import DEPTH, FEWEST, Flow
-from psdist.transport.base import Waiting
+from psdist.transport.waiting import Waiting
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from psdist.config.sources import resolve
 from psdist.errors import ProtocolError, TransportError
-from psdist.protocol.control import HEADER_BYTES, Header, Kind
-from psdist.protocol.roles import server_id, worker_id
+from psdist.protocol.events import Arrived, Event, Frame, Offered
+from psdist.protocol.header import HEADER_BYTES, Header, Kind
+from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.context import World, connect
-from psdist.transport.base import Arrived, Event, Frame, Offered
 from psdist.transport.mpi import MpiTransport
 
 _E = TypeVar("_E", bound=Event)

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable
 
 from psdist.config.sources import resolve
-from psdist.protocol.control import Done, Header, Kind, Stop
-from psdist.protocol.roles import server_id, worker_id
+from psdist.protocol.control import Done, Stop
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.context import World, connect
-from psdist.transport.base import Arrived, ControlArrived, Event, Frame, Offered, Sent
 
 NUM_BYTES = 100_000
 

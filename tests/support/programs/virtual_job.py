@@ -22,12 +22,12 @@ from unittest import mock
 import torch
 
 from psdist.job import Job
-from psdist.protocol.roles import server_id, worker_id
+from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.context import World
 from psdist.ranks.server import server_actor
 from psdist.report.run_directory import RunDirectory
-from psdist.transport.base import Waiting
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.waiting import Waiting
 from tests.support.programs.cases import Case, Outcome, Stage, result_path
 
 

@@ -17,20 +17,14 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol import control as messages
 from psdist.protocol.control import (
     CONTROL_LIMIT_BYTES,
-    HEADER_BYTES,
-    MAGIC,
-    Codec,
     Collected,
     Control,
-    Dtype,
-    Flag,
-    Header,
-    Kind,
     Stop,
     Suspend,
     decode_control,
     encode_control,
 )
+from psdist.protocol.header import HEADER_BYTES, MAGIC, Codec, Dtype, Flag, Header, Kind
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)

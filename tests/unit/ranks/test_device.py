@@ -9,9 +9,10 @@ from typing import cast
 import pytest
 import torch
 
-from psdist.protocol.roles import Place, from_plan
+from psdist.protocol.roles import Place
 from psdist.ranks.context import World
 from psdist.ranks.device import device_of
+from psdist.ranks.placing import from_plan
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.errors import WaitTimeoutError
-from psdist.transport.base import Waiting
+from psdist.transport.waiting import Waiting
 
 
 class Clock:

@@ -1,0 +1,69 @@
+"""What happens on the network, as servers and workers see it, and the frames that messages lie in.
+
+    while (event := transport.poll()) is not None:
+        actions = core.handle(event)
+
+State machines see payload handles and sizes, never the memory behind them, so that the same code
+runs on MPI, on the virtual network and in a simulation of sizes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.protocol.control import Control
+from psdist.protocol.header import HEADER_BYTES, Header
+
+
+class Frame:
+    """A header and the payload that goes with it; ``accept`` fills the payload only.
+
+    ``payload`` is writable memory of at most ``capacity`` bytes, or None for a message that has
+    no bytes (a simulation with sizes alone, an empty push). ``owner`` is for whoever made the
+    frame.
+    """
+
+    __slots__ = ("capacity", "header", "owner", "payload")
+
+    def __init__(self, payload: memoryview | None = None, *, capacity: int | None = None) -> None:
+        self.header = bytearray(HEADER_BYTES)
+        self.payload = payload
+        self.capacity = capacity if capacity is not None else (len(payload) if payload else 0)
+        self.owner: Any = None
+
+
+@dataclass(slots=True)
+class Offered:
+    """A message with payload waits at its sender; ``accept(ticket, frame)`` brings it."""
+
+    peer: int
+    kind: int
+    chunk: int
+    num_bytes: int
+    ticket: Any
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A data message is here. ``frame`` is the one given to ``accept`` (None without payload)."""
+
+    peer: int
+    header: Header
+    frame: Frame | None
+
+
+@dataclass(slots=True)
+class ControlArrived:
+    peer: int
+    message: Control
+
+
+@dataclass(slots=True)
+class Sent:
+    """The memory of ``frame`` is the caller's again."""
+
+    frame: Frame
+
+
+Event = Offered | Arrived | ControlArrived | Sent
