@@ -53,6 +53,7 @@ class Schedule:
     latency_s: float = 1e-5
     jitter_s: float = 1e-4
     duplicate_rate: float = 0.0
+    sent_s: float = 0.0
     credits: int = 2
     receive_buffers: int = 3
     empty_rate: float = 0.0
@@ -90,6 +91,7 @@ class Schedule:
             empty_rate=pick.choice([0.0, 0.0, 0.3]),
             absent_rate=pick.choice([0.0, 0.0, 0.3]),
             settings_rate=pick.choice([0.0, 0.5]),
+            sent_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
         )
 
 
@@ -132,6 +134,7 @@ class VirtualJob:
                 latency_s=schedule.latency_s,
                 jitter_s=schedule.jitter_s,
                 duplicate_rate=schedule.duplicate_rate,
+                sent_s=schedule.sent_s,
             ),
             verify_open_sends=verify_open_sends,
         )

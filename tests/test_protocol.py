@@ -65,7 +65,8 @@ def test_many_more_schedules_end_and_keep_their_modes_rules(first: int) -> None:
 
 @pytest.mark.parametrize("seed", REGRESSIONS, ids=str)
 def test_a_schedule_that_once_failed_stays_mended(seed: int) -> None:
-    prove(play(Schedule.from_seed(seed)))
+    # They were found before senders could learn late that a message had arrived.
+    prove(play(replace(Schedule.from_seed(seed), sent_s=0.0)))
 
 
 PLAIN = Schedule(
