@@ -122,13 +122,15 @@ class VirtualJob:
         policy: Callable[[int], Policy] | None = None,
         make_loop: Callable[..., ServerLoop] = ServerLoop,
         verify_open_sends: bool = True,
+        network: VirtualNetwork | None = None,
     ) -> None:
-        """``policy`` and ``make_loop`` let a test break the servers on purpose."""
+        """``policy`` and ``make_loop`` let a test break the servers on purpose; ``network`` is that
+        of a job before this one, whose ranks now do this job."""
         self.schedule = schedule
         self.random = random.Random(schedule.seed)
         self.partition = small_partition(schedule.num_chunks)
         self.owners = self.partition.shard([1.0] * schedule.servers)
-        self.network = VirtualNetwork(
+        self.network = network or VirtualNetwork(
             seed=schedule.seed,
             link=LinkModel(
                 latency_s=schedule.latency_s,

@@ -152,6 +152,41 @@ def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
     assert False not in waited
 
 
+# -- one job after another over one transport, as bench pushpull measures its sizes -------------
+
+MANY_CHUNKS = replace(PLAIN, mode="async", num_chunks=8, jitter_s=1e-5, sent_s=0.1)
+ONE_CHUNK = replace(MANY_CHUNKS, num_chunks=1)
+
+
+def play_in_turn(*schedules: Schedule, **broken: Any) -> list[VirtualJob]:
+    """Each job begins as soon as every rank of the one before is finished, whatever the network
+    still has to tell."""
+    jobs: list[VirtualJob] = []
+    for schedule in schedules:
+        network = jobs[-1].network if jobs else None
+        jobs.append(VirtualJob(schedule, network=network, **broken))
+        jobs[-1].network.run(until=lambda job=jobs[-1]: not job.network.unfinished)
+        assert not jobs[-1].network.unfinished
+    return jobs
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_server_after_another_gets_none_of_the_replies_of_the_one_before(seed: int) -> None:
+    for job in play_in_turn(replace(MANY_CHUNKS, seed=seed), ONE_CHUNK, MANY_CHUNKS):
+        prove(job)
+
+
+class FinishesWithRepliesUnderWay(ServerLoop):
+    """Answers Finish although the network still has frames of this loop."""
+
+    _has_open_replies = False  # type: ignore[assignment]
+
+
+def test_a_server_that_finishes_with_replies_under_way_is_caught() -> None:
+    with pytest.raises(KeyError):
+        play_in_turn(MANY_CHUNKS, ONE_CHUNK, make_loop=FinishesWithRepliesUnderWay)
+
+
 # -- broken on purpose -------------------------------------------------------------------------
 
 
