@@ -15,9 +15,14 @@ import torch
 
 from psdist.check import check
 from psdist.errors import HyperparameterError, InvariantError
+from psdist.messages import Setup
+from psdist.roles import server_id, worker_id
 from psdist.servers.actions import Step
 from psdist.servers.loop import ServerLoop
 from psdist.servers.policy import Ssp, Sync
+from psdist.transport.base import Arrived, Frame, Offered, Waiting
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.workers.loop import WorkerLoop
 from tests.protocol import Schedule, VirtualJob, VirtualWorker, play
 
 NUM_SCHEDULES = 2000
@@ -185,6 +190,39 @@ class FinishesWithRepliesUnderWay(ServerLoop):
 def test_a_server_that_finishes_with_replies_under_way_is_caught() -> None:
     with pytest.raises(KeyError):
         play_in_turn(MANY_CHUNKS, ONE_CHUNK, make_loop=FinishesWithRepliesUnderWay)
+
+
+def test_a_worker_after_another_is_not_told_that_its_setup_is_sent() -> None:
+    network = VirtualNetwork(link=LinkModel(sent_s=1.0))
+    server = network.endpoint(server_id(0))
+
+    def receive() -> Actor:
+        while True:
+            event = server.poll()
+            if isinstance(event, Offered):
+                server.accept(event.ticket, Frame(memoryview(bytearray(8))))
+            elif isinstance(event, Arrived):
+                return
+            else:
+                yield None
+
+    network.spawn(server_id(0), receive())
+    first, second = (
+        WorkerLoop(
+            network.endpoint(worker_id(0)),
+            worker=0,
+            num_servers=1,
+            waiting=Waiting(is_spinning=False),
+        )
+        for _ in range(2)
+    )
+    setup = Setup(partition=b"", optimizer="", hyper=b"")
+    first.send_setup(setup, [(0, 0, Frame(memoryview(bytearray(8))))])
+    network.run(until=lambda: not network.unfinished)
+    assert not first.turn()
+    network.run()
+    assert second.turn()
+    assert second.is_set_up
 
 
 # -- broken on purpose -------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 from psdist.errors import InvariantError, ProtocolError
 from psdist.messages import NEVER, Flag, Header, Kind
 from psdist.roles import describe_peer, server_id, worker_id
-from psdist.transport.base import Arrived, Offered, Sent
+from psdist.transport.base import Arrived, Offered
 
 
 @dataclass(slots=True)
@@ -184,9 +184,7 @@ class ClientCore:
                 actions.append(SendPush(server, header, with_payload))
         return actions
 
-    def handle(self, event: Offered | Arrived | Sent) -> list[ClientAction]:
-        if isinstance(event, Sent):
-            return []
+    def handle(self, event: Offered | Arrived) -> list[ClientAction]:
         if isinstance(event, Offered):
             if event.kind != Kind.REPLY or event.chunk >= len(self._owners):
                 raise ProtocolError(
