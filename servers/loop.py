@@ -97,7 +97,8 @@ class ServerLoop:
         self._on_registrar = on_registrar
         self._on_built = on_built
         self._partition: Partition | None = None
-        self._reply_frames: dict[tuple[int, int], list[_ReplyFrame]] = {}
+        self._reply_frames: dict[tuple[int, int], list[_ReplyFrame]] = {}  # not under way
+        self._num_reply_frames = 0
         self._execute: dict[type, Callable[[Any], None]] = {
             Build: self._build,
             Load: self._load,
@@ -111,8 +112,9 @@ class ServerLoop:
         }
 
     def run(self, waiting: Waiting, *, on_idle: Callable[[], None] = lambda: None) -> None:
-        """Serve until the registrar says that the job is complete. ``on_idle`` is called between
-        events; a server waits as long as its workers need, so waiting never times out here."""
+        """Serve until the registrar says that the job is complete; nothing that this loop has sent
+        is under way then. ``on_idle`` is called between events; a server waits as long as its
+        workers need, so waiting never times out here."""
         while not self.is_finished:
             if self.turn():
                 waiting.reset()
@@ -128,6 +130,8 @@ class ServerLoop:
         while event is not None:
             self._handle(event)
             event = self.transport.poll()
+        if self._is_asked_to_finish:
+            self._finish_if_all_is_over()
         return True
 
     def _handle(self, event: Event) -> None:
@@ -142,13 +146,13 @@ class ServerLoop:
             return
         else:
             self._do(self.core.handle(event))
-            if self._is_asked_to_finish:
-                self._finish_if_all_have_left()
 
-    def _finish_if_all_have_left(self) -> None:
+    def _finish_if_all_is_over(self) -> None:
         # Finish comes from the registrar: it may overtake the Leave of a worker, whose message
-        # would stay unreceived and whose leave would be missing in the history.
-        if self.core.has_members:
+        # would stay unreceived and whose leave would be missing in the history. And the network
+        # may tell of a reply long after its worker has gone on: whoever uses the transport after
+        # this loop would be told of a frame that is not theirs.
+        if self.core.has_members or self._has_open_replies:
             return
         self._is_asked_to_finish = False
         answer = Finished(server=self._options.server, statistics=self.statistics())
@@ -160,7 +164,6 @@ class ServerLoop:
     def _is_not_for_core(self, message: Control) -> bool:
         if isinstance(message, Finish):
             self._is_asked_to_finish = True
-            self._finish_if_all_have_left()
             return True
         if self.registrar is not None and isinstance(message, Registrar.TAKES):
             for action in self.registrar.handle(message):
@@ -173,6 +176,11 @@ class ServerLoop:
                     self.is_finished = True
             return True
         return False
+
+    @property
+    def _has_open_replies(self) -> bool:
+        """Whether the network still has a frame of this loop's."""
+        return sum(map(len, self._reply_frames.values())) < self._num_reply_frames
 
     def _close_history(self) -> None:
         if self._history is not None:
@@ -259,6 +267,7 @@ class ServerLoop:
 
     def _new_reply_frame(self, key: tuple[int, int], free: list[_ReplyFrame]) -> _ReplyFrame:
         assert self._partition is not None
+        self._num_reply_frames += 1
         dtype = int(DTYPE_CODES[self._partition.chunks[key[0]].dtype])
         return _ReplyFrame(self._built.payload(*key), dtype, free)
 

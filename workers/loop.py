@@ -107,8 +107,10 @@ class WorkerLoop:
     def _handle(self, event: Event) -> None:
         if isinstance(event, ControlArrived):
             self._on_control(event.message)
-        elif isinstance(event, Sent) and event.frame.owner == "setup":
-            self._setup_sends -= 1
+        elif isinstance(event, Sent):
+            # Of a push or a pull the answer says the same (transport.base).
+            if event.frame.owner is self:
+                self._setup_sends -= 1
         else:
             self._do(self.core.handle(event))
 
@@ -163,7 +165,7 @@ class WorkerLoop:
         for server in self._servers:
             self.transport.send_control(server, setup)
         for chunk, server, frame in initial:
-            frame.owner = "setup"
+            frame.owner = self
             Header(
                 kind=Kind.INIT, sender=self.transport.me, chunk=chunk, length=frame.capacity
             ).pack_into(frame.header)

@@ -4,7 +4,8 @@ Servers and workers are *actors*: generators that do their turn and then yield, 
 me when something arrives") or a number of seconds to sleep. Their messages take seeded times;
 pairs keep their order, different pairs overtake one another. Payload bytes are read when they are
 delivered, not when they are sent: memory changed under an open send arrives changed, exactly as
-MPI would do it (and is reported, unless ``verify_open_sends`` is off).
+MPI would do it (and is reported, unless ``verify_open_sends`` is off). As under MPI, a sender may
+learn long after the receiver that a message has arrived (``LinkModel.sent_s``).
 
     network = VirtualNetwork(seed=7)
     network.spawn(server_id(0), server_actor(network.endpoint(server_id(0))))
@@ -41,6 +42,9 @@ class LinkModel:
     bytes_per_s: float = 1e10
     duplicate_rate: float = 0.0
     """Share of pushes and replies that are delivered twice."""
+    sent_s: float = 0.0
+    """How much later than the receiver, at most, the sender learns that a message has arrived:
+    under MPI not before it asks, and then not always at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +123,8 @@ class VirtualNetwork:
         header = bytes(frame.header)
         if not num_bytes:
             self._deliver(sender, peer, lambda: self._arrive_empty(sender, peer, header))
-            self._at(self.now_s, lambda: self._give(sender, Sent(frame)))
+            late_s = self._late_s(self._link(sender, peer))
+            self._at(self.now_s + late_s, lambda: self._give(sender, Sent(frame)))
             return
         crc = zlib.crc32(frame.payload[:num_bytes]) if frame.payload is not None else 0
         ticket = _Ticket(sender, frame, header, num_bytes, crc)
@@ -176,11 +181,18 @@ class VirtualNetwork:
                 )
             frame.payload[: ticket.num_bytes] = data
         self._give(receiver, Arrived(ticket.sender, Header.unpack(ticket.header), frame))
-        if is_first:
+        if not is_first:
+            return
+        if late_s := self._late_s(self._link(ticket.sender, receiver)):
+            self._at(self.now_s + late_s, lambda: self._give(ticket.sender, Sent(ticket.frame)))
+        else:
             self._give(ticket.sender, Sent(ticket.frame))
 
     def _delay(self, link: LinkModel) -> float:
         return link.latency_s + self._random.random() * link.jitter_s
+
+    def _late_s(self, link: LinkModel) -> float:
+        return self._random.random() * link.sent_s if link.sent_s else 0.0
 
     def _deliver(self, sender: int, peer: int, happen: Callable[[], None]) -> None:
         if sender in self._dead:

@@ -54,6 +54,7 @@ class Schedule:
     latency_s: float = 1e-5
     jitter_s: float = 1e-4
     duplicate_rate: float = 0.0
+    sent_s: float = 0.0
     credits: int = 2
     receive_buffers: int = 3
     empty_rate: float = 0.0
@@ -91,6 +92,7 @@ class Schedule:
             empty_rate=pick.choice([0.0, 0.0, 0.3]),
             absent_rate=pick.choice([0.0, 0.0, 0.3]),
             settings_rate=pick.choice([0.0, 0.5]),
+            sent_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
         )
 
 
@@ -121,18 +123,21 @@ class VirtualJob:
         policy: Callable[[int], Policy] | None = None,
         make_loop: Callable[..., ServerLoop] = ServerLoop,
         verify_open_sends: bool = True,
+        network: VirtualNetwork | None = None,
     ) -> None:
-        """``policy`` and ``make_loop`` let a test break the servers on purpose."""
+        """``policy`` and ``make_loop`` let a test break the servers on purpose; ``network`` is that
+        of a job before this one, whose ranks now do this job."""
         self.schedule = schedule
         self.random = random.Random(schedule.seed)
         self.partition = small_partition(schedule.num_chunks)
         self.owners = self.partition.shard([1.0] * schedule.servers)
-        self.network = VirtualNetwork(
+        self.network = network or VirtualNetwork(
             seed=schedule.seed,
             link=LinkModel(
                 latency_s=schedule.latency_s,
                 jitter_s=schedule.jitter_s,
                 duplicate_rate=schedule.duplicate_rate,
+                sent_s=schedule.sent_s,
             ),
             verify_open_sends=verify_open_sends,
         )

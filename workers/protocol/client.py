@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.events import Arrived, Offered, Sent
+from psdist.protocol.events import Arrived, Offered
 from psdist.protocol.header import NEVER, Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 
@@ -184,9 +184,7 @@ class ClientCore:
                 actions.append(SendPush(server, header, with_payload))
         return actions
 
-    def handle(self, event: Offered | Arrived | Sent) -> list[ClientAction]:
-        if isinstance(event, Sent):
-            return []
+    def handle(self, event: Offered | Arrived) -> list[ClientAction]:
         if isinstance(event, Offered):
             if event.kind != Kind.REPLY or event.chunk >= len(self._owners):
                 raise ProtocolError(
