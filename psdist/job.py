@@ -41,7 +41,7 @@ from psdist.protocol.optimizers import (
 )
 from psdist.protocol.partition import Partition
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.context import World, connect, current
+from psdist.ranks.context import RankContext, connect, current
 from psdist.ranks.device import device_of
 from psdist.ranks.failure import fail_with, printable, run_or_fail
 from psdist.ranks.server import num_threads, serve, serve_beside
@@ -87,10 +87,10 @@ def init() -> Job:
                 "which imports the script again: put the script's body into a function and call "
                 'it under if __name__ == "__main__":'
             )
-        world = current()
-        if world is None:
-            world = _connect_by_environment()
-        _job = Job(world)
+        context = current()
+        if context is None:
+            context = _connect_by_environment()
+        _job = Job(context)
     return _job
 
 
@@ -99,71 +99,71 @@ def the_job() -> Job | None:
     return _job
 
 
-def _connect_by_environment() -> World:
+def _connect_by_environment() -> RankContext:
     outcome: Any
     try:
         outcome = resolve(command_line={}, environment=os.environ, file=None)
     except UserError as error:
         outcome = error
     try:
-        world = connect(outcome)
+        context = connect(outcome)
     except AgreedExit as agreed:
         sys.exit(agreed.status)
-    if world.role == "server":
-        sys.exit(run_or_fail(world, lambda: serve(world)))
+    if context.role == "server":
+        sys.exit(run_or_fail(context, lambda: serve(context)))
     sys.excepthook = _excepthook
     atexit.register(_finish_at_exit)
-    serve_beside(world)
-    return world
+    serve_beside(context)
+    return context
 
 
 def _excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    world = current()
-    if world is None:
+    context = current()
+    if context is None:
         sys.__excepthook__(kind, error, trace)
         return
-    fail_with(world, error)
+    fail_with(context, error)
 
 
 def _finish_at_exit() -> None:
-    world = current()
-    if _job is None or world is None:
+    context = current()
+    if _job is None or context is None:
         return
     # Set by Python for what ended the script, even if a hook other than ours was told of it.
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
-        fail_with(world, error)
-    run_or_fail(world, _job.finish)
+        fail_with(context, error)
+    run_or_fail(context, _job.finish)
 
 
 class Job:
     """A worker's part in the job. Collectives (prepare, save, mean, barrier, and pull within a
     group) must be called by every worker, in the same order."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._config = world.config
-        roles = world.roles
-        self.rank = world.rank
-        """World rank in MPI."""
-        self.worker = worker_of(world.me)
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._config = context.config
+        roles = context.roles
+        self.rank = context.rank
+        """RankContext rank in MPI."""
+        self.worker = worker_of(context.me)
         """Index of this worker, 0 .. num_workers - 1."""
         self.num_workers = roles.num_workers
         self.group = roles.group_of_worker[self.worker]
         self.num_groups = len(roles.groups)
         self.servers = roles.num_servers
         self.is_chief = self.worker == 0
-        self.mode = world.config.mode
-        self.staleness = world.config.staleness if self.mode == "ssp" else None
+        self.mode = context.config.mode
+        self.staleness = context.config.staleness if self.mode == "ssp" else None
         """The bound of mode ssp, else None."""
         members = roles.groups[self.group]
         place = members.index(self.worker)
         self._is_leader = place == 0
-        torch.set_num_threads(num_threads(world))
-        device = device_of(world)
-        if not world.is_so_for_all_of_group(device.type == "cuda"):
+        torch.set_num_threads(num_threads(context))
+        device = device_of(context)
+        if not context.is_so_for_all_of_group(device.type == "cuda"):
             device = torch.device("cpu")  # a group reduces over one back end
         self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
@@ -171,15 +171,15 @@ class Job:
             index=place,
             size=len(members),
             device=self.device,
-            timeout_s=world.config.wait_timeout_s,
-            broadcast=world.broadcast_in_group,
+            timeout_s=context.config.wait_timeout_s,
+            broadcast=context.broadcast_in_group,
         )
         self._group = Group(index=place, size=len(members))
         self._loop = WorkerLoop(
-            world.transport,
+            context.transport,
             worker=self.worker,
             num_servers=roles.num_servers,
-            waiting=world.waiting(),
+            waiting=context.waiting(),
             describe_group=roles.describe_group,
         )
         self._epochs = EpochCounter()
@@ -222,7 +222,7 @@ class Job:
             chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes,
             whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
         )
-        owners = partition.shard(self._world.roles.shard_weights)
+        owners = partition.shard(self._context.roles.shard_weights)
         flat = FlatModel(partition, description.parameters)
         mine = partition.slices(self._group.size)[self._group.index]
         self._loop.attach(
@@ -244,9 +244,9 @@ class Job:
             ],
         )
         if self._config.record:
-            folder = self._world.run_directory.path / "history"
+            folder = self._context.run_directory.path / "history"
             self._history = WorkerHistory(folder, self.worker)
-            self._world.flushes.append(self._history.flush)
+            self._context.flushes.append(self._history.flush)
         self._trainer = Trainer(
             worker=self.worker,
             partition=partition,
@@ -276,7 +276,7 @@ class Job:
                 ),
             )
         if self._is_leader:
-            self._loop.register(self.group, self._world.roles.groups[self.group])
+            self._loop.register(self.group, self._context.roles.groups[self.group])
             self._loop.wait_until(
                 lambda: self._loop.is_registered and self._loop.is_set_up, "the servers"
             )
@@ -297,7 +297,7 @@ class Job:
             return
         shown = self._collective("prepare", packed if self.worker in (0, other) else b"")
         difference = first_difference(unpack_lines(shown[0]), unpack_lines(shown[other]))
-        roles = self._world.roles
+        roles = self._context.roles
         raise ModelError(
             f"the model differs between workers 0 and {other} "
             f"(rank {roles.worker_ranks[other]}): {difference}; all workers must build the same "
@@ -307,7 +307,7 @@ class Job:
     def _take_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():
             host = tensor.detach().cpu().contiguous().clone()
-            self._world.broadcast_among_workers(as_bytes(host.view(-1)))
+            self._context.broadcast_among_workers(as_bytes(host.view(-1)))
             tensor.copy_(host)
 
     # -- training ------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Job:
         """One line in metrics.jsonl: numbers (also 0-dim tensors) and strings."""
         plain = {name: _plain(name, value) for name, value in values.items()}
         line = {
-            "time_s": round(time.monotonic() - self._world.started_s, 3),
+            "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.rank,
             "worker": self.worker,
             "group": self.group,
@@ -437,7 +437,7 @@ class Job:
             return
         self._progress_sent_s = at_s
         samples = self._trainer.num_samples if self._trainer is not None else 0
-        self._world.transport.send_control(
+        self._context.transport.send_control(
             REGISTRAR, Progress(worker=self.worker, clock=self.clock, samples=samples)
         )
 
@@ -461,9 +461,9 @@ class Job:
         told["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
         told["trained_s"] = trained_s
         self._loop.done(told)
-        self._loop.wait_until_stopped(self._world.waiting(has_deadline=False))
+        self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
         group_tier.stop()
-        self._world.close()
+        self._context.close()
         return 0
 
 

@@ -29,9 +29,9 @@ from psdist.servers.protocol.actions import (
     Fail,
     Fold,
     Load,
-    Note,
+    MembershipEvent,
     Reply,
-    ReplyThrough,
+    ReplySent,
     ReplyToken,
     SendControl,
     Step,
@@ -107,7 +107,7 @@ class ServerLoop:
             Step: self._step,
             Reply: self._reply,
             SendControl: self._send_control,
-            Note: self._note,
+            MembershipEvent: self._record_membership,
             Fail: self._fail,
         }
 
@@ -140,8 +140,8 @@ class ServerLoop:
             if isinstance(frame, _ReplyFrame) and frame.token is not None:
                 token, frame.token = frame.token, None
                 frame.free_list.append(frame)
-                if not token.is_through:
-                    self._do(self.core.handle(ReplyThrough(token)))
+                if not token.is_sent:
+                    self._do(self.core.handle(ReplySent(token)))
         elif isinstance(event, ControlArrived) and self._is_not_for_core(event.message):
             return
         else:
@@ -278,7 +278,7 @@ class ServerLoop:
     def _send_control(self, action: SendControl) -> None:
         self.transport.send_control(action.peer, action.message)
 
-    def _note(self, action: Note) -> None:
+    def _record_membership(self, action: MembershipEvent) -> None:
         if self._history is not None:
             kind = EventKind[action.kind.upper()]
             self._history.member(kind, action.group, action.clock, float(action.workers))

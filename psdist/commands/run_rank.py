@@ -13,7 +13,7 @@ from pathlib import Path
 from psdist.config.sources import Resolved
 from psdist.errors import UsageError, UserError
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.context import World, connect
+from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 
 
@@ -21,22 +21,22 @@ def run_script(outcome: Resolved | UserError, script: str, arguments: Sequence[s
     """This rank's exit status. ``outcome`` is the configuration or the mistake that all ranks must
     hear of; the script runs on workers only, with ``arguments`` as its own."""
     try:
-        world = connect(outcome)
+        context = connect(outcome)
     except AgreedExit as agreed:
         return agreed.status
-    return run_or_fail(world, lambda: _take_part(world, script, arguments))
+    return run_or_fail(context, lambda: _take_part(context, script, arguments))
 
 
-def _take_part(world: World, script: str, arguments: Sequence[str]) -> int:
+def _take_part(context: RankContext, script: str, arguments: Sequence[str]) -> int:
     # These import torch: only once the configuration is known to be good, and where a host on
     # which that fails ends the job.
     from psdist import job
     from psdist.ranks import server as serve
 
-    if world.role == "server":
-        return serve.serve(world)
-    serve.serve_beside(world)
-    run_or_fail(world, lambda: _run_as_main(script, arguments))  # sys.exit(0) is a good end
+    if context.role == "server":
+        return serve.serve(context)
+    serve.serve_beside(context)
+    run_or_fail(context, lambda: _run_as_main(script, arguments))  # sys.exit(0) is a good end
     ran = job.the_job()
     if ran is None:
         raise UsageError(

@@ -1,7 +1,7 @@
 """The start of every rank: MPI, one configuration, roles, the run directory, the transport.
 
-    world = connect(resolved)          # or the error that resolving gave: all ranks agree on it
-    world.role, world.transport, world.config
+    context = connect(resolved)          # or the error that resolving gave: all ranks agree on it
+    context.role, context.transport, context.config
 
 Every rank brings its configuration or its error to one exchange, so each mistake is printed once
 and every rank ends with the same status. Without a launcher there is no MPI at all: one process
@@ -37,12 +37,12 @@ from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exc
 from psdist.ranks.failure import (
     end_all,
     flush_output,
+    format_error,
     ignore_interrupts,
     printable,
-    told,
     wait_until_read,
 )
-from psdist.ranks.placing import place
+from psdist.ranks.placing import agree_on_plan
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.run_directory import RunDirectory
 from psdist.topology.plan.plan import Plan
@@ -66,7 +66,7 @@ _ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one proces
 
 
 @dataclass(kw_only=True)
-class World:
+class RankContext:
     """One rank's view of the job."""
 
     config: RunConfig
@@ -180,15 +180,15 @@ class World:
                 flush()
 
 
-_current: World | None = None
+_current: RankContext | None = None
 
 
-def current() -> World | None:
-    """The world that this process has connected to, if any."""
+def current() -> RankContext | None:
+    """This process's context, once it has connected."""
     return _current
 
 
-def connect(outcome: Resolved | UserError) -> World:
+def connect(outcome: Resolved | UserError) -> RankContext:
     """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error."""
     global _current
     started_s = time.monotonic()
@@ -216,13 +216,13 @@ def connect(outcome: Resolved | UserError) -> World:
     except BaseException as error:  # the others wait for this rank in the next exchange
         ignore_interrupts()
         heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
-        end_all(comm, heading, *told(error))
+        end_all(comm, heading, *format_error(error))
     return _current
 
 
-def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: float) -> World:
+def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: float) -> RankContext:
     places, config = exchange(comm, outcome)
-    placed = place(comm, places, config)
+    placed = agree_on_plan(comm, places, config)
     rank = comm.Get_rank()
     made: bytes | UserError = b""
     if rank == 0:
@@ -232,22 +232,22 @@ def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: floa
         except ConfigError as error:
             made = error
     path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
-    world = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
-    world.plan = placed.plan
-    start_logs(path, rank=rank, who=world.who)
+    context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
+    context.plan = placed.plan
+    start_logs(path, rank=rank, who=context.who)
     logger.info("connected: %d ranks", comm.Get_size())
-    return world
+    return context
 
 
 def join(
     comm: MPI.Intracomm, *, config: RunConfig, roles: Roles, path: Path, started_s: float
-) -> World:
+) -> RankContext:
     """This rank's part in a job over all of ``comm``, whose ranks have agreed on the rest: on the
     configuration, the roles, and ``path``, the run directory, which exists. Collective."""
     from psdist.transport.mpi import MpiTransport  # only now: it needs MPI to be initialised
 
     rank = comm.Get_rank()
-    world = World(
+    context = RankContext(
         config=config,
         roles=roles,
         rank=rank,
@@ -257,13 +257,13 @@ def join(
         started_s=started_s,
         comm=comm,
     )
-    is_a_worker = is_worker(world.me)
-    group = roles.group_of_worker[worker_of(world.me)] if is_a_worker else -1
+    is_a_worker = is_worker(context.me)
+    group = roles.group_of_worker[worker_of(context.me)] if is_a_worker else -1
     workers_comm = comm.Split(0 if is_a_worker else 1, rank)
     group_comm = comm.Split(group + 1, rank)
     if is_a_worker:
-        world.workers_comm, world.group_comm = workers_comm, group_comm
-    return world
+        context.workers_comm, context.group_comm = workers_comm, group_comm
+    return context
 
 
 def _create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
@@ -315,12 +315,12 @@ def _rank_table(roles: Roles) -> list[dict[str, Any]]:
 
 def _core_share(places: Sequence[Place], rank: int) -> float:
     mine = places[rank]
-    here = [place for place in places if (place.kernel or place.host) == (mine.kernel or mine.host)]
-    users = Counter(core for place in here for core in place.cores)
+    here = [each for each in places if (each.kernel or each.host) == (mine.kernel or mine.host)]
+    users = Counter(core for each in here for core in each.cores)
     return sum(1.0 / users[core] for core in mine.cores)
 
 
-def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
+def _connect_alone(outcome: Resolved | UserError, started_s: float) -> RankContext:
     """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
     from psdist.transport.virtual import LinkModel, VirtualNetwork
 
@@ -350,7 +350,7 @@ def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
     network = VirtualNetwork(link=LinkModel(latency_s=0.0, jitter_s=0.0, bytes_per_s=float("inf")))
     transport = network.endpoint(worker_id(0))
     transport.drives = True
-    world = World(
+    context = RankContext(
         config=outcome.config,
         roles=roles,
         rank=0,
@@ -361,4 +361,4 @@ def _connect_alone(outcome: Resolved | UserError, started_s: float) -> World:
         network=network,
     )
     start_logs(path, rank=0, who="worker 0 and server 0")
-    return world
+    return context

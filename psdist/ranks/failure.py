@@ -1,6 +1,6 @@
 """What is told when a rank fails, and how it ends the job: once, with rank and host, never cut off.
 
-    status = run_or_fail(world, train)        # whatever train() raises ends every rank
+    status = run_or_fail(context, train)      # whatever train() raises ends every rank
 
 The user's mistakes, and what the network did to us, are one line that names the line of the
 script; everything else is a traceback that begins at the script. The rank's log has the whole one.
@@ -54,27 +54,27 @@ class CanAbort(Protocol):
     def Abort(self, errorcode: int) -> NoReturn: ...
 
 
-def run_or_fail(world: CanFail, run: Callable[[], int]) -> int:
+def run_or_fail(context: CanFail, run: Callable[[], int]) -> int:
     """``run()``, but whatever it raises ends the whole job, told once."""
     try:
         return run()
     except SystemExit as stop:
         if stop.code in (None, 0):
             return 0
-        fail_with(world, stop)
+        fail_with(context, stop)
     except BaseException as error:  # a rank that only stops would leave the others waiting
-        fail_with(world, error)
+        fail_with(context, error)
 
 
-def fail_with(world: CanFail, error: BaseException) -> NoReturn:
+def fail_with(context: CanFail, error: BaseException) -> NoReturn:
     """End the job because of ``error``."""
     whole = "".join(traceback.format_exception(error))
     logger.info("this rank failed:\n%s", printable(whole).rstrip())
-    text, status = told(error)
-    world.fail(text, status)
+    text, status = format_error(error)
+    context.fail(text, status)
 
 
-def told(error: BaseException) -> tuple[str, int]:
+def format_error(error: BaseException) -> tuple[str, int]:
     """What to say about ``error``, and the exit status of the job."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):

@@ -1,6 +1,6 @@
 """All ranks agree on one plan: who serves, who works, on which cores; then they bind themselves.
 
-    placed = place(comm, places, config)
+    placed = agree_on_plan(comm, places, config)
     placed.plan, placed.roles, placed.files
 
 One rank of each host says what its machine is, rank 0 solves and everybody gets the plan. After
@@ -55,7 +55,7 @@ class Placed:
     """What a run directory shows of it, by name; on rank 0, else empty."""
 
 
-def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Placed:
+def agree_on_plan(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Placed:
     """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan."""
     rank = comm.Get_rank()
     machines = gather(comm, _describe_host(places, rank))
@@ -78,13 +78,13 @@ def place(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Pl
     has = [tuple(msgpack.unpackb(each)) for each in allgather(comm, msgpack.packb(sorted(cores)))]
     bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
     _compare(comm, plan, bound, config)
-    return Placed(plan=plan, roles=from_plan(bound, plan), files=files)
+    return Placed(plan=plan, roles=roles_of_plan(bound, plan), files=files)
 
 
 def _describe_host(places: Sequence[Place], rank: int) -> bytes:
     """What rank 0 hears of this rank's host: its machine from the first rank there."""
     host = places[rank].host
-    if next(place for place in places if place.host == host).rank != rank:
+    if next(each for each in places if each.host == host).rank != rank:
         return b""
     machine = live.this_machine(affinity=_usable_cores(places, rank))
     packed: bytes = msgpack.packb(machine_codec.pack(machine))
@@ -94,7 +94,7 @@ def _describe_host(places: Sequence[Place], rank: int) -> bytes:
 def _usable_cores(places: Sequence[Place], rank: int) -> set[int]:
     """What the ranks on this rank's host may use together."""
     host = places[rank].host
-    return {core for place in places if place.host == host for core in place.cores}
+    return {core for each in places if each.host == host for core in each.cores}
 
 
 def _cluster(places: Sequence[Place], packed: Sequence[bytes], config: RunConfig) -> Cluster:
@@ -206,7 +206,7 @@ def _listed(cores: Sequence[int]) -> str:
     return bitmap.format_list(cores) or "none"
 
 
-def from_plan(places: Sequence[Place], plan: Plan) -> Roles:
+def roles_of_plan(places: Sequence[Place], plan: Plan) -> Roles:
     """The roles that ``plan`` gives to ``places``, both with one entry per rank in rank order."""
     members: dict[int, list[int]] = {}
     for planned in plan.ranks:

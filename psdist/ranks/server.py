@@ -1,6 +1,6 @@
 """A server rank's life: its state machine and loop, and on server 0 the run's files and report.
 
-    status = serve(world)      # returns when the job is complete
+    status = serve(context)      # returns when the job is complete
 
 It never runs the user's script. Files go through psdist.observe, decisions through
 psdist.servers.
@@ -19,7 +19,7 @@ from psdist.history.writers import RunRecord, ServerHistory, write_run
 from psdist.install.launcher import WATCHED_VARIABLE
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition
-from psdist.ranks.context import World
+from psdist.ranks.context import RankContext
 from psdist.report.progress import ProgressDisplay
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
@@ -38,27 +38,29 @@ from psdist.version import VERSION
 logger = logging.getLogger("psdist")
 
 
-def serve(world: World) -> int:
+def serve(context: RankContext) -> int:
     """Serve until all workers are done; returns the exit status."""
     import torch
 
-    torch.set_num_threads(num_threads(world))
-    loop, reporter = _build(world, world.transport)
-    loop.run(world.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing)
-    world.close()
+    torch.set_num_threads(num_threads(context))
+    loop, reporter = _build(context, context.transport)
+    loop.run(
+        context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
+    )
+    context.close()
     return 0
 
 
-def serve_beside(world: World) -> None:
+def serve_beside(context: RankContext) -> None:
     """Start the server of a job in one process; where there are ranks that serve, do nothing."""
-    if world.network is not None:
+    if context.network is not None:
         me = server_id(0)
-        world.network.spawn(me, server_actor(world, world.network.endpoint(me)))
+        context.network.spawn(me, server_actor(context, context.network.endpoint(me)))
 
 
-def server_actor(world: World, transport: Transport) -> Actor:
+def server_actor(context: RankContext, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
-    loop, reporter = _build(world, transport)  # now: a job that fails early has a summary, too
+    loop, reporter = _build(context, transport)  # now: a job that fails early has a summary, too
     return _turns(loop, reporter)
 
 
@@ -72,22 +74,22 @@ def _turns(loop: ServerLoop, reporter: Reporter | None) -> Actor:
         yield None
 
 
-def num_threads(world: World) -> int:
+def num_threads(context: RankContext) -> int:
     """Threads that torch may use in this rank."""
-    threads = world.config.threads
-    return max(1, int(world.core_share)) if threads == "auto" else threads
+    threads = context.config.threads
+    return max(1, int(context.core_share)) if threads == "auto" else threads
 
 
 def _nothing() -> None:
     pass
 
 
-def _build(world: World, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
-    config, roles, server = world.config, world.roles, transport.me
+def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
+    config, roles, server = context.config, context.roles, transport.me
     history = None
     if config.record:
-        history = ServerHistory(world.run_directory.path / "history", server)
-        world.flushes.append(history.flush)
+        history = ServerHistory(context.run_directory.path / "history", server)
+        context.flushes.append(history.flush)
     core = ServerCore(server=server, policy=policy_for(config.mode, staleness=config.staleness))
     options = ServerOptions(
         server=server,
@@ -100,7 +102,7 @@ def _build(world: World, transport: Transport) -> tuple[ServerLoop, Reporter | N
     if server != REGISTRAR:
         return ServerLoop(transport, core, options, history=history), None
     registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
-    reporter = Reporter(world, registrar)
+    reporter = Reporter(context, registrar)
     loop = ServerLoop(
         transport,
         core,
@@ -116,12 +118,12 @@ def _build(world: World, transport: Transport) -> tuple[ServerLoop, Reporter | N
 class Reporter:
     """Server 0's files and words to people: metrics, progress, summary, the first failure."""
 
-    def __init__(self, world: World, registrar: Registrar) -> None:
-        self._world = world
+    def __init__(self, context: RankContext, registrar: Registrar) -> None:
+        self._context = context
         self._registrar = registrar
         self._model_bytes: int | None = None
-        world.on_abort = self._on_abort
-        style = world.config.progress
+        context.on_abort = self._on_abort
+        style = context.config.progress
         if style == "auto":
             is_watched = sys.stderr.isatty() or WATCHED_VARIABLE in os.environ
             style = "live" if is_watched else "lines"
@@ -132,14 +134,14 @@ class Reporter:
         )
 
     def _mode(self) -> str:
-        config = self._world.config
+        config = self._context.config
         return f"ssp (staleness {config.staleness})" if config.mode == "ssp" else config.mode
 
     def on_built(self, partition: Partition, owners: tuple[int, ...]) -> None:
         """The model is known: the history can say what was promised."""
-        world = self._world
+        context = self._context
         self._model_bytes = partition.num_bytes
-        idle = sorted(set(range(world.roles.num_servers)) - set(owners))
+        idle = sorted(set(range(context.roles.num_servers)) - set(owners))
         if idle:
             logger.warning(
                 "the model is cut into %d chunks of at most %d bytes, so server %s holds nothing; "
@@ -148,38 +150,38 @@ class Reporter:
                 partition.max_chunk_bytes,
                 ", ".join(str(server) for server in idle),
             )
-        if not world.config.record:
+        if not context.config.record:
             return
         record = RunRecord(
             psdist=VERSION,
-            mode=world.config.mode,
-            staleness=world.config.staleness if world.config.mode == "ssp" else None,
-            groups=world.roles.groups,
-            num_servers=world.roles.num_servers,
+            mode=context.config.mode,
+            staleness=context.config.staleness if context.config.mode == "ssp" else None,
+            groups=context.roles.groups,
+            num_servers=context.roles.num_servers,
             num_chunks=len(partition.chunks),
             owners=owners,
-            checksum_every=world.config.checksum_every,
+            checksum_every=context.config.checksum_every,
         )
-        write_run(world.run_directory.path / "history", record)
+        write_run(context.run_directory.path / "history", record)
 
     def on_action(self, action: RegistrarAction) -> None:
         if isinstance(action, WriteMetrics):
-            self._world.run_directory.append_metrics(action.line)
+            self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure
-            self._world.abort(failure.heading, failure.text, failure.exit_status)
+            self._context.abort(failure.heading, failure.text, failure.exit_status)
         elif isinstance(action, Complete):
             self._display.close()
             summary = self._summary("completed")
-            self._world.run_directory.write_json("summary.json", summary)
-            self._world.run_directory.close()
-            for line in report_lines(summary, self._mode(), str(self._world.run_directory.path)):
+            self._context.run_directory.write_json("summary.json", summary)
+            self._context.run_directory.close()
+            for line in report_lines(summary, self._mode(), str(self._context.run_directory.path)):
                 print(line, flush=True)
 
     def _on_abort(self, text: str) -> None:
         lines = text.strip().splitlines()
-        self._world.run_directory.write_json(
+        self._context.run_directory.write_json(
             "summary.json", self._summary(lines[-1] if lines else "failed")
         )
 
@@ -194,19 +196,19 @@ class Reporter:
 
     def _summary(self, outcome: str) -> dict[str, Any]:
         """summary.json; where the run failed, what is known by then and null for what is not."""
-        world, registrar = self._world, self._registrar
+        context, registrar = self._context, self._registrar
         workers = registrar.done
-        wall_s = time.monotonic() - world.started_s
+        wall_s = time.monotonic() - context.started_s
         staleness: Counter[int] = Counter()
         for each in workers.values():
             staleness.update({int(key): int(n) for key, n in each["staleness"].items()})
         clocks = []
-        for members in world.roles.groups:
+        for members in context.roles.groups:
             known = [workers[w]["clock"] for w in members if w in workers]
             known += [registrar.progress[w].clock for w in members if w in registrar.progress]
             clocks.append(max(known, default=0))
         # Each says what it has done when it is done: a part of them is no sum.
-        is_known = len(workers) == world.roles.num_workers
+        is_known = len(workers) == context.roles.num_workers
         samples = sum(each["samples"] for each in workers.values())
         trained_s = max((each["trained_s"] for each in workers.values()), default=0.0)
         updates = min(
@@ -217,14 +219,14 @@ class Reporter:
             sum(each[key] for each in workers.values()) for key in ("bytes_pushed", "bytes_pulled")
         )
         return {
-            "mode": world.config.mode,
-            "staleness": world.config.staleness if world.config.mode == "ssp" else None,
-            "servers": world.roles.num_servers,
-            "workers": world.roles.num_workers,
-            "groups": len(world.roles.groups),
+            "mode": context.config.mode,
+            "staleness": context.config.staleness if context.config.mode == "ssp" else None,
+            "servers": context.roles.num_servers,
+            "workers": context.roles.num_workers,
+            "groups": len(context.roles.groups),
             "clocks": clocks,
             "updates_applied": updates
-            if len(registrar.servers) == world.roles.num_servers
+            if len(registrar.servers) == context.roles.num_servers
             else None,
             "max_staleness_seen": max(staleness, default=0) if is_known else None,
             "staleness_seen": {str(key): staleness[key] for key in sorted(staleness)},
@@ -242,7 +244,7 @@ class Reporter:
 
     def _predicted_exchange_s(self) -> float | None:
         """What the plan says of this model on the slowest link; None where no link is crossed."""
-        plan = self._world.plan
+        plan = self._context.plan
         if plan is None or not plan.links or self._model_bytes is None:
             return None
         return plan.cost_s * self._model_bytes / plan.model_bytes

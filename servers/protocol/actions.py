@@ -87,12 +87,12 @@ class ReplyToken:
     buffer: int
     implied_by: int
     """A push of this clock or later from the same peer proves that the reply has arrived."""
-    is_through: bool = False
+    is_sent: bool = False
 
 
 @dataclass(slots=True)
 class Reply:
-    """Send the chunk's parameters from ``buffer``; ``ReplyThrough(token)`` comes back."""
+    """Send the chunk's parameters from ``buffer``; ``ReplySent(token)`` comes back."""
 
     token: ReplyToken
     clock: int
@@ -109,7 +109,7 @@ class SendControl:
 
 
 @dataclass(slots=True)
-class Note:
+class MembershipEvent:
     """A membership event for the history: kind is join, suspend, resume or leave."""
 
     kind: str
@@ -125,11 +125,11 @@ class Fail:
     error: PsdistError
 
 
-Action = Build | Load | Accept | Fold | Step | Reply | SendControl | Note | Fail
+Action = Build | Load | Accept | Fold | Step | Reply | SendControl | MembershipEvent | Fail
 
 
 @dataclass(slots=True)
-class ReplyThrough:
+class ReplySent:
     """From the loop: the memory of this reply is free again."""
 
     token: ReplyToken

@@ -29,7 +29,7 @@ class Push:
     slot: Frame | None
 
 
-class Wanted(NamedTuple):
+class PendingReply(NamedTuple):
     """A reply that is owed."""
 
     peer: int
@@ -59,9 +59,9 @@ class ChunkState:
     """Received and not yet applied, by group."""
     waiting: deque[int] = field(default_factory=deque)
     """Groups with such pushes in the order of arrival; ssp and async only."""
-    parked: dict[int, list[Wanted]] = field(default_factory=dict)
+    parked: dict[int, list[PendingReply]] = field(default_factory=dict)
     """Replies that the mode does not allow yet, by the min_done that they need."""
-    unloaded_pulls: list[Wanted] = field(default_factory=list)
+    unloaded_pulls: list[PendingReply] = field(default_factory=list)
     gathering: Gathering = field(default_factory=Gathering)
     current: int = 0
     """The parameter buffer that holds the newest version."""
@@ -108,7 +108,7 @@ class ChunkState:
                 return self._turn
             self._turn += 1
         if not gathered:
-            self._turn = 0  # all are excused just now: whoever resumes is in turn again
+            self._turn = 0  # nobody is waited for just now: whoever resumes is in turn again
         return None
 
     def resume(self, group: int) -> None:
@@ -134,7 +134,7 @@ class ChunkState:
         return token
 
     def close_reply(self, token: ReplyToken) -> None:
-        token.is_through = True
+        token.is_sent = True
         self.open_replies[token.buffer] -= 1
         tokens = self._tokens[token.peer]
         tokens.remove(token)

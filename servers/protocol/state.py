@@ -46,15 +46,15 @@ from psdist.servers.protocol.actions import (
     Fail,
     Fold,
     Load,
-    Note,
+    MembershipEvent,
     Reply,
-    ReplyThrough,
+    ReplySent,
     ReplyToken,
     SendControl,
     Step,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.servers.protocol.chunk_state import ChunkState, Gathering, Push, Wanted
+from psdist.servers.protocol.chunk_state import ChunkState, Gathering, PendingReply, Push
 from psdist.servers.protocol.frontier import Frontier
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.policy import Policy
@@ -108,11 +108,11 @@ class ServerCore:
 
     # -- the way in ---------------------------------------------------------------------------
 
-    def handle(self, event: Offered | Arrived | ControlArrived | ReplyThrough) -> list[Action]:
+    def handle(self, event: Offered | Arrived | ControlArrived | ReplySent) -> list[Action]:
         """What to do about ``event``, in order. A broken rule of a peer becomes ``Fail``."""
         try:
-            if isinstance(event, ReplyThrough):
-                return self._through(event.token)
+            if isinstance(event, ReplySent):
+                return self._on_reply_sent(event.token)
             if isinstance(event, ControlArrived):
                 handler = self._control.get(type(event.message))
                 if handler is None:
@@ -159,7 +159,7 @@ class ServerCore:
             chunk.clock.join(message.group, done=message.clock)
         self._frontier.find()
         return [
-            self._note("join", message.group, message.clock),
+            self._membership_event("join", message.group, message.clock),
             SendControl(peer, Registered(group=message.group, server=self._server)),
         ]
 
@@ -175,15 +175,15 @@ class ServerCore:
     def _on_suspend(self, _peer: int, message: Suspend) -> list[Action]:
         if not self._membership.suspend(message.group, seq=message.seq):
             return []  # its collective is over already: Resume overtook it
-        return self._excuse("suspend", message.group, message.clock)
+        return self._stop_waiting_for("suspend", message.group, message.clock)
 
     def _on_leave(self, _peer: int, message: Leave) -> list[Action]:
         self._membership.leave(message.group)
-        return self._excuse("leave", message.group, message.clock)
+        return self._stop_waiting_for("leave", message.group, message.clock)
 
-    def _excuse(self, kind: str, group: int, clock: int) -> list[Action]:
+    def _stop_waiting_for(self, kind: str, group: int, clock: int) -> list[Action]:
         """Nobody waits for ``group``'s iterations from ``clock`` on."""
-        actions: list[Action] = [self._note(kind, group, clock)]
+        actions: list[Action] = [self._membership_event(kind, group, clock)]
         for index in self._order:
             chunk = self._chunks[index]
             chunk.clock.release_from(group, clock)
@@ -197,14 +197,14 @@ class ServerCore:
         for group in self._membership.resume(message.seq):
             for chunk in self._chunks.values():
                 chunk.resume(group)
-            actions.append(self._note("resume", group, 0))
+            actions.append(self._membership_event("resume", group, 0))
         self._frontier.find()
         actions.append(SendControl(peer, Resumed(seq=message.seq, server=self._server)))
         return actions
 
-    def _note(self, kind: str, group: int, clock: int) -> Note:
+    def _membership_event(self, kind: str, group: int, clock: int) -> MembershipEvent:
         self._position += 1
-        return Note(kind, group, clock, self._membership.num_workers_of(group))
+        return MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
 
     def _on_who_is_missing(self, peer: int, message: WhoIsMissing) -> list[Action]:
         chunk = self._chunks.get(message.chunk)
@@ -249,8 +249,8 @@ class ServerCore:
         if header.kind == Kind.INIT and slot is not None:
             chunk.is_loaded = True
             actions: list[Action] = [Load(chunk.index, slot), *self._pool.release(slot)]
-            for wanted in chunk.unloaded_pulls:
-                actions.append(self._reply(chunk, wanted))
+            for pending in chunk.unloaded_pulls:
+                actions.append(self._reply(chunk, pending))
             chunk.unloaded_pulls.clear()
             return actions
         raise ProtocolError(
@@ -259,16 +259,16 @@ class ServerCore:
         )
 
     def _on_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
-        wanted = Wanted(peer, header.clock, Flag.FOR_PULL, header.settings)
+        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, header.settings)
         if not chunk.is_loaded:
-            chunk.unloaded_pulls.append(wanted)
+            chunk.unloaded_pulls.append(pending)
             return []
         if not header.flags & Flag.FRESH:
             needed = self._policy.required_min_done(header.clock)
             if chunk.clock.min_done < needed:
-                chunk.parked.setdefault(needed, []).append(wanted)
+                chunk.parked.setdefault(needed, []).append(pending)
                 return []
-        return [self._reply(chunk, wanted)]
+        return [self._reply(chunk, pending)]
 
     def _on_push(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
@@ -348,7 +348,7 @@ class ServerCore:
                     return actions
                 target = chunk.target_buffer()
                 if target is None:
-                    return actions  # _through comes back here
+                    return actions  # _on_reply_sent comes back here
                 actions += self._finish_gathering(chunk, target)
                 continue
             push = chunk.first_of(group)
@@ -444,13 +444,13 @@ class ServerCore:
         for push in pushes:
             chunk.clock.advance(push.group)
         for push in pushes:
-            wanted = Wanted(push.peer, push.clock, Flag.NONE)
+            pending = PendingReply(push.peer, push.clock, Flag.NONE)
             # The reply is used for the iteration after those whose replies may be outstanding.
             needed = self._policy.required_min_done(push.clock + 1 + self._pipeline)
             if chunk.clock.min_done >= needed:
-                actions.append(self._reply(chunk, wanted))
+                actions.append(self._reply(chunk, pending))
             else:
-                chunk.parked.setdefault(needed, []).append(wanted)
+                chunk.parked.setdefault(needed, []).append(pending)
         if chunk.clock.min_done != min_done_before:
             actions += self._release_replies(chunk)
         return actions
@@ -460,23 +460,23 @@ class ServerCore:
             return []
         allowed = [needed for needed in chunk.parked if needed <= chunk.clock.min_done]
         return [
-            self._reply(chunk, wanted)
+            self._reply(chunk, pending)
             for needed in sorted(allowed)
-            for wanted in chunk.parked.pop(needed)
+            for pending in chunk.parked.pop(needed)
         ]
 
-    def _reply(self, chunk: ChunkState, wanted: Wanted) -> Reply:
-        implied_by = wanted.clock
-        if not wanted.flags & Flag.FOR_PULL:
+    def _reply(self, chunk: ChunkState, pending: PendingReply) -> Reply:
+        implied_by = pending.clock
+        if not pending.flags & Flag.FOR_PULL:
             implied_by += 1 + self._pipeline
-        token = chunk.open_reply(wanted.peer, implied_by=implied_by)
+        token = chunk.open_reply(pending.peer, implied_by=implied_by)
         self._replies += 1
         min_done = chunk.clock.min_done
-        return Reply(token, wanted.clock, self._position, min_done, wanted.flags, wanted.request)
+        return Reply(token, pending.clock, self._position, min_done, pending.flags, pending.request)
 
-    def _through(self, token: ReplyToken) -> list[Action]:
+    def _on_reply_sent(self, token: ReplyToken) -> list[Action]:
         """The reply's memory is free; a step may have waited for it."""
-        if token.is_through:
+        if token.is_sent:
             return []
         chunk = self._chunks[token.chunk]
         chunk.close_reply(token)

@@ -40,7 +40,12 @@ from torch import Tensor
 from psdist.errors import InvariantError, OptimizerRefusedError
 from psdist.protocol.optimizers import LOCAL_KEYS, HyperValue, OptimizerKind, OptimizerTraits
 from psdist.servers.shard.fused_kernels import Switches, can_fuse, is_proven, kernel_for, switches
-from psdist.servers.shard.optimizer_classes import construct, find_class, told, unhooked_step
+from psdist.servers.shard.optimizer_classes import (
+    construct,
+    find_class,
+    format_hyperparameters,
+    unhooked_step,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,7 @@ class ChunkOptimizer:
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
             # What torch makes of hyperparameters that its constructor never saw.
             raise OptimizerRefusedError(
-                f"{self._name} cannot make a step with {told(self._hyper)}: "
+                f"{self._name} cannot make a step with {format_hyperparameters(self._hyper)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 

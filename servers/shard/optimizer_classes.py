@@ -73,14 +73,16 @@ def construct(
     try:
         return optimizer_class([parameter], **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise OptimizerRefusedError(f"{name} refuses {told(hyper)}: {error}") from error
+        raise OptimizerRefusedError(
+            f"{name} refuses {format_hyperparameters(hyper)}: {error}"
+        ) from error
 
 
 def is_torch(name: str) -> bool:
     return name.startswith("torch.optim.")
 
 
-def told(hyper: Mapping[str, HyperValue]) -> str:
+def format_hyperparameters(hyper: Mapping[str, HyperValue]) -> str:
     """Hyperparameters in words, for errors."""
     return ", ".join(f"{key}={value!r}" for key, value in hyper.items()) or "its defaults"
 

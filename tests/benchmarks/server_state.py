@@ -20,7 +20,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
-from psdist.servers.protocol.actions import Accept, Reply, ReplyThrough
+from psdist.servers.protocol.actions import Accept, Reply, ReplySent
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
@@ -60,7 +60,7 @@ def one_round(core: ServerCore, num_groups: int, clock: int) -> int:
                         ticket = action.ticket
                         pending.append(Arrived(ticket.sender, ticket, action.slot))
                     elif isinstance(action, Reply):
-                        pending.append(ReplyThrough(action.token))
+                        pending.append(ReplySent(action.token))
     return messages
 
 

@@ -31,7 +31,7 @@ from psdist.errors import (
 )
 from psdist.protocol.control import Absent, Collected, Done, Enter, Resume, Resumed, WhoIsAbsent
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.failure import printable, run_or_fail, told
+from psdist.ranks.failure import format_error, printable, run_or_fail
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from tests.support.mpirun import (
@@ -740,10 +740,10 @@ class _Failed(Exception):
 
 class _World:
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.format_error: list[tuple[str, int]] = []
 
     def fail(self, text: str, status: int) -> NoReturn:
-        self.told.append((text, status))
+        self.format_error.append((text, status))
         raise _Failed
 
 
@@ -755,18 +755,18 @@ def test_the_mistakes_of_users_and_of_the_network_are_one_line_with_the_line_of_
         (ProtocolError("a broken header"), 1),
         (WaitTimeoutError("waited 5 s"), 1),
     ):
-        text, seen = told(raised(error))
+        text, seen = format_error(raised(error))
         assert re.fullmatch(rf"error at test_bad_input.py line \d+: {error}", text), text
         assert seen == status
 
 
 def test_an_error_that_no_script_line_led_to_names_none() -> None:
-    assert told(ConfigError("mode = x")) == ("error: mode = x", 2)
+    assert format_error(ConfigError("mode = x")) == ("error: mode = x", 2)
 
 
 def test_a_bug_of_psdist_and_errors_of_the_script_are_tracebacks() -> None:
     for error in (InvariantError("a slot was released twice"), ValueError("no such file")):
-        text, status = told(raised(error))
+        text, status = format_error(raised(error))
         assert text.startswith("Traceback (most recent call last):\n")
         assert text.endswith(str(error))
         assert status == 1
@@ -785,7 +785,7 @@ def test_a_bug_of_psdist_and_errors_of_the_script_are_tracebacks() -> None:
 def test_a_script_that_exits_keeps_its_status_unless_that_would_read_as_success(
     code: object, expected: tuple[str, int]
 ) -> None:
-    assert told(SystemExit(code)) == expected
+    assert format_error(SystemExit(code)) == expected
 
 
 def test_a_script_that_exits_with_nothing_or_zero_has_not_failed() -> None:
@@ -798,14 +798,14 @@ def test_a_script_that_exits_with_nothing_or_zero_has_not_failed() -> None:
 
 
 def test_ctrl_c_is_one_word() -> None:
-    world = _World()
+    context = _World()
 
     def run() -> int:
         raise KeyboardInterrupt
 
     with pytest.raises(_Failed):
-        run_or_fail(world, run)
-    assert world.told == [("interrupted", 130)]
+        run_or_fail(context, run)
+    assert context.format_error == [("interrupted", 130)]
 
 
 def test_a_name_that_is_not_utf_8_can_be_told() -> None:

@@ -36,7 +36,7 @@ from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.context import World, connect
+from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Async
@@ -78,47 +78,49 @@ class Row:
 
 
 def pushpull(sizes: list[int], repeats: int, servers: int, json_path: Path | None) -> int:
-    """Run the benchmark on all ranks of the world; the exit status."""
+    """Run the benchmark on all ranks; the exit status."""
     settings: dict[str, Any] = {"mode": "async", "servers": str(servers), "group": "rank"}
     try:
-        world = connect(resolve(command_line=settings, environment=os.environ, file=None))
+        context = connect(resolve(command_line=settings, environment=os.environ, file=None))
     except AgreedExit as agreed:
         return agreed.status
-    if world.comm is None:
+    if context.comm is None:
         print(
             "psdist: error: bench pushpull measures between ranks; start it as "
             "mpirun -n 2 psdist bench pushpull",
             file=sys.stderr,
         )
         return 2
-    return run_or_fail(world, lambda: _measure_all(world, sizes, repeats, json_path))
+    return run_or_fail(context, lambda: _measure_all(context, sizes, repeats, json_path))
 
 
-def _measure_all(world: World, sizes: list[int], repeats: int, json_path: Path | None) -> int:
+def _measure_all(
+    context: RankContext, sizes: list[int], repeats: int, json_path: Path | None
+) -> int:
     import torch
 
-    torch.set_num_threads(max(1, int(world.core_share)))
-    assert world.comm is not None
-    between = world.comm.Dup()  # its barriers never meet psdist's messages
+    torch.set_num_threads(max(1, int(context.core_share)))
+    assert context.comm is not None
+    between = context.comm.Dup()  # its barriers never meet psdist's messages
     rows: list[Row] = []
     for num_bytes in sizes:
-        side = _WorkerSide if is_worker(world.me) else _ServerSide
-        times = side(world, between, num_bytes).measure(repeats)
-        row = _row(between, world, num_bytes, times)
-        if world.rank == 0:
+        side = _WorkerSide if is_worker(context.me) else _ServerSide
+        times = side(context, between, num_bytes).measure(repeats)
+        row = _row(between, context, num_bytes, times)
+        if context.rank == 0:
             rows.append(row)
             print(f"  {_size(num_bytes)}: {row.share_of_raw:.2f} of raw", flush=True)
-    if world.rank == 0:
-        _report(world, rows, repeats, json_path)
-    world.close()
+    if context.rank == 0:
+        _report(context, rows, repeats, json_path)
+    context.close()
     return 0
 
 
 class _Side:
     """What both sides share: the model of one tensor, cut as psdist cuts it."""
 
-    def __init__(self, world: World, between: MPI.Comm, num_bytes: int) -> None:
-        self.world, self.between = world, between
+    def __init__(self, context: RankContext, between: MPI.Comm, num_bytes: int) -> None:
+        self.context, self.between = context, between
         piece = Piece(
             name="tensor",
             shape=(max(num_bytes // 4, 1),),
@@ -126,11 +128,11 @@ class _Side:
             dtype="float32",
             optimizer_group=0,
         )
-        chunk_bytes = world.config.chunk_bytes
+        chunk_bytes = context.config.chunk_bytes
         self.partition = Partition.cut(
             [piece], chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes
         )
-        self.owners = self.partition.shard(world.roles.shard_weights)
+        self.owners = self.partition.shard(context.roles.shard_weights)
 
     def chunks_of(self, server: int) -> list[int]:
         return [chunk for chunk, owner in enumerate(self.owners) if owner == server]
@@ -141,31 +143,31 @@ class _Side:
 
 class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
-        world = self.world
+        context = self.context
         loop = ServerLoop(
-            world.transport,
-            ServerCore(server=world.me, policy=Async()),
+            context.transport,
+            ServerCore(server=context.me, policy=Async()),
             ServerOptions(
-                server=world.me,
-                shard_weights=world.roles.shard_weights,
+                server=context.me,
+                shard_weights=context.roles.shard_weights,
                 mode="async",
-                receive_buffers=world.config.receive_buffers,
+                receive_buffers=context.config.receive_buffers,
             ),
         )
-        waiting = world.waiting(has_deadline=False)
+        waiting = context.waiting(has_deadline=False)
         self._serve(loop, waiting)  # set-up
-        chunks = self.chunks_of(world.me)
-        whole = [allocate(self.bytes_of(world.me)) for _ in world.roles.worker_ranks]
+        chunks = self.chunks_of(context.me)
+        whole = [allocate(self.bytes_of(context.me)) for _ in context.roles.worker_ranks]
         parts = [
             [allocate(self.partition.chunks[chunk].num_bytes) for chunk in chunks]
-            for _ in world.roles.worker_ranks
+            for _ in context.roles.worker_ranks
         ]
         for _ in range(repeats + _WARM_UP):
             self._serve(loop, waiting)
             self.between.Barrier()
-            _echo(self.between, [[memory] for memory in whole], world.roles.worker_ranks)
+            _echo(self.between, [[memory] for memory in whole], context.roles.worker_ranks)
             self.between.Barrier()
-            _echo(self.between, parts, world.roles.worker_ranks)
+            _echo(self.between, parts, context.roles.worker_ranks)
         return []
 
     def _serve(self, loop: ServerLoop, waiting: Any) -> None:
@@ -181,8 +183,8 @@ class _ServerSide(_Side):
 
 class _WorkerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
-        world, partition = self.world, self.partition
-        worker = worker_of(world.me)
+        context, partition = self.context, self.partition
+        worker = worker_of(context.me)
         buffer = partition.buffers[0]
         gradients, parameters = (allocate(buffer.num_elements * 4) for _ in range(2))
         as_tensor(gradients, "float32", buffer.num_elements).fill_(1.0)
@@ -195,13 +197,13 @@ class _WorkerSide(_Side):
             owners=self.owners,
             mine=range(len(self.owners)),
             chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
-            credits=world.config.credits,
+            credits=context.config.credits,
         )
         loop = WorkerLoop(
-            world.transport,
+            context.transport,
             worker=worker,
-            num_servers=world.roles.num_servers,
-            waiting=world.waiting(),
+            num_servers=context.roles.num_servers,
+            waiting=context.waiting(),
         )
         loop.attach(
             core,
@@ -213,12 +215,12 @@ class _WorkerSide(_Side):
         times: list[list[float]] = [[], [], []]
 
         def push() -> None:
-            version = loop.settings(_HYPER, [], range(world.roles.num_servers))
+            version = loop.settings(_HYPER, [], range(context.roles.num_servers))
             loop.push(clock=clock, settings=version, weight=1.0, empty=())
 
-        by_server = [self.chunks_of(server) for server in range(world.roles.num_servers)]
+        by_server = [self.chunks_of(server) for server in range(context.roles.num_servers)]
         whole = [(allocate(self.bytes_of(s)), allocate(self.bytes_of(s)))
-                 for s in range(world.roles.num_servers)]  # fmt: skip
+                 for s in range(context.roles.num_servers)]  # fmt: skip
         for data, _ in whole:  # until it is written, all of it is one page of zeros
             as_tensor(data, "float32", len(data) // 4).fill_(1.0)
         for _ in range(repeats + _WARM_UP):
@@ -229,7 +231,7 @@ class _WorkerSide(_Side):
                 _exchange(
                     self.between,
                     [[pair] for pair in whole],
-                    world.roles.server_ranks,
+                    context.roles.server_ranks,
                 )
             )
             self.between.Barrier()
@@ -240,7 +242,7 @@ class _WorkerSide(_Side):
                         [(gradients[spans[chunk]], parameters[spans[chunk]]) for chunk in chunks]
                         for chunks in by_server
                     ],
-                    world.roles.server_ranks,
+                    context.roles.server_ranks,
                 )
             )
         return [each[_WARM_UP:] for each in times]
@@ -310,29 +312,29 @@ def _echo(comm: MPI.Comm, memories: list[list[memoryview]], worker_ranks: tuple[
     MPI.Request.Waitall(leaving)
 
 
-def _row(comm: MPI.Comm, world: World, num_bytes: int, times: list[list[float]]) -> Row:
+def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[float]]) -> Row:
     """The slowest worker of each repetition; rank 0 has the result, others a copy."""
     everybody = _gather(comm, times)
     slowest = [
         tuple(max(each) for each in zip(*(mine[way] for mine in everybody), strict=True))
         for way in range(3)
     ]
-    partition = _Side(world, comm, num_bytes).partition
+    partition = _Side(context, comm, num_bytes).partition
     return Row(
         num_bytes=num_bytes,
         chunks=len(partition.chunks),
         push_pull_s=statistics.median(slowest[0]),
         raw_whole_s=statistics.median(slowest[1]),
         raw_chunks_s=statistics.median(slowest[2]),
-        predicted_s=_predicted_s(world, num_bytes),
+        predicted_s=_predicted_s(context, num_bytes),
         all_push_pull_s=slowest[0],
         all_raw_whole_s=slowest[1],
         all_raw_chunks_s=slowest[2],
     )
 
 
-def _predicted_s(world: World, num_bytes: int) -> float:
-    plan = world.plan
+def _predicted_s(context: RankContext, num_bytes: int) -> float:
+    plan = context.plan
     return 0.0 if plan is None else plan.cost_s * num_bytes / plan.model_bytes
 
 
@@ -343,15 +345,16 @@ def _gather(comm: MPI.Comm, times: list[list[float]]) -> list[list[list[float]]]
     return [each for each in everybody if each]
 
 
-def _report(world: World, rows: list[Row], repeats: int, json_path: Path | None) -> None:
+def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path | None) -> None:
     from mpi4py import MPI
 
     library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
     components = {key: os.environ.get(f"OMPI_MCA_{key}", "default") for key in ("pml", "btl")}
     table = Table(
         title=(
-            f"push + pull, {world.roles.num_servers} servers, {world.roles.num_workers} workers, "
-            f"{library}, pml {components['pml']}, btl {components['btl']}; medians of {repeats}"
+            f"push + pull, {context.roles.num_servers} servers, {context.roles.num_workers} "
+            f"workers, {library}, pml {components['pml']}, btl {components['btl']}; "
+            f"medians of {repeats}"
         )
     )
     names = ["bytes", "chunks", "push + pull", "raw, whole", "raw, chunks", "above raw", "of raw"]
@@ -371,15 +374,15 @@ def _report(world: World, rows: list[Row], repeats: int, json_path: Path | None)
         )
     Console().print(table)
     if json_path is None:
-        json_path = world.run_directory.path / "pushpull.json"
+        json_path = context.run_directory.path / "pushpull.json"
     result = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "mpi": library,
         "components": components,
-        "placement": world.config.placement,
-        "servers": world.roles.num_servers,
-        "workers": world.roles.num_workers,
+        "placement": context.config.placement,
+        "servers": context.roles.num_servers,
+        "workers": context.roles.num_workers,
         "repeats": repeats,
         "rows": [dataclasses.asdict(row) for row in rows],
     }

@@ -29,7 +29,7 @@ from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.install.launcher import detect
 from psdist.protocol.roles import Place
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, decided, exchange, start_mpi
-from psdist.ranks.failure import end_all, ignore_interrupts, told, wait_until_read
+from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read
 from psdist.topology.draw.drawing import counted
 from psdist.topology.machine.machine import flat_machine
 from psdist.topology.machine.sysfs import package_of_affinity
@@ -80,7 +80,7 @@ def probe(json_path: Path | None, quick: bool = False, racks: str | None = None)
     except BaseException as error:  # the others wait for this rank in the next exchange
         ignore_interrupts()
         heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
-        end_all(comm, heading, *told(error))
+        end_all(comm, heading, *format_error(error))
 
 
 class _Run:

@@ -25,9 +25,9 @@ def raises_before_init_on_all() -> None:
 def raises_before_init_on_one_worker() -> None:
     from psdist.ranks.context import current
 
-    world = current()
-    assert world is not None
-    if world.rank == world.roles.worker_ranks[-1]:
+    context = current()
+    assert context is not None
+    if context.rank == context.roles.worker_ranks[-1]:
         raise RuntimeError("no data on this host")
     time.sleep(LONG_S)
 
@@ -137,19 +137,19 @@ def sends_bytes_that_are_no_message() -> None:
     from psdist.ranks.context import current
 
     _, _, _, train = prepared()
-    world = current()
-    assert world is not None
-    assert world.comm is not None
-    world.comm.Send(bytes(int(sys.argv[2])), dest=0, tag=1)
+    context = current()
+    assert context is not None
+    assert context.comm is not None
+    context.comm.Send(bytes(int(sys.argv[2])), dest=0, tag=1)
     while True:
         train()
 
 
 def speaks_another_protocol_version() -> None:
-    from psdist.protocol import control as messages
+    from psdist.protocol import header as layout
 
     _, _, _, train = prepared()
-    messages.PROTOCOL_VERSION = 99
+    layout.PROTOCOL_VERSION = 99
     while True:
         train()
 

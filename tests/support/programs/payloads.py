@@ -18,7 +18,7 @@ from psdist.errors import ProtocolError, TransportError
 from psdist.protocol.events import Arrived, Event, Frame, Offered
 from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import World, connect
+from psdist.ranks.context import RankContext, connect
 from psdist.transport.mpi import MpiTransport
 
 _E = TypeVar("_E", bound=Event)
@@ -30,41 +30,41 @@ NUM_TAGS = 16
 
 
 def main() -> None:
-    world = connect(resolve(command_line={}, environment=os.environ))
-    assert isinstance(world.transport, MpiTransport)
-    world.transport._num_tags = NUM_TAGS
-    if world.role == "server":
-        receive(world)
+    context = connect(resolve(command_line={}, environment=os.environ))
+    assert isinstance(context.transport, MpiTransport)
+    context.transport._num_tags = NUM_TAGS
+    if context.role == "server":
+        receive(context)
     else:
-        send(world)
-    world.close()
+        send(context)
+    context.close()
 
 
 def payload(round_number: int, index: int) -> bytes:
     return random.Random(round_number * len(SIZES) + index).randbytes(SIZES[index])
 
 
-def send(world: World) -> None:
+def send(context: RankContext) -> None:
     for round_number in range(ROUNDS):
         for index in range(len(SIZES)):
-            send_payload(world, payload(round_number, index), index)
-        next_event(world, Arrived)
+            send_payload(context, payload(round_number, index), index)
+        next_event(context, Arrived)
     for told in (9, 7):
-        send_lie(world, b"12345678", told)
-        next_event(world, Arrived)
+        send_lie(context, b"12345678", told)
+        next_event(context, Arrived)
     print("every payload was the right one", flush=True)
 
 
-def send_payload(world: World, data: bytes, index: int) -> None:
+def send_payload(context: RankContext, data: bytes, index: int) -> None:
     frame = Frame(memoryview(bytearray(data)))
     header = Header(kind=Kind.PUSH, sender=worker_id(0), clock=index, length=len(data))
     header.pack_into(frame.header)
-    world.transport.send(server_id(0), frame, num_bytes=len(data))
+    context.transport.send(server_id(0), frame, num_bytes=len(data))
 
 
-def send_lie(world: World, data: bytes, told: int) -> None:
+def send_lie(context: RankContext, data: bytes, told: int) -> None:
     """As MpiTransport.send does, which refuses this."""
-    transport, server = world.transport, world.roles.rank_of_peer[server_id(0)]
+    transport, server = context.transport, context.roles.rank_of_peer[server_id(0)]
     assert isinstance(transport, MpiTransport)
     header = bytearray(HEADER_BYTES)
     Header(kind=Kind.PUSH, sender=worker_id(0), length=told).pack_into(header)
@@ -74,45 +74,45 @@ def send_lie(world: World, data: bytes, told: int) -> None:
     transport._payloads.Send(data, dest=server, tag=number % NUM_TAGS)
 
 
-def receive(world: World) -> None:
+def receive(context: RankContext) -> None:
     order = random.Random(1)
     for round_number in range(ROUNDS):
-        offers = [next_event(world, Offered) for _ in SIZES]
+        offers = [next_event(context, Offered) for _ in SIZES]
         assert [offer.num_bytes for offer in offers] == SIZES
         order.shuffle(offers)
         frames = {}
         for offer in offers:
             frame = Frame(memoryview(bytearray(offer.num_bytes)))
-            world.transport.accept(offer.ticket, frame)
+            context.transport.accept(offer.ticket, frame)
             frames[id(frame)] = frame
         for _ in SIZES:
-            arrived = next_event(world, Arrived)
+            arrived = next_event(context, Arrived)
             assert arrived.frame is not None
             frame = frames.pop(id(arrived.frame))
             assert frame.payload is not None
             assert bytes(frame.payload) == payload(round_number, arrived.header.clock)
-        answer(world)
+        answer(context)
     for _ in range(2):
-        lie = next_event(world, Offered)
+        lie = next_event(context, Offered)
         try:
-            world.transport.accept(lie.ticket, Frame(memoryview(bytearray(9))))
-            next_event(world, Arrived)
+            context.transport.accept(lie.ticket, Frame(memoryview(bytearray(9))))
+            next_event(context, Arrived)
         except (ProtocolError, TransportError) as error:
             print(error, flush=True)
-        answer(world)
+        answer(context)
 
 
-def answer(world: World) -> None:
+def answer(context: RankContext) -> None:
     frame = Frame()
     Header(kind=Kind.REPLY, sender=server_id(0)).pack_into(frame.header)
-    world.transport.send(worker_id(0), frame)
+    context.transport.send(worker_id(0), frame)
 
 
-def next_event(world: World, kind: type[_E]) -> _E:
+def next_event(context: RankContext, kind: type[_E]) -> _E:
     """The next event of this kind; others are passed over."""
-    waiting = world.waiting()
+    waiting = context.waiting()
     while True:
-        event = world.transport.poll()
+        event = context.transport.poll()
         if isinstance(event, kind):
             return event
         if event is None:

@@ -17,66 +17,66 @@ from psdist.protocol.control import Done, Stop
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import World, connect
+from psdist.ranks.context import RankContext, connect
 
 NUM_BYTES = 100_000
 
 
 def main() -> None:
-    world = connect(resolve(command_line={}, environment=os.environ))
-    if world.role == "server":
-        serve(world)
+    context = connect(resolve(command_line={}, environment=os.environ))
+    if context.role == "server":
+        serve(context)
     else:
-        push(world)
-    world.close()
+        push(context)
+    context.close()
 
 
-def push(world: World) -> None:
+def push(context: RankContext) -> None:
     sent = Frame(memoryview(bytearray(os.urandom(NUM_BYTES))))
     received = Frame(memoryview(bytearray(NUM_BYTES)))
     header = Header(kind=Kind.PUSH, sender=worker_id(0), chunk=3, clock=7, length=NUM_BYTES)
     header.pack_into(sent.header)
-    world.transport.send(server_id(0), sent, num_bytes=NUM_BYTES)
-    reply = exchange(world, received, until=lambda event: isinstance(event, Arrived))
+    context.transport.send(server_id(0), sent, num_bytes=NUM_BYTES)
+    reply = exchange(context, received, until=lambda event: isinstance(event, Arrived))
     assert received.payload == sent.payload
     assert isinstance(reply, Arrived)
     assert reply.header.clock == 7
-    world.transport.send_control(server_id(0), Done(worker=0, statistics={}))
+    context.transport.send_control(server_id(0), Done(worker=0, statistics={}))
     exchange(
-        world,
+        context,
         received,
         until=lambda event: isinstance(event, ControlArrived) and isinstance(event.message, Stop),
     )
 
 
-def serve(world: World) -> None:
+def serve(context: RankContext) -> None:
     frame = Frame(memoryview(bytearray(NUM_BYTES)))
-    push = exchange(world, frame, until=lambda event: isinstance(event, Arrived))
+    push = exchange(context, frame, until=lambda event: isinstance(event, Arrived))
     assert isinstance(push, Arrived)
     reply = push.header._replace(kind=Kind.REPLY, sender=server_id(0))
     reply.pack_into(frame.header)
-    world.transport.send(worker_id(0), frame, num_bytes=NUM_BYTES)
+    context.transport.send(worker_id(0), frame, num_bytes=NUM_BYTES)
     seen: list[type] = []
 
     def is_over(event: Event) -> bool:
         seen.append(event.message.__class__ if isinstance(event, ControlArrived) else type(event))
         return {Sent, Done} <= set(seen)
 
-    exchange(world, frame, until=is_over)
-    world.transport.send_control(worker_id(0), Stop())
+    exchange(context, frame, until=is_over)
+    context.transport.send_control(worker_id(0), Stop())
 
 
-def exchange(world: World, frame: Frame, *, until: Callable[[Event], bool]) -> Event:
+def exchange(context: RankContext, frame: Frame, *, until: Callable[[Event], bool]) -> Event:
     """Receive what is offered into ``frame`` until an event satisfies ``until``; that event."""
-    waiting = world.waiting()
+    waiting = context.waiting()
     while True:
-        event = world.transport.poll()
+        event = context.transport.poll()
         if event is None:
             waiting.idle("the other rank")
             continue
         waiting.reset()
         if isinstance(event, Offered):
-            world.transport.accept(event.ticket, frame)
+            context.transport.accept(event.ticket, frame)
         if until(event):
             return event
 

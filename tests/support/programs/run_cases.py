@@ -20,7 +20,7 @@ mpi4py.rc.thread_level = "multiple"
 from mpi4py import MPI  # noqa: E402 - it starts MPI
 
 from psdist.job import Job  # noqa: E402
-from psdist.ranks.context import World, join  # noqa: E402
+from psdist.ranks.context import RankContext, join  # noqa: E402
 from psdist.ranks.failure import run_or_fail  # noqa: E402
 from psdist.ranks.server import serve  # noqa: E402
 from tests.support.programs.cases import Case, Stage, cases_of, result_path  # noqa: E402
@@ -43,14 +43,16 @@ def _run(case: Case, comm: MPI.Intracomm, path: Path) -> None:
     if not takes_part:
         return
     job_comm.Set_errhandler(MPI.ERRORS_RETURN)
-    world = join(
+    context = join(
         job_comm, config=case.config, roles=case.roles(), path=path, started_s=time.monotonic()
     )
-    run_or_fail(world, lambda: serve(world) if world.role == "server" else _work(case, world, path))
+    run_or_fail(
+        context, lambda: serve(context) if context.role == "server" else _work(case, context, path)
+    )
 
 
-def _work(case: Case, world: World, path: Path) -> int:
-    job = Job(world)
+def _work(case: Case, context: RankContext, path: Path) -> int:
+    job = Job(context)
     result = case.script(job, Stage(path=path, sleep=time.sleep))
     torch.save(result, result_path(path, job.worker))
     return job.finish()

@@ -23,7 +23,7 @@ import torch
 
 from psdist.job import Job
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import World
+from psdist.ranks.context import RankContext
 from psdist.ranks.server import server_actor
 from psdist.report.run_directory import RunDirectory
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -49,7 +49,7 @@ def run_virtually(
     board: list[bytes] = []
     workers: list[_Worker] = []
 
-    def world_of(peer: int, rank: int, worker: _Worker | None) -> World:
+    def world_of(peer: int, rank: int, worker: _Worker | None) -> RankContext:
         return _VirtualWorld(
             config=case.config,
             roles=case.roles(),
@@ -64,8 +64,8 @@ def run_virtually(
 
     for index in range(case.num_workers):
         worker = _Worker(index)
-        world = world_of(worker_id(index), case.servers + index, worker)
-        worker.run = _script_of(case, world, worker, path)
+        context = world_of(worker_id(index), case.servers + index, worker)
+        worker.run = _script_of(case, context, worker, path)
         workers.append(worker)
         network.spawn(worker_id(index), worker.actor())
     for index in range(case.servers):
@@ -91,9 +91,9 @@ def run_virtually(
     return Outcome(path=path, num_workers=case.num_workers)
 
 
-def _script_of(case: Case, world: World, worker: _Worker, path: Path) -> Callable[[], None]:
+def _script_of(case: Case, context: RankContext, worker: _Worker, path: Path) -> Callable[[], None]:
     def run() -> None:
-        job = Job(world)
+        job = Job(context)
         result = case.script(job, Stage(path=path, sleep=worker.pause))
         torch.save(result, result_path(path, job.worker))
         job.finish()
@@ -166,7 +166,7 @@ class _BatonWaiting(Waiting):
 
 
 @dataclass(kw_only=True)
-class _VirtualWorld(World):
+class _VirtualWorld(RankContext):
     worker: _Worker | None
     board: list[bytes]
     """What the chief has broadcast so far, for all workers."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol import control as messages
+from psdist.protocol import header as layout
 from psdist.protocol.control import (
     CONTROL_LIMIT_BYTES,
     Collected,
@@ -74,7 +74,7 @@ def test_a_frame_is_used_again_without_a_trace_of_the_last_header(
 @given(HEADERS, st.data())
 def test_one_changed_bit_anywhere_in_use_is_noticed(header: Header, data: st.DataObject) -> None:
     buffer = packed(header)
-    used = messages._USED_BYTES + 4  # the checksum itself included
+    used = layout._USED_BYTES + 4  # the checksum itself included
     bit = data.draw(st.integers(0, used * 8 - 1))
     buffer[bit // 8] ^= 1 << bit % 8
     # Alignment bytes are not checked as fields, but they are under the checksum.
@@ -101,7 +101,7 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "PROTOCOL_VERSION", 7)
+        patch.setattr(layout, "PROTOCOL_VERSION", 7)
         buffer = packed(Header(kind=Kind.PULL, sender=0))
     buffer[100] ^= 1  # that version may have fields of which we know nothing
     with pytest.raises(ProtocolError) as caught:
@@ -245,7 +245,7 @@ def test_maps_with_keys_that_are_no_text_and_nesting_without_end_are_refused() -
 
 def test_control_messages_are_bounded_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CONTROL_LIMIT_BYTES == 64 * 2**20
-    monkeypatch.setattr(messages, "CONTROL_LIMIT_BYTES", 100)
+    monkeypatch.setattr(layout, "CONTROL_LIMIT_BYTES", 100)
     large = Collected(seq=1, payloads=[bytes(200)], error="")
     with pytest.raises(InvariantError, match=r"Collected of \d+ bytes, limit 100"):
         encode_control(large)

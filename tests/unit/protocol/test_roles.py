@@ -6,7 +6,7 @@ import pytest
 
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.placing import from_plan
+from psdist.ranks.placing import roles_of_plan
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.planning import Grouping, PlanRequest, RankFacts, plan_job
 from tests.topology.plan.test_seating import machine
@@ -22,7 +22,7 @@ def roles_of(*hosts: str, servers: int, group: Grouping = "node") -> Roles:
         Place(rank=rank, host=host, pid=1000 + rank, cores=(rank,))
         for rank, host in enumerate(hosts)
     ]
-    return from_plan(places, plan)
+    return roles_of_plan(places, plan)
 
 
 def test_the_first_rank_of_each_host_serves() -> None:

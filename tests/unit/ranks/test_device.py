@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from psdist.protocol.roles import Place
-from psdist.ranks.context import World
+from psdist.ranks.context import RankContext
 from psdist.ranks.device import device_of
-from psdist.ranks.placing import from_plan
+from psdist.ranks.placing import roles_of_plan
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
@@ -31,10 +31,10 @@ def plan_with(gpus: tuple[str, ...]) -> Plan:
     )
 
 
-def world_of(rank: int, plan: Plan | None, num_ranks: int) -> World:
+def world_of(rank: int, plan: Plan | None, num_ranks: int) -> RankContext:
     places = [Place(rank=at, host="n1", pid=at, cores=(at,)) for at in range(num_ranks)]
-    roles = from_plan(places, plan or plan_with(("",) * (num_ranks - 1)))
-    return cast(World, SimpleNamespace(rank=rank, plan=plan, roles=roles))
+    roles = roles_of_plan(places, plan or plan_with(("",) * (num_ranks - 1)))
+    return cast(RankContext, SimpleNamespace(rank=rank, plan=plan, roles=roles))
 
 
 @pytest.fixture
