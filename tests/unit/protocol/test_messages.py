@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol import control
 from psdist.protocol import header as layout
 from psdist.protocol.control import (
     CONTROL_LIMIT_BYTES,
@@ -167,7 +168,7 @@ def messages_of(cls: type[Control]) -> st.SearchStrategy[Control]:
 # Not Control.__subclasses__(): with slots a dataclass is made twice, and the first may still live.
 CLASSES = [
     cls
-    for cls in vars(messages).values()
+    for cls in vars(control).values()
     if isinstance(cls, type) and issubclass(cls, Control) and cls is not Control
 ]
 CONTROLS = st.one_of([messages_of(cls) for cls in CLASSES])
