@@ -246,7 +246,7 @@ def test_maps_with_keys_that_are_no_text_and_nesting_without_end_are_refused() -
 
 def test_control_messages_are_bounded_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CONTROL_LIMIT_BYTES == 64 * 2**20
-    monkeypatch.setattr(layout, "CONTROL_LIMIT_BYTES", 100)
+    monkeypatch.setattr(control, "CONTROL_LIMIT_BYTES", 100)
     large = Collected(seq=1, payloads=[bytes(200)], error="")
     with pytest.raises(InvariantError, match=r"Collected of \d+ bytes, limit 100"):
         encode_control(large)
