@@ -1,4 +1,7 @@
-"""Import me as ``psdist.servers``."""
+"""A server: what it decides (``protocol``), what executes that on memory (``shard``), its ``loop``.
+
+Imported as ``psdist.servers``; never imports psdist.workers.
+"""
 
 if __name__ != "psdist.servers":
     raise ImportError(

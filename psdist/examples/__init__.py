@@ -1,0 +1,1 @@
+"""Whole training scripts to read and to start from; they use the public API and nothing else."""

@@ -1,0 +1,7 @@
+"""A rank's life around its role: starting MPI, agreeing on one configuration and one plan, failing.
+
+``agreement`` brings all ranks to one configuration or one error, ``placing`` to one plan,
+``context`` is a rank's view of the job from then on, ``server`` the life of a server rank,
+``device`` the choice of a GPU, ``failure`` turns an error into one line and the end of the job. A
+worker's life is the user's script: psdist.job.
+"""

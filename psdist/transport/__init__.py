@@ -1,0 +1,5 @@
+"""The seam for the network (``base``), and the two networks behind it: ``mpi`` and ``virtual``.
+
+``waiting`` says what a rank does between two polls that brought nothing. Knows frames, headers and
+peers; knows nothing of servers, workers or consistency. mpi4py's exceptions end here.
+"""

@@ -1,0 +1,1 @@
+"""Programs under mpirun and mpiexec: starting, failing, ending, with both MPIs."""

@@ -1,0 +1,1 @@
+"""The protocol over the virtual network: seeded schedules, broken peers, proved histories."""

@@ -1,0 +1,1 @@
+"""On the Slurm test cluster: four hosts in two racks on one machine."""

@@ -1,0 +1,1 @@
+"""Tests of psdist.topology, in a folder for each of its rooms."""

@@ -1,0 +1,5 @@
+"""What a worker decides, without doing any of it: events in, actions out.
+
+Imports psdist/protocol and errors only: no torch, no MPI, no time, no randomness; the same objects
+run over MPI, in tests and in simulations. psdist.workers.loop carries the actions out.
+"""
