@@ -7,7 +7,8 @@ psdist (servers apply SGD), and the raw exchange twice: every worker sends each 
 in one message and gets as many back, and the same in psdist's chunks, each echoed when it has
 arrived. The faster of the two raw ways is the limit. Medians are reported, in JSON all times.
 
-Mode is async: consistency costs waiting, which is not what this measures. Over several hosts the
+Mode is async: consistency costs waiting, which is not what this measures. Each size is a job of
+its own, which ends as every job does: the next meets none of its messages. Over several hosts the
 table also has what the plan predicts of the slowest link (PSDIST_PLACEMENT, PSDIST_NETWORK).
 """
 
@@ -31,15 +32,16 @@ from rich.table import Table
 from psdist.config.sources import resolve
 from psdist.protocol.control import Setup
 from psdist.protocol.events import Frame
-from psdist.protocol.ids import is_worker, worker_of
+from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.ranks.agreement import AgreedExit
+from psdist.ranks.agreement import AgreedExit, allgather
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Async
+from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.client import ClientCore
@@ -143,32 +145,41 @@ class _Side:
 
 class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
-        context = self.context
+        context, roles = self.context, self.context.roles
+        registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
             ServerCore(server=context.me, policy=Async()),
             ServerOptions(
                 server=context.me,
-                shard_weights=context.roles.shard_weights,
+                shard_weights=roles.shard_weights,
                 mode="async",
                 receive_buffers=context.config.receive_buffers,
             ),
+            registrar=registrar if context.me == REGISTRAR else None,
+            on_registrar=self._on_registrar,
         )
         waiting = context.waiting(has_deadline=False)
         self._serve(loop, waiting)  # set-up
         chunks = self.chunks_of(context.me)
-        whole = [allocate(self.bytes_of(context.me)) for _ in context.roles.worker_ranks]
+        whole = [allocate(self.bytes_of(context.me)) for _ in roles.worker_ranks]
         parts = [
             [allocate(self.partition.chunks[chunk].num_bytes) for chunk in chunks]
-            for _ in context.roles.worker_ranks
+            for _ in roles.worker_ranks
         ]
         for _ in range(repeats + _WARM_UP):
             self._serve(loop, waiting)
             self.between.Barrier()
-            _echo(self.between, [[memory] for memory in whole], context.roles.worker_ranks)
+            _echo(self.between, [[memory] for memory in whole], roles.worker_ranks)
             self.between.Barrier()
-            _echo(self.between, parts, context.roles.worker_ranks)
+            _echo(self.between, parts, roles.worker_ranks)
+        loop.run(waiting)
         return []
+
+    def _on_registrar(self, action: RegistrarAction) -> None:
+        if isinstance(action, EndJob):
+            failure = action.failure
+            self.context.abort(failure.heading, failure.text, failure.exit_status)
 
     def _serve(self, loop: ServerLoop, waiting: Any) -> None:
         """Serve until every worker has said that its part of the repetition is over."""
@@ -227,24 +238,17 @@ class _WorkerSide(_Side):
             times[0].append(self._in_turn(push))
             clock += 1
             self.between.Barrier()
-            times[1].append(
-                _exchange(
-                    self.between,
-                    [[pair] for pair in whole],
-                    context.roles.server_ranks,
-                )
-            )
+            pairs = [[pair] for pair in whole]
+            times[1].append(_exchange(self.between, pairs, context.roles.server_ranks))
             self.between.Barrier()
-            times[2].append(
-                _exchange(
-                    self.between,
-                    [
-                        [(gradients[spans[chunk]], parameters[spans[chunk]]) for chunk in chunks]
-                        for chunks in by_server
-                    ],
-                    context.roles.server_ranks,
-                )
-            )
+            pairs = [
+                [(gradients[spans[chunk]], parameters[spans[chunk]]) for chunk in chunks]
+                for chunks in by_server
+            ]
+            times[2].append(_exchange(self.between, pairs, context.roles.server_ranks))
+        loop.leave(worker, clock)
+        loop.done({})
+        loop.wait_until_stopped(context.waiting())
         return [each[_WARM_UP:] for each in times]
 
     def _in_turn(self, run: Callable[[], None]) -> float:
@@ -314,9 +318,10 @@ def _echo(comm: MPI.Comm, memories: list[list[memoryview]], worker_ranks: tuple[
 
 def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[float]]) -> Row:
     """The slowest worker of each repetition; rank 0 has the result, others a copy."""
-    everybody = _gather(comm, times)
+    everybody = [json.loads(each) for each in allgather(comm, json.dumps(times).encode())]
+    workers = [mine for mine in everybody if mine]  # servers measure nothing
     slowest = [
-        tuple(max(each) for each in zip(*(mine[way] for mine in everybody), strict=True))
+        tuple(max(each) for each in zip(*(mine[way] for mine in workers), strict=True))
         for way in range(3)
     ]
     partition = _Side(context, comm, num_bytes).partition
@@ -336,13 +341,6 @@ def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[
 def _predicted_s(context: RankContext, num_bytes: int) -> float:
     plan = context.plan
     return 0.0 if plan is None else plan.cost_s * num_bytes / plan.model_bytes
-
-
-def _gather(comm: MPI.Comm, times: list[list[float]]) -> list[list[list[float]]]:
-    from psdist.ranks.agreement import allgather
-
-    everybody = [json.loads(each) for each in allgather(comm, json.dumps(times).encode())]
-    return [each for each in everybody if each]
 
 
 def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path | None) -> None:
