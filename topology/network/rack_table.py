@@ -36,9 +36,9 @@ _SPEED = re.compile(
     r"([0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)\s*(?:([kMGT]?)(bps|bit(?:/s)?|B(?:/s)?))?"
 )
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# TOML outside of strings and comments, so that dots in host names are not counted.
-_QUOTED = re.compile(r""""(?:[^"\\]|\\.)*+"|'[^']*+'|#.*""")
 _MAX_DOTS = 32
+_DOT_OR_QUOTED = re.compile(r"""[."'#]""")
+_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
 
 
 def parse(text: str, *, where: str) -> Tree:
@@ -110,7 +110,7 @@ def _entries(text: str, where: str) -> list[dict[str, object]]:
         raise PlacementError(f"{where}: strings over several lines have no use here: use one line")
     for number, line in numbered_lines(text):
         # tomllib takes quadratic time for a key of many parts, a.b.c. ...
-        if line.count(".") > _MAX_DOTS and _QUOTED.sub("", line).count(".") > _MAX_DOTS:
+        if line.count(".") > _MAX_DOTS and _dots_outside_of_quotes(line) > _MAX_DOTS:
             raise PlacementError(
                 f"{where}:{number}: more than {_MAX_DOTS} dots outside of quotes: write nodes as "
                 'a quoted host list, nodes = "n[1-16]"'
@@ -130,6 +130,32 @@ def _entries(text: str, where: str) -> list[dict[str, object]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise PlacementError(f"{where}: no [[switch]] entry: describe each switch in one")
     return entries
+
+
+def _dots_outside_of_quotes(line: str) -> int:
+    """Dots outside of strings and comments, where those of host names are. Never goes back: what
+    follows a quote that is not closed is not looked at, and no TOML."""
+    count, position = 0, 0
+    while found := _DOT_OR_QUOTED.search(line, position):
+        position = found.end()
+        if found[0] == ".":
+            count += 1
+        elif found[0] == '"':
+            position = _end_of_basic_string(line, position)
+        elif found[0] == "'":
+            position = line.find("'", position) + 1 or len(line)
+        else:
+            break
+    return count
+
+
+def _end_of_basic_string(line: str, position: int) -> int:
+    """Behind the closing quote of the string that begins at ``position``, or the line's end."""
+    while found := _QUOTE_OR_ESCAPE.search(line, position):
+        if found[0] == '"':
+            return found.end()
+        position = found.end() + 1
+    return len(line)
 
 
 def _text(entry: dict[str, object], key: str, place: str) -> str:

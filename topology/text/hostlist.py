@@ -25,7 +25,8 @@ MAX_TEXT = 1 << 20
 MAX_BRACKETS = 8
 MAX_DIGITS = 18
 
-_ITEM = re.compile(r"(?:[^,\s\[\]]++|\[[^\[\]]*+\])++")
+_MARK = re.compile(r"[,\s\[\]]")
+_BRACKET = re.compile(r"[\[\]]")
 _SEPARATORS = re.compile(r"[,\s]*")
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
 _TRAILING_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})", re.DOTALL)
@@ -44,16 +45,16 @@ def expand(text: str, *, max_hosts: int = 100_000) -> list[str]:
             f"host list: {len(text):,} characters, more than {MAX_TEXT:,}: write ranges"
         )
     names: list[str] = []
-    position = _end(_SEPARATORS, text, 0)
+    position = _after_separators(text, 0)
     while position < len(text):
-        end = _end(_ITEM, text, position)
+        end = _end_of_item(text, position)
         if end == position or (end < len(text) and text[end] in "[]"):
             raise PlacementError(
                 f"host list: {shown(text[end:])} after {len(names)} names: a bracket without its "
                 "other half; write n[1-3,7]"
             )
         names += _expand_item(text[position:end], max_hosts - len(names), max_hosts)
-        position = _end(_SEPARATORS, text, end)
+        position = _after_separators(text, end)
     return names
 
 
@@ -90,9 +91,20 @@ def _group_text(prefix: str, ranges: list[tuple[str, str]]) -> str:
     return prefix + (inside if is_single or not ranges else f"[{inside}]")
 
 
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    match = pattern.match(text, position)
+def _after_separators(text: str, position: int) -> int:
+    match = _SEPARATORS.match(text, position)
     return match.end() if match else position
+
+
+def _end_of_item(text: str, position: int) -> int:
+    """Where the item at ``position`` ends: at a separator outside of brackets, at the end of the
+    text, or at a bracket without its other half. Looks at each character at most twice."""
+    while mark := _MARK.search(text, position):
+        closing = _BRACKET.search(text, mark.end()) if mark[0] == "[" else None
+        if closing is None or closing[0] == "[":
+            return mark.start()
+        position = closing.end()
+    return len(text)
 
 
 def _expand_item(item: str, room: int, max_hosts: int) -> list[str]:

@@ -14,8 +14,11 @@ from typing import Final, NoReturn
 from psdist.errors import PlacementError
 from psdist.topology.text.untrusted import shown
 
-# Whatever is no bracket, strings whole (a bracket in one is none), then a bracket or the end.
-_BRACKET: Final = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"?)*+([\[\]{}]|\Z)', re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\.", re.DOTALL)
+# In a text without escapes: a string, whole (a bracket in one is none), or a bracket. It never
+# goes back: the closing quote may be missing.
+_STRING_OR_BRACKET: Final = re.compile(r'"[^"]*"?|[\[\]{}]')
+_NESTING: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +36,12 @@ def parse(text: str, *, where: str, made_by: str, limits: Limits) -> object:
     The limits are looked at before anything is built: one pass over ``text``, no recursion.
     """
     remedy = f"give the file that {made_by} wrote"
-    depth = 0
-    for num_brackets, found in enumerate(_BRACKET.finditer(text), start=1):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1, "": 0}[found[1]]
+    depth = num_brackets = 0
+    # An escape outside of a string is no JSON: whether that is found out here does not matter.
+    for found in _STRING_OR_BRACKET.finditer(_ESCAPE.sub("", text)):
+        nesting = _NESTING.get(found[0], 0)
+        depth += nesting
+        num_brackets += abs(nesting)
         if depth > limits.depth or num_brackets > limits.brackets:
             raise PlacementError(
                 f"{where}: lists and objects more than {limits.depth} deep, or more than "

@@ -503,6 +503,27 @@ def test_many_host_names_with_dots_may_stand_in_a_table() -> None:
     assert len(tree.nodes) == 100
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"' + "\\\\" * 40 + "." * 40 + '"',
+        '"' + '\\"' + "." * 40 + '"',
+        "'\"" + "." * 40 + "\\'",
+        "1 # it's " + "." * 40,
+    ],
+)
+def test_dots_in_strings_and_comments_are_not_counted(value: str) -> None:
+    assert complaint(f"a = {value}") == (
+        "racks: unknown key 'a': only [[switch]] entries belong here"
+    )
+
+
+@pytest.mark.parametrize("before", ["1", '"\\""', "'\\'", '"\'"', "'\"'", '"\\\\"'])
+def test_dots_behind_a_string_are_counted(before: str) -> None:
+    text = f"a = {before}" + "." * 40
+    assert complaint(text).startswith("racks:1: more than 32 dots outside of quotes")
+
+
 # The cluster of a job
 
 

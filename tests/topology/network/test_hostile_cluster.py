@@ -184,6 +184,10 @@ def thought_out() -> Iterator[tuple[str, bytes]]:
     )
     yield "a table of 90,000 keys", b"".join(b"k%d=1\n" % index for index in range(90_000))
     yield "a table of 300,000 quotes", b"a = '" + b"\\\"'" * 300_000
+    yield "a table of 500,000 escapes", b'a = "' + b'\\"' * 500_000 + b"." * 40
+    yield "a table of 500,000 quotes and no string", b"a = " + b"." * 40 + b"\"'" * 250_000
+    yield "a million unclosed brackets", b"n[" * 500_000
+    yield "a bracket that is closed and one that is not", b"n[1-2]" * 160_000 + b"["
 
 
 def outcome(action: Callable[[], object]) -> str:
