@@ -1,8 +1,9 @@
 """How the whole suite runs: fast tests first, long ones only when asked for.
 
-Owns: the order of the stages, the `--all` option, hypothesis' settings, and the Slurm cluster as
-a fixture. What a test needs that may be missing (an MPI, the cluster) is decided where it is
-started, in tests/support/mpirun.py and tests/support/slurm_cluster.py.
+Owns: the order of the stages, the `--all` option, hypothesis' settings, the Slurm cluster as a
+fixture, and the line at the end on what is not beside the clone. What a test needs that may be
+missing (an MPI, the cluster) is decided where it is started, in tests/support/mpirun.py and
+tests/support/slurm_cluster.py.
 
     python -m pytest tests                 # everything but what is marked slow
     python -m pytest tests --all -m slurm  # all of the Slurm tests
@@ -13,6 +14,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import machine_files
 from tests.support.slurm_cluster import slurm_cluster
 
 __all__ = ["slurm_cluster"]
@@ -48,3 +50,10 @@ def _stage(item: pytest.Item) -> int:
     return max(
         (STAGES.index(name) + 1 for name in STAGES if item.get_closest_marker(name)), default=0
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", ())
+    line = machine_files.summary([str(report.longrepr) for report in skipped])
+    if line:
+        terminalreporter.write_line(line)

@@ -25,10 +25,10 @@ from psdist.topology.machine.machine import Machine
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.plan import Plan
 from tests.support.hand_made_plans import Place, hyperthreaded, machine_of, planned
-from tests.support.mpirun import REPOSITORY, environment_prefix, require, run_program
+from tests.support.machine_files import machine_file, real
+from tests.support.mpirun import environment_prefix, require, run_program
 from tests.support.slurm_cluster import SlurmCluster
 
-REAL_MACHINES = REPOSITORY / ".." / "shared" / "topologies"
 TAIL = ["psdist", "run", "--placement", "plan.json", "train.py"]
 TIMEOUT_S = 60.0
 
@@ -59,13 +59,8 @@ def described(text: str, *, allowed: str = "") -> Made:
     return make
 
 
-def real(name: str) -> Made:
-    def make(_folder: Path) -> Path:
-        if not (path := REAL_MACHINES / name).exists():
-            pytest.skip(f"there is no {path.name} in the folder of real machines, {REAL_MACHINES}")
-        return path.resolve()
-
-    return make
+def from_file(name: str) -> Made:
+    return lambda _: machine_file(name).resolve()
 
 
 def machine_in(path: Path) -> Machine:
@@ -161,11 +156,21 @@ OPEN_MPI_READS: dict[str, Made] = {
     "no hyperthreads, interleaved": described("pack:2 core:4 pu:1(indexes=0,4,1,5,2,6,3,7)"),
     "interleaved": described("pack:2 core:4 pu:2(indexes=0,8,2,10,4,12,6,14,1,9,3,11,5,13,7,15)"),
     "sparse": described("pack:2 core:8 pu:2", allowed="0xf0f0ff0c"),
-    "eas-tioga": real("eas-tioga.xml"),
-    "epyc-corona": real("epyc-corona.xml"),
-    "g4dnmetal": real("g4dnmetal.xml"),
-    "cts1-pascal": real("cts1-pascal.xml"),
-    "nvidiaDGX2": real("nvidiaDGX2.v2.xml"),
+    **{
+        name.partition(".")[0]: from_file(name)
+        for name in (
+            "four-quarters.xml",
+            "part-of-machine.xml",
+            "two-sockets.xml",
+            *real(
+                "cts1-pascal.xml",
+                "eas-tioga.xml",
+                "epyc-corona.xml",
+                "g4dnmetal.xml",
+                "nvidiaDGX2.v2.xml",
+            ),
+        )
+    },
 }
 
 
@@ -306,7 +311,11 @@ def test_mpich_starts_each_rank_on_its_host(hosts: list[str], tmp_path: Path) ->
 MPICH_READS: dict[str, Made] = {
     name: made
     for name, made in OPEN_MPI_READS.items()
-    if name in ("two sockets", "384 processors", "processors from 8 on", "sparse", "eas-tioga")
+    if name
+    in (
+        *("two sockets", "384 processors", "processors from 8 on", "sparse"),
+        *("four-quarters", "eas-tioga"),
+    )
 }
 
 

@@ -1,9 +1,10 @@
-"""lstopo's XML as machines: real ones, made ones, and what hwloc itself says of the same files."""
+"""lstopo's XML as machines: shapes, real ones, made ones, and what hwloc itself says of them."""
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,36 +18,32 @@ from psdist.topology.machine import codec as machine_codec
 from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import UNKNOWN, Machine
 from psdist.topology.text import bitmap
-from tests.support.mpirun import REPOSITORY, skip_or_fail
+from tests.support.machine_files import SHAPES, machine_file, real
+from tests.support.mpirun import skip_or_fail
 
-REAL = REPOSITORY.parent / "shared" / "topologies"
 NAMES = (
-    "16amd64-8n2c-cpusets.v3.xml",
-    "16em64t-4s2c2t-offlines.v3.xml",
-    "16intel64-manyVFs.v3.xml",
-    "32em64t-2n8c2t-pci-normalio.v3.xml",
-    "64intel64-heteromem.v3.xml",
-    "cts1-pascal.xml",
-    "eas-tioga.xml",
-    "epyc-corona.xml",
-    "g4dnmetal.xml",
-    "memorysidecaches.v3.xml",
-    "nvidiaDGX2.v2.xml",
-    "nvidiaDGX2.v3.xml",
-    "power8gpudistances.v3.xml",
+    *SHAPES,
+    *real(
+        "16amd64-8n2c-cpusets.v3.xml",
+        "16em64t-4s2c2t-offlines.v3.xml",
+        "16intel64-manyVFs.v3.xml",
+        "32em64t-2n8c2t-pci-normalio.v3.xml",
+        "64intel64-heteromem.v3.xml",
+        "cts1-pascal.xml",
+        "eas-tioga.xml",
+        "epyc-corona.xml",
+        "g4dnmetal.xml",
+        "memorysidecaches.v3.xml",
+        "nvidiaDGX2.v2.xml",
+        "nvidiaDGX2.v3.xml",
+        "power8gpudistances.v3.xml",
+    ),
 )
 
 
-def real_file(name: str) -> Path:
-    path = REAL / name
-    if not path.is_file():
-        pytest.skip(f"the folder of real machines is missing: no {name} in ../shared/topologies")
-    return path
-
-
 @functools.cache
-def real(name: str) -> Machine:
-    return hwloc_xml.read(real_file(name))
+def machine_in(name: str) -> Machine:
+    return hwloc_xml.read(machine_file(name))
 
 
 def hwloc(*command: str, text: str | None = None) -> str:
@@ -121,22 +118,30 @@ def check_against_hwloc(source: str, machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("name", "packages", "nodes", "l3s", "cores", "pus", "gpus", "nics"),
     [
-        ("16amd64-8n2c-cpusets.v3.xml", 6, 5, 0, 10, 10, 0, 0),
-        ("16em64t-4s2c2t-offlines.v3.xml", 4, 1, 4, 6, 7, 0, 0),
-        ("16intel64-manyVFs.v3.xml", 2, 2, 2, 16, 16, 0, 6),
-        ("32em64t-2n8c2t-pci-normalio.v3.xml", 2, 2, 2, 16, 32, 4, 3),
-        ("64intel64-heteromem.v3.xml", 1, 8, 4, 16, 64, 0, 0),
-        ("cts1-pascal.xml", 2, 2, 2, 36, 72, 2, 3),
-        ("eas-tioga.xml", 1, 4, 8, 64, 128, 8, 5),
-        ("epyc-corona.xml", 2, 8, 16, 48, 96, 4, 3),
-        ("g4dnmetal.xml", 2, 2, 2, 48, 96, 8, 2),
-        ("memorysidecaches.v3.xml", 2, 4, 2, 40, 80, 0, 0),
-        ("nvidiaDGX2.v2.xml", 2, 2, 2, 4, 4, 16, 0),
-        ("nvidiaDGX2.v3.xml", 2, 2, 2, 4, 4, 16, 0),
-        ("power8gpudistances.v3.xml", 2, 2, 8, 8, 16, 4, 0),
+        ("fast-memory.xml", 1, 8, 0, 8, 32, 0, 0),
+        ("four-quarters.xml", 1, 4, 8, 16, 32, 4, 4),
+        ("nvlink-switches.xml", 2, 2, 0, 4, 4, 8, 0),
+        ("nvlink-to-processors.xml", 2, 2, 0, 4, 16, 4, 0),
+        ("part-of-machine.xml", 4, 3, 4, 13, 23, 0, 0),
+        ("two-sockets.xml", 2, 2, 2, 8, 16, 2, 2),
+        *real(
+            ("16amd64-8n2c-cpusets.v3.xml", 6, 5, 0, 10, 10, 0, 0),
+            ("16em64t-4s2c2t-offlines.v3.xml", 4, 1, 4, 6, 7, 0, 0),
+            ("16intel64-manyVFs.v3.xml", 2, 2, 2, 16, 16, 0, 6),
+            ("32em64t-2n8c2t-pci-normalio.v3.xml", 2, 2, 2, 16, 32, 4, 3),
+            ("64intel64-heteromem.v3.xml", 1, 8, 4, 16, 64, 0, 0),
+            ("cts1-pascal.xml", 2, 2, 2, 36, 72, 2, 3),
+            ("eas-tioga.xml", 1, 4, 8, 64, 128, 8, 5),
+            ("epyc-corona.xml", 2, 8, 16, 48, 96, 4, 3),
+            ("g4dnmetal.xml", 2, 2, 2, 48, 96, 8, 2),
+            ("memorysidecaches.v3.xml", 2, 4, 2, 40, 80, 0, 0),
+            ("nvidiaDGX2.v2.xml", 2, 2, 2, 4, 4, 16, 0),
+            ("nvidiaDGX2.v3.xml", 2, 2, 2, 4, 4, 16, 0),
+            ("power8gpudistances.v3.xml", 2, 2, 8, 8, 16, 4, 0),
+        ),
     ],
 )
-def test_real_machines_have_what_they_have(
+def test_machines_have_what_they_have(
     name: str,
     packages: int,
     nodes: int,
@@ -146,7 +151,7 @@ def test_real_machines_have_what_they_have(
     gpus: int,
     nics: int,
 ) -> None:
-    machine = real(name)
+    machine = machine_in(name)
     assert len(machine.packages) == packages
     assert len(machine.numa_nodes) == nodes
     assert len(machine.l3_groups) == l3s
@@ -157,23 +162,46 @@ def test_real_machines_have_what_they_have(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_real_machines_are_what_hwloc_says(name: str, tmp_path: Path) -> None:
-    source = real_file(name)
+def test_machines_are_what_hwloc_says(name: str, tmp_path: Path) -> None:
+    source = machine_file(name)
     if ".v3." in name:
         # hwloc 2.9 reads what version 3 says of processors and memory if it is told it is 2.
         text = source.read_text(encoding="utf-8").replace('version="3.0"', 'version="2.0"', 1)
         source = tmp_path / name
         source.write_text(text, encoding="utf-8")
-    check_against_hwloc(str(source), real(name))
+    check_against_hwloc(str(source), machine_in(name))
 
 
-def test_two_versions_of_one_file_are_the_same_machine() -> None:
-    assert real("nvidiaDGX2.v2.xml") == real("nvidiaDGX2.v3.xml")
+@pytest.mark.parametrize("name", [*SHAPES, *real("nvidiaDGX2.v2.xml")])
+def test_two_versions_of_one_file_are_the_same_machine(name: str, tmp_path: Path) -> None:
+    newer = tmp_path / name
+    if name in SHAPES:
+        newer.write_text(in_version_3(machine_file(name).read_text("utf-8")), encoding="utf-8")
+    else:
+        newer = machine_file(name.replace(".v2.", ".v3."))
+    assert hwloc_xml.read(newer) == machine_in(name)
+
+
+def in_version_3(text: str) -> str:
+    """As hwloc 3 writes it: an OS device has the sum of its types."""
+    types = {"0": "1", "1": "4", "2": "16", "3": "32", "5": "12"}
+    text = text.replace('<topology version="2.0">', '<topology version="3.0">')
+    return re.sub(r' osdev_type="(\d)"', lambda match: f' osdev_type="{types[match[1]]}"', text)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if ".v3." not in name])
+def test_devices_are_near_the_processors_that_hwloc_says(name: str) -> None:
+    machine = machine_in(name)
+    own = {each: device.cpus for device in machine.devices for each in device.names}
+    lines = "".join(f"os={each}\n" for each in own)
+    answers = hwloc("hwloc-calc", "-i", str(machine_file(name)), "-q", text=lines).split("\n")
+    masks = [answer for answer in answers if answer.startswith("0x")]
+    assert [bitmap.parse(mask) for mask in masks] == list(own.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_real_machines_travel_between_ranks_unchanged(name: str) -> None:
-    machine = real(name)
+def test_machines_travel_between_ranks_unchanged(name: str) -> None:
+    machine = machine_in(name)
     packed = json.loads(json.dumps(machine_codec.pack(machine)))
     assert machine_codec.unpack(packed) == machine
     assert len(json.dumps(packed)) < 10_000
@@ -181,7 +209,7 @@ def test_real_machines_travel_between_ranks_unchanged(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_indices_of_cores_and_devices_lead_to_what_contains_them(name: str) -> None:
-    machine = real(name)
+    machine = machine_in(name)
     for core in machine.cores:
         assert set(core.cpus) <= machine.packages[core.package].cpus
         assert core.numa == UNKNOWN or set(core.cpus) <= machine.numa_nodes[core.numa].cpus
@@ -192,65 +220,136 @@ def test_indices_of_cores_and_devices_lead_to_what_contains_them(name: str) -> N
         assert device.numa == UNKNOWN or device.cpus <= machine.numa_nodes[device.numa].cpus
 
 
-def test_gpus_are_joined_by_bus_id_since_their_order_is_not_that_of_numa_nodes() -> None:
-    machine = real("eas-tioga.xml")
+@pytest.mark.parametrize(
+    ("name", "gpus", "nics"),
+    [
+        (
+            "four-quarters.xml",
+            {"rsmi3": ("0000:d1:00.0", 0), "rsmi0": ("0000:c1:00.0", 3)},
+            {"hsi0": 3, "hsi1": 2, "hsi2": 0, "hsi3": 1},
+        ),
+        *real(
+            (
+                "eas-tioga.xml",
+                {"rsmi4": ("0000:d1:00.0", 0), "rsmi0": ("0000:c1:00.0", 3)},
+                {"hsi0": 3, "hsi1": 1, "hsi2": 0, "hsi3": 2},
+            )
+        ),
+    ],
+)
+def test_gpus_are_joined_by_bus_id_since_their_order_is_not_that_of_numa_nodes(
+    name: str, gpus: dict[str, tuple[str, int]], nics: dict[str, int]
+) -> None:
+    machine = machine_in(name)
     numbers = {gpu.names[0]: (gpu.pci, gpu.numa) for gpu in machine.gpus}
-    assert numbers["rsmi4"] == ("0000:d1:00.0", 0)
-    assert numbers["rsmi0"] == ("0000:c1:00.0", 3)
-    assert {nic.name: nic.numa for nic in machine.nics if nic.name.startswith("hsi")} == {
-        "hsi0": 3,
-        "hsi1": 1,
-        "hsi2": 0,
-        "hsi3": 2,
-    }
+    assert numbers == numbers | gpus
+    assert {nic.name: nic.numa for nic in machine.nics if nic.name.startswith("hsi")} == nics
 
 
-def test_one_function_with_many_names_is_one_device() -> None:
-    gpu, *_ = real("cts1-pascal.xml").gpus
+@pytest.mark.parametrize(
+    ("name", "uuid", "bytes_per_s", "nic_names", "port_guid"),
+    [
+        (
+            "two-sockets.xml",
+            "GPU-00000000-1111-2222-3333-444444444444",
+            31.507692e9,
+            ("ib0", "mlx5_0"),
+            0x0011223344556677,
+        ),
+        *real(
+            (
+                "cts1-pascal.xml",
+                "GPU-affad486-897e-9778-18e8-26a7127927a8",
+                15.753846e9,
+                ("hsi0", "mlx5_0"),
+                0xEC0D9A030067FDD4,
+            )
+        ),
+    ],
+)
+def test_one_function_with_many_names_is_one_device(
+    name: str, uuid: str, bytes_per_s: float, nic_names: tuple[str, ...], port_guid: int
+) -> None:
+    gpu, *_ = machine_in(name).gpus
     assert gpu.names == ("cuda0", "nvml0", "opencl0d0")
-    assert gpu.uuid == "GPU-affad486-897e-9778-18e8-26a7127927a8"
-    assert gpu.bytes_per_s == pytest.approx(15.753846e9)
-    nic = real("cts1-pascal.xml").nics[0]
-    assert nic.names == ("hsi0", "mlx5_0")
-    assert nic.port_guids == (0xEC0D9A030067FDD4,)
+    assert gpu.uuid == uuid
+    assert gpu.bytes_per_s == pytest.approx(bytes_per_s)
+    nic = machine_in(name).nics[0]
+    assert nic.names == nic_names
+    assert nic.port_guids == (port_guid,)
 
 
-def test_the_nic_on_the_second_socket_is_there() -> None:
-    assert {nic.package for nic in real("g4dnmetal.xml").nics} == {1}
-    assert [gpu.package for gpu in real("g4dnmetal.xml").gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("name", "gpus", "nics"),
+    [
+        ("two-sockets.xml", [0, 0], [0, 1]),
+        *real(("g4dnmetal.xml", [0, 0, 0, 0, 1, 1, 1, 1], [1, 1])),
+    ],
+)
+def test_the_nic_on_the_second_socket_is_there(name: str, gpus: list[int], nics: list[int]) -> None:
+    assert [nic.package for nic in machine_in(name).nics] == nics
+    assert [gpu.package for gpu in machine_in(name).gpus] == gpus
 
 
-def test_virtual_functions_without_a_driver_are_left_out_with_a_note() -> None:
-    machine = real("16intel64-manyVFs.v3.xml")
+@pytest.mark.parametrize(
+    ("name", "count"), [("two-sockets.xml", 4), *real(("16intel64-manyVFs.v3.xml", 12))]
+)
+def test_virtual_functions_without_a_driver_are_left_out_with_a_note(name: str, count: int) -> None:
+    machine = machine_in(name)
     assert all(nic.names for nic in machine.nics)
-    assert any(note.startswith("12 network functions") for note in machine.notes)
+    assert any(note.startswith(f"{count} network functions") for note in machine.notes)
 
 
-def test_fast_memory_beside_dram_is_not_ordinary_memory() -> None:
-    machine = real("64intel64-heteromem.v3.xml")
-    assert [node.os_index for node in machine.numa_nodes if node.is_dram] == [0, 1, 2, 3]
-    assert {core.numa for core in machine.cores} == {0, 2, 4, 6}
-    assert machine.memory_bytes == 4 << 30
+@pytest.mark.parametrize(
+    ("name", "dram", "of_cores", "memory_bytes"),
+    [
+        ("fast-memory.xml", [1, 3, 5, 7], {1, 3, 5, 7}, 64_000_000_000),
+        *real(("64intel64-heteromem.v3.xml", [0, 1, 2, 3], {0, 2, 4, 6}, 4 << 30)),
+    ],
+)
+def test_fast_memory_beside_dram_is_not_ordinary_memory(
+    name: str, dram: list[int], of_cores: set[int], memory_bytes: int
+) -> None:
+    machine = machine_in(name)
+    assert [node.os_index for node in machine.numa_nodes if node.is_dram] == dram
+    assert {core.numa for core in machine.cores} == of_cores
+    assert machine.memory_bytes == memory_bytes
 
 
-def test_gpus_behind_the_same_switches_are_linked() -> None:
-    links = real("nvidiaDGX2.v2.xml").links
-    # 8 GPUs on each of two boards, 6 switches of 25 GB/s on each.
-    assert len(links) == 2 * 8 * 7 // 2
-    assert {link.bytes_per_s for link in links} == {6 * 25e9}
+@pytest.mark.parametrize(
+    ("name", "gpus_of_a_board", "switches_of_a_board"),
+    [("nvlink-switches.xml", 4, 3), *real(("nvidiaDGX2.v2.xml", 8, 6))],
+)
+def test_gpus_behind_the_same_switches_are_linked(
+    name: str, gpus_of_a_board: int, switches_of_a_board: int
+) -> None:
+    links = machine_in(name).links
+    # Each GPU has 25 GB/s to each switch of its board; there are two boards.
+    assert len(links) == 2 * gpus_of_a_board * (gpus_of_a_board - 1) // 2
+    assert {link.bytes_per_s for link in links} == {switches_of_a_board * 25e9}
 
 
-def test_gpus_are_linked_to_each_other_and_to_the_processor() -> None:
-    links = {(link.first, link.second): link for link in real("power8gpudistances.v3.xml").links}
+@pytest.mark.parametrize("name", ["nvlink-to-processors.xml", *real("power8gpudistances.v3.xml")])
+def test_gpus_are_linked_to_each_other_and_to_the_processor(name: str) -> None:
+    links = {(link.first, link.second): link for link in machine_in(name).links}
     assert links["0002:01:00.0", "0003:01:00.0"].bytes_per_s == 40e9
     assert links["0002:01:00.0", ""].bytes_per_s == 40e9
     assert ("0002:01:00.0", "000a:01:00.0") not in links
 
 
-def test_cores_whose_memory_is_not_allowed_have_no_numa_node() -> None:
-    machine = real("16amd64-8n2c-cpusets.v3.xml")
-    assert [node.os_index for node in machine.numa_nodes] == [1, 2, 3, 5, 4]
-    assert [core.numa for core in machine.cores][:4] == [UNKNOWN, UNKNOWN, 0, 0]
+@pytest.mark.parametrize(
+    ("name", "nodes", "of_cores"),  # of the first cores
+    [
+        ("part-of-machine.xml", [0, 2, 3], [0, 0, 0, *[UNKNOWN] * 4, 1, 1, 1, 1, 2, 2]),
+        *real(("16amd64-8n2c-cpusets.v3.xml", [1, 2, 3, 5, 4], [UNKNOWN, UNKNOWN, 0, 0])),
+    ],
+)
+def test_cores_whose_memory_is_not_allowed_have_no_numa_node(
+    name: str, nodes: list[int], of_cores: list[int]
+) -> None:
+    machine = machine_in(name)
+    assert [node.os_index for node in machine.numa_nodes] == nodes
+    assert [core.numa for core in machine.cores][: len(of_cores)] == of_cores
 
 
 # Machines that lstopo makes. Levels from the outside in, as hwloc's synthetic descriptions.

@@ -16,8 +16,8 @@ from psdist.topology.network.catalogue import Network, Speed
 from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
 from psdist.topology.network.sources import build_cluster, parse_tree, port_guids, read_tree
 from psdist.topology.network.tree import Tree
+from tests.support.machine_files import machine_file, real
 
-FABRIC = Path(__file__).resolve().parents[4] / "shared" / "topologies" / "ibnetdiscover.out"
 MACHINE = flat_machine(range(4))
 GB = 1e9
 
@@ -276,10 +276,12 @@ def listing(
                     text.append(
                         f'[{port}]\t"S-{guid[there]}"[7]\t\t# "MF0;{there}:X/U1" lid 2 {rate}'
                     )
-    text += ["", "caguid=0x1", 'Ca\t1 "H-0000000000000001"\t\t# "n1 mlx5_0"']
-    text.append(
-        f'[1](1) \t"S-{guid[next(iter(cards))]}"[1]\t\t# lid 1 lmc 0 "MF0;x:X/U1" lid 2 4xNDR'
-    )
+    for name, found in cards.items():
+        for description, number, rate in found:
+            text += ["", f"caguid=0x{number:x}", f'Ca\t1 "H-{number:016x}"\t\t# "{description}"']
+            text.append(
+                f'[1]({number:x}) \t"S-{guid[name]}"[1]\t\t# lid 1 lmc 0 "MF0;x:X/U1" lid 2 {rate}'
+            )
     return "\n".join(text) + "\n"
 
 
@@ -303,6 +305,25 @@ def two_rails() -> str:
         for spine in ("spine1", "spine2")
     ]
     return listing(cards, cables)
+
+
+def rooms_of_four_rails(*sizes: int) -> str:
+    """Rooms of so many hosts, named as those of the real fabric are; a leaf for each card."""
+    cards: dict[str, list[tuple[str, int, str]]] = {}
+    for room, size in enumerate(sizes, start=1):
+        for rail in (1, 2, 3, 4):
+            cards[f"leaf-{rail}-{room}"] = [
+                (
+                    f"a1-p1-dgx-{room:02d}-c{host} mlx5_{rail}",
+                    1000 * room + 10 * host + rail,
+                    "4xNDR",
+                )
+                for host in range(1, size + 1)
+            ]
+    cards["leaf-1-1"].append(("MT4129 ConnectX7   Mellanox Technologies", 1, "4xNDR"))
+    cables = [(leaf, spine, "4xNDR") for leaf in cards for spine in ("spine-1", "spine-2")]
+    cables += [(leaf, "spine-1", "4xNDR") for leaf in cards if leaf.endswith("-2")]
+    return listing(cards | {"spine-1": [], "spine-2": []}, cables)
 
 
 def test_the_rails_of_a_rack_become_one_switch_with_all_their_links() -> None:
@@ -401,10 +422,30 @@ def test_a_line_that_ibnetdiscover_does_not_print_is_refused() -> None:
     )
 
 
-@pytest.mark.skipif(not FABRIC.exists(), reason=f"no real fabric at {FABRIC}")
-def test_a_real_fabric_has_eight_racks_of_four_rails() -> None:
-    tree = read_tree(FABRIC)
-    text = FABRIC.read_text()
+@pytest.mark.parametrize(
+    ("name", "sizes", "extra", "root", "num_unnamed"),
+    [
+        ("", [3, 4, 5], set(), "spine-1+1", 1),
+        *real(
+            (
+                "ibnetdiscover.out",
+                [10, 11, 14, 15, 16, 17, 18, 18],
+                {"ubuntu", "B11-P1-CUFM-02"},  # the subnet manager's hosts, in the eighth rack
+                "A10-P1-IBSPINE-01+8",
+                72,
+            )
+        ),
+    ],
+    ids=lambda value: (value or "made") if isinstance(value, str) else "",
+)
+def test_a_fabric_has_a_rack_of_four_rails_for_each_room(
+    name: str, sizes: list[int], extra: set[str], root: str, num_unnamed: int, tmp_path: Path
+) -> None:
+    path = machine_file(name) if name else tmp_path / "fabric"
+    if not name:
+        path.write_text(rooms_of_four_rails(*sizes))
+    tree = read_tree(path)
+    text = path.read_text()
     # Counted here in another way: by the cards' own blocks and by the room in the host's name.
     cards = re.findall(
         r'^Ca\t1 "H-\w+"\t\t# "(\w+-p1-dgx-(\d+)-c\d+) \S+"\n\[1\]\(\w+\) \t"(S-\w+)"', text, re.M
@@ -415,13 +456,10 @@ def test_a_real_fabric_has_eight_racks_of_four_rails() -> None:
         hosts[room].add(host)
         leaves[room].add(leaf)
     found = {switch: set(names) for switch, names in racks(tree).items()}
-    extra = {"ubuntu", "B11-P1-CUFM-02"}  # the subnet manager's hosts, in the eighth rack
     assert sorted(map(sorted, found.values())) == sorted(
         sorted(names | (extra if room == "08" else set())) for room, names in hosts.items()
     )
-    assert Counter(len(found[each] - extra) for each in found) == Counter(
-        [10, 11, 14, 15, 16, 17, 18, 18]
-    )
+    assert sorted(len(found[each] - extra) for each in found) == sizes
     per_host = Counter(host for host, _, _ in cards)
     for node in tree.nodes:
         assert node.bytes_per_s == 50 * GB * (2 if node.name in extra else per_host[node.name])
@@ -431,8 +469,8 @@ def test_a_real_fabric_has_eight_racks_of_four_rails() -> None:
     uplinks = sorted(switch.bytes_per_s for switch in tree.switches if switch.parent)
     assert uplinks == sorted(50 * GB * sum(ends[leaf] for leaf in each) for each in leaves.values())
     assert [switch.parent for switch in tree.switches][:2] == ["", tree.switches[0].name]
-    assert tree.switches[0].name == "A10-P1-IBSPINE-01+8"
-    assert "72 cards do not name their host" in tree.notes[0]
+    assert tree.switches[0].name == root
+    assert f"{num_unnamed} cards do not name their host" in tree.notes[0]
 
 
 # The user's table

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
-from psdist.topology.strict_json import Limits, parse
+from psdist.topology.text.strict_json import Limits, parse
 
 LIMITS = Limits(depth=3, brackets=12, commas=20)
 

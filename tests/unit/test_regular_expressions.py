@@ -100,7 +100,7 @@ def test_strings_are_found_wherever_they_stand() -> None:
 def test_no_expression_depends_on_the_patch_version_of_python() -> None:
     files = sources()
     names = {path.relative_to(REPOSITORY).as_posix() for path in files}
-    assert {"psdist/errors.py", "topology/hostlist.py", "tests/cluster"} <= names
+    assert {"psdist/errors.py", "topology/text/hostlist.py", "tests/cluster"} <= names
     wrong = [
         f"{path.relative_to(REPOSITORY)}:{line}: {text!r:.80}"
         for path in files
