@@ -19,6 +19,8 @@ import psdist
 
 REPOSITORY = Path(psdist.__file__).parent.parent
 UNRELIABLE = {"POSSESSIVE_REPEAT", "ATOMIC_GROUP"}
+# One of these is in each of them; most texts have neither and are not parsed.
+SIGNS = re.compile(r"[*+?}]\+|\(\?>")
 
 
 def sources() -> list[Path]:
@@ -58,6 +60,8 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str | bytes]]:
 
 def unreliable(pattern: str | bytes) -> set[str]:
     """Which of the operations in UNRELIABLE a text has, read as a regular expression."""
+    if not SIGNS.search(pattern if isinstance(pattern, str) else pattern.decode("latin-1")):
+        return set()
     try:
         with warnings.catch_warnings(action="ignore"):
             parsed = re._parser.parse(pattern)
