@@ -146,14 +146,21 @@ class Job:
         self._context = context
         self._config = context.config
         roles = context.roles
-        self.rank = context.rank
-        """RankContext rank in MPI."""
         self.worker = worker_of(context.me)
         """Index of this worker, 0 .. num_workers - 1."""
         self.num_workers = roles.num_workers
+        self.rank = self.worker
+        """The same as ``worker``: what scripts written for torchrun take for their rank."""
+        self.world_size = self.num_workers
+        """The same as ``num_workers``: servers do not count."""
+        self.local_rank = roles.local_index(self.worker)
+        """Index of this worker among the workers of its host."""
+        self.mpi_rank = context.rank
+        """This process's rank in MPI's world, where servers have ranks too."""
         self.group = roles.group_of_worker[self.worker]
         self.num_groups = len(roles.groups)
-        self.servers = roles.num_servers
+        self.num_servers = roles.num_servers
+        self.servers = self.num_servers
         self.is_chief = self.worker == 0
         self.mode = context.config.mode
         self.staleness = context.config.staleness if self.mode == "ssp" else None
@@ -363,7 +370,7 @@ class Job:
         plain = {name: _plain(name, value) for name, value in values.items()}
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
-            "rank": self.rank,
+            "rank": self.mpi_rank,
             "worker": self.worker,
             "group": self.group,
             "clock": self.clock,

@@ -83,6 +83,10 @@ def run(
             "-n", "--ranks", min=1, metavar="N", help="Start mpirun with N ranks, unless under one."
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The same with N workers beside the servers."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A TOML file of settings.")
     ] = None,
@@ -123,8 +127,8 @@ def run(
 ) -> Action:
     """Run a training script on servers and workers.
 
-    Under mpirun or srun this process becomes one of the job's ranks. With -n it starts mpirun
-    itself. With neither, one process is both server and worker.
+    Under mpirun or srun this process becomes one of the job's ranks. With -n or --workers it
+    starts mpirun itself. With neither, one process is both server and worker.
 
     Settings come from these options, from the environment (PSDIST_MODE, ...), from the TOML file,
     and from defaults, in that order.
@@ -132,6 +136,11 @@ def run(
     from psdist.commands.run import RunRequest
     from psdist.commands.run import run as run_request
 
+    if ranks is not None and workers is not None:
+        raise typer.BadParameter(
+            f"-n {ranks} and --workers {workers}: give the number of all ranks or that of the "
+            "workers"
+        )
     options = {
         "mode": mode,
         "staleness": staleness,
@@ -148,6 +157,7 @@ def run(
         script=script,
         arguments=tuple(arguments or ()),
         ranks=ranks,
+        workers=workers,
         config_file=config,
         command_line=_with_settings(given, settings or []),
         resume=resume,

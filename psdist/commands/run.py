@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
+from psdist.commands.world_size import num_ranks_for
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import ConfigError, LaunchError, UserError
 from psdist.install.launcher import WATCHED_VARIABLE, Launcher, detect
@@ -35,11 +36,15 @@ FLAG_KEYS: Final = ("record", "strict_placement")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What `psdist run` was asked for. `command_line` has the settings that were given."""
+    """What `psdist run` was asked for. `command_line` has the settings that were given.
+
+    At most one of `ranks` and `workers` is given.
+    """
 
     script: str
     arguments: tuple[str, ...] = ()
     ranks: int | None = None
+    workers: int | None = None
     config_file: Path | None = None
     command_line: Mapping[str, CommandLineValue] = field(default_factory=dict)
     resume: bool = False
@@ -53,24 +58,29 @@ def run(request: RunRequest) -> int:
     """
     launcher = detect(os.environ)
     outcome = _outcome(request)
-    if request.ranks is not None and not _has_that_many(launcher, request.ranks):
+    num_ranks = request.ranks
+    if request.workers is not None and not launcher.is_present:
+        if isinstance(outcome, UserError):
+            raise outcome
+        num_ranks = num_ranks_for(request.workers, outcome.config, os.environ)
+    if num_ranks is not None and not _has_that_many(launcher, num_ranks):
         if launcher.is_present:
             outcome = LaunchError(
-                f"-n {request.ranks} does not fit: {_started_by(launcher)} {launcher.size} ranks "
+                f"-n {num_ranks} does not fit: {_started_by(launcher)} {launcher.size} ranks "
                 "already; leave -n out, or start psdist run -n without a launcher around it"
             )
         elif isinstance(outcome, UserError):
             raise outcome
         else:
             start_mpirun(
-                request.ranks,
+                num_ranks,
                 run_arguments(request),
                 is_watched=outcome.config.progress == "auto" and sys.stdout.isatty(),
             )
 
     from psdist.commands.run_rank import run_script
 
-    return run_script(outcome, request.script, request.arguments)
+    return run_script(outcome, request.script, request.arguments, num_workers=request.workers)
 
 
 def start_mpirun(num_ranks: int, arguments: Sequence[str], *, is_watched: bool = False) -> NoReturn:
@@ -99,7 +109,7 @@ def start_mpirun(num_ranks: int, arguments: Sequence[str], *, is_watched: bool =
 
 def run_arguments(request: RunRequest) -> list[str]:
     """The words after ``psdist run`` that give the same request, but for the number of ranks."""
-    words: list[str] = []
+    words: list[str] = [] if request.workers is None else [f"--workers={request.workers}"]
     if request.config_file is not None:
         words.append(f"--config={request.config_file}")
     for key, value in request.command_line.items():

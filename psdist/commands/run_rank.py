@@ -17,11 +17,18 @@ from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 
 
-def run_script(outcome: Resolved | UserError, script: str, arguments: Sequence[str]) -> int:
+def run_script(
+    outcome: Resolved | UserError,
+    script: str,
+    arguments: Sequence[str],
+    *,
+    num_workers: int | None = None,
+) -> int:
     """This rank's exit status. ``outcome`` is the configuration or the mistake that all ranks must
-    hear of; the script runs on workers only, with ``arguments`` as its own."""
+    hear of; the script runs on workers only, with ``arguments`` as its own. ``num_workers``: how
+    many of them the user expects; a world with another number is an error."""
     try:
-        context = connect(outcome)
+        context = connect(outcome, num_workers=num_workers)
     except AgreedExit as agreed:
         return agreed.status
     return run_or_fail(context, lambda: _take_part(context, script, arguments))

@@ -1,6 +1,6 @@
 """A small character-level transformer that learns to write Python, and beats a trigram model.
 
-    psdist run -n 4 --servers 2 --group rank --mode ssp --staleness 3 psdist/examples/chars.py
+    psdist run --workers 2 --group rank --mode ssp --staleness 3 psdist/examples/chars.py
     psdist run psdist/examples/chars.py         # one process: a server and a worker, to debug
 
 The text is the source of Python's own standard library, so it is on every machine. A learning

@@ -1,6 +1,6 @@
 """Learn to read handwritten digits: 1797 real images that come with scikit-learn.
 
-    psdist run -n 4 --servers 2 --group rank --mode ssp --staleness 3 psdist/examples/digits.py
+    psdist run --workers 2 --group rank --mode ssp --staleness 3 psdist/examples/digits.py
     mpirun -n 4 psdist run --servers 2 --group rank psdist/examples/digits.py --slow-worker 1:3
     psdist run psdist/examples/digits.py        # one process: a server and a worker, to debug
 

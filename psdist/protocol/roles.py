@@ -75,6 +75,11 @@ class Roles:
                 table[worker] = group
         return tuple(table)
 
+    def local_index(self, worker: int) -> int:
+        """The index of ``worker`` among the workers of its host, in worker order."""
+        host = self.places[self.worker_ranks[worker]].host
+        return sum(self.places[rank].host == host for rank in self.worker_ranks[:worker])
+
     def describe_group(self, group: int) -> str:
         """For messages to people: "group 2 (workers 4, 5 on n3)"."""
         workers = self.groups[group]

@@ -42,7 +42,7 @@ from psdist.ranks.failure import (
     printable,
     wait_until_read,
 )
-from psdist.ranks.placing import agree_on_plan
+from psdist.ranks.placing import agree_on_plan, unexpected_workers
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.run_directory import RunDirectory
 from psdist.topology.plan.plan import Plan
@@ -188,13 +188,16 @@ def current() -> RankContext | None:
     return _current
 
 
-def connect(outcome: Resolved | UserError) -> RankContext:
-    """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error."""
+def connect(outcome: Resolved | UserError, *, num_workers: int | None = None) -> RankContext:
+    """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error.
+
+    ``num_workers``: a job with another number of workers is an error; None for any.
+    """
     global _current
     started_s = time.monotonic()
     launcher = detect(os.environ)
     if not launcher.is_present:
-        _current = _connect_alone(outcome, started_s)
+        _current = _connect_alone(outcome, num_workers, started_s)
         return _current
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A launcher's pipe would make it a block buffer, which the end of a failing job discards.
@@ -208,9 +211,9 @@ def connect(outcome: Resolved | UserError) -> RankContext:
         raise AgreedExit(error.exit_status) from None
     try:
         if comm.Get_size() == 1:  # mpirun -n 1 is no launcher
-            _current = _connect_alone(outcome, started_s)
+            _current = _connect_alone(outcome, num_workers, started_s)
         else:
-            _current = _connect(comm, outcome, started_s)
+            _current = _connect(comm, outcome, num_workers, started_s)
     except AgreedExit:
         raise
     except BaseException as error:  # the others wait for this rank in the next exchange
@@ -220,9 +223,11 @@ def connect(outcome: Resolved | UserError) -> RankContext:
     return _current
 
 
-def _connect(comm: MPI.Intracomm, outcome: Resolved | UserError, started_s: float) -> RankContext:
+def _connect(
+    comm: MPI.Intracomm, outcome: Resolved | UserError, num_workers: int | None, started_s: float
+) -> RankContext:
     places, config = exchange(comm, outcome)
-    placed = agree_on_plan(comm, places, config)
+    placed = agree_on_plan(comm, places, config, num_workers=num_workers)
     rank = comm.Get_rank()
     made: bytes | UserError = b""
     if rank == 0:
@@ -298,14 +303,15 @@ def _rank_table(roles: Roles) -> list[dict[str, Any]]:
     table: list[dict[str, Any]] = []
     for each in roles.places:
         peer = roles.peer_of_rank[each.rank]
-        group = roles.group_of_worker[worker_of(peer)] if is_worker(peer) else None
+        worker = worker_of(peer) if is_worker(peer) else None
         table.append(
             {
                 "rank": each.rank,
-                "role": "worker" if is_worker(peer) else "server",
+                "role": "server" if worker is None else "worker",
+                "worker": worker,
                 "host": each.host,
                 "pid": each.pid,
-                "group": group,
+                "group": None if worker is None else roles.group_of_worker[worker],
                 "local_rank": seen[each.host],
             }
         )
@@ -320,7 +326,9 @@ def _core_share(places: Sequence[Place], rank: int) -> float:
     return sum(1.0 / users[core] for core in mine.cores)
 
 
-def _connect_alone(outcome: Resolved | UserError, started_s: float) -> RankContext:
+def _connect_alone(
+    outcome: Resolved | UserError, num_workers: int | None, started_s: float
+) -> RankContext:
     """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
     from psdist.transport.virtual import LinkModel, VirtualNetwork
 
@@ -330,6 +338,8 @@ def _connect_alone(outcome: Resolved | UserError, started_s: float) -> RankConte
             "in one process; start more ranks (psdist run -n N, mpirun or srun) or leave servers "
             "out"
         )
+    if isinstance(outcome, Resolved):
+        outcome = unexpected_workers(num_workers, num_servers=0, num_ranks=1) or outcome
     if isinstance(outcome, UserError):
         print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)
         raise AgreedExit(outcome.exit_status)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from psdist.config.settings import RunConfig
-from psdist.errors import PlacementError, UserError
+from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
 from psdist.topology.draw import text as draw_text
@@ -55,8 +55,15 @@ class Placed:
     """What a run directory shows of it, by name; on rank 0, else empty."""
 
 
-def agree_on_plan(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfig) -> Placed:
-    """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan."""
+def agree_on_plan(
+    comm: MPI.Intracomm,
+    places: Sequence[Place],
+    config: RunConfig,
+    *,
+    num_workers: int | None = None,
+) -> Placed:
+    """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan, or
+    none with ``num_workers`` if that is given."""
     rank = comm.Get_rank()
     machines = gather(comm, _describe_host(places, rank))
     files: dict[str, str] = {}
@@ -65,6 +72,11 @@ def agree_on_plan(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfi
         try:
             cluster = _cluster(places, machines, config)
             plan = _make_plan(cluster, places, config)
+            error = unexpected_workers(
+                num_workers, num_servers=len(plan.server_ranks), num_ranks=len(places)
+            )
+            if error is not None:
+                raise error
             made = plan_codec.encode(plan)
             files = {"plan.txt": draw_text.tree(plan, cluster), PLAN_FILE: made.decode("ascii")}
         except UserError as error:
@@ -79,6 +91,22 @@ def agree_on_plan(comm: MPI.Intracomm, places: Sequence[Place], config: RunConfi
     bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
     _compare(comm, plan, bound, config)
     return Placed(plan=plan, roles=roles_of_plan(bound, plan), files=files)
+
+
+def unexpected_workers(
+    expected: int | None, *, num_servers: int, num_ranks: int
+) -> LaunchError | None:
+    """Why the world does not have the workers that ``--workers`` names; None where it does."""
+    num_workers = num_ranks - num_servers
+    if expected in (None, num_workers):
+        return None
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    beside = f" beside {num_servers} that serve" if num_servers else ""
+    return LaunchError(
+        f"--workers {expected} does not fit: the launcher started {ranks}, of which {num_workers} "
+        f"would work{beside}; start as many ranks as workers and servers together, say with "
+        "--servers how many serve, or leave --workers out"
+    )
 
 
 def _describe_host(places: Sequence[Place], rank: int) -> bytes:

@@ -49,13 +49,29 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str, tuple[str, 
     """Stands for psdist.commands.run_rank, which starts MPI: what it was asked to run."""
     calls: list[tuple[Any, str, tuple[str, ...]]] = []
 
-    def run_script(outcome: Any, script: str, arguments: tuple[str, ...]) -> int:
+    def run_script(
+        outcome: Any, script: str, arguments: tuple[str, ...], *, num_workers: int | None = None
+    ) -> int:
         calls.append((outcome, script, tuple(arguments)))
-        return 7
+        return 7 if num_workers is None else 40 + num_workers
 
     module = types.ModuleType("psdist.commands.run_rank")
     module.run_script = run_script  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "psdist.commands.run_rank", module)
+    return calls
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """What mpirun was asked to start, which it did not."""
+    calls: list[tuple[int, list[str]]] = []
+
+    def start_mpirun(num_ranks: int, arguments: list[str], *, is_watched: bool) -> None:
+        calls.append((num_ranks, arguments))
+        assert is_watched is False
+        raise SystemExit(0)
+
+    monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)
     return calls
 
 
@@ -176,6 +192,11 @@ def test_options_are_settings_from_the_command_line(
         ),
         (["run", "-n", "0", "train.py"], "'-n' / '--ranks'"),
         (["run", "-n", "two", "train.py"], "'-n' / '--ranks'"),
+        (["run", "--workers", "0", "train.py"], "'--workers'"),
+        (
+            ["run", "-n", "3", "--workers", "2", "train.py"],
+            "-n 3 and --workers 2: give the number of all ranks or that of the workers",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
@@ -247,22 +268,40 @@ def test_n_that_the_world_already_has_starts_no_mpirun(
 
 
 def test_a_shell_inside_a_slurm_job_starts_mpirun(
-    script: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
+    script: str,
+    started: list[Any],
+    asked: list[tuple[int, list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    asked: list[tuple[int, list[str]]] = []
-
-    def start_mpirun(num_ranks: int, arguments: list[str], *, is_watched: bool) -> None:
-        asked.append((num_ranks, arguments))
-        assert is_watched is False
-        raise SystemExit(0)
-
-    monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)
     assert status_of("run", "-n", "2", "--mode", "ssp", script, "--epochs", "1") == 0
     assert asked == [(2, ["--mode=ssp", "--", script, "--epochs", "1"])]
     assert started == []
+
+
+def test_workers_are_started_with_the_servers_beside_them(
+    script: str, asked: list[tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("run", "--workers", "4", script) == 0
+    assert status_of("run", "--workers", "4", "--servers", "3", script) == 0
+    assert status_of("run", "--workers", "1", script) == 0
+    assert asked == [
+        (5, ["--workers=4", "--", script]),
+        (7, ["--workers=4", "--servers=3", "--", script]),
+        (2, ["--workers=1", "--", script]),
+    ]
+    assert status_of("run", "--workers", "4", "none.py") == 2
+    assert "the script none.py does not exist" in capsys.readouterr().err
+
+
+def test_under_a_launcher_the_ranks_hear_how_many_workers_are_expected(
+    script: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_mpirun(monkeypatch, rank=1, size=4)
+    assert status_of("run", "--workers", "3", script) == 43
+    assert len(started) == 1
 
 
 def test_the_words_for_the_ranks_give_the_same_request(
@@ -271,6 +310,7 @@ def test_the_words_for_the_ranks_give_the_same_request(
     request = RunRequest(
         script=script,
         arguments=("--epochs", "5", "--", "-x", "", "a b"),
+        workers=3,
         config_file=Path("run with space.toml"),
         command_line={
             "mode": "ssp",

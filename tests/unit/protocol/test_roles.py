@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id, worker_of
@@ -12,7 +14,7 @@ from psdist.topology.plan.planning import Grouping, PlanRequest, RankFacts, plan
 from tests.topology.plan.test_seating import machine
 
 
-def roles_of(*hosts: str, servers: int, group: Grouping = "node") -> Roles:
+def roles_of(*hosts: str, servers: int | Literal["auto"], group: Grouping = "node") -> Roles:
     """Roles for a rank per name."""
     here = machine(cores=len(hosts))
     ranks = [RankFacts(rank=rank, host=host, cpus=here.cpus) for rank, host in enumerate(hosts)]
@@ -37,6 +39,13 @@ def test_ranks_that_go_round_the_hosts_are_grouped_by_host_all_the_same() -> Non
     roles = roles_of("n1", "n2", "n1", "n2", "n1", "n2", servers=2)
     assert roles.server_ranks == (0, 1)
     assert roles.groups == ((0, 2), (1, 3))
+
+
+def test_a_worker_has_an_index_among_the_workers_of_its_host() -> None:
+    block = roles_of("n1", "n1", "n1", "n2", "n2", "n2", servers=2)
+    assert [block.local_index(worker) for worker in range(4)] == [0, 1, 0, 1]
+    cyclic = roles_of("n1", "n2", "n1", "n2", "n1", "n2", servers=2)
+    assert [cyclic.local_index(worker) for worker in range(4)] == [0, 0, 1, 1]
 
 
 def test_groups_by_rank_have_one_worker_each() -> None:

@@ -1,0 +1,90 @@
+"""What a script sees of its job, under both MPIs: a job each, that `psdist run --workers` starts.
+
+tests/support/programs/api_script.py is the script; every worker writes down what it saw.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mpirun import (
+    REPOSITORY,
+    Mpi,
+    environment_prefix,
+    require,
+    run_mpi,
+    run_program,
+)
+
+pytestmark = pytest.mark.mpi
+
+TIMEOUT_S = 120
+SCRIPT = REPOSITORY / "tests" / "support" / "programs" / "api_script.py"
+QUIET = {"PSDIST_PROGRESS": "off"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One job of two workers and a server."""
+
+    run_dir: Path
+    by_worker: list[dict[str, Any]]
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", params=["openmpi", "mpich"])
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    mpi: Mpi = request.param
+    require(mpi)
+    folder = tmp_path_factory.mktemp(mpi)
+    python = str(environment_prefix(mpi) / "bin" / "python")
+    words = ["-m", "psdist", "run", "--workers", "2", "--run-dir", str(folder / "run")]
+    words += [str(SCRIPT), str(folder / "seen")]
+    done = run_program([python, *words], timeout_s=TIMEOUT_S, env=QUIET)
+    assert done.returncode == 0, done.text
+    by_worker = [json.loads((folder / f"seen.{worker}").read_text()) for worker in range(2)]
+    return Seen(run_dir=folder / "run", by_worker=by_worker)
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+
+
+def test_rank_and_world_size_count_workers_only_as_under_torchrun(seen: Seen) -> None:
+    counts = {"world_size": 2, "num_workers": 2, "num_servers": 1, "servers": 1}
+    assert [each["numbers"] for each in seen.by_worker] == [
+        {"rank": 0, "worker": 0, "local_rank": 0, "mpi_rank": 1, **counts},
+        {"rank": 1, "worker": 1, "local_rank": 1, "mpi_rank": 2, **counts},
+    ]
+
+
+def test_files_have_the_rank_of_mpi_with_the_worker_beside_it(seen: Seen) -> None:
+    ranks = json.loads((seen.run_dir / "ranks.json").read_text())
+    assert [(each["rank"], each["role"], each["worker"]) for each in ranks] == [
+        (0, "server", None),
+        (1, "worker", 0),
+        (2, "worker", 1),
+    ]
+    logged = [(line["rank"], line["worker"]) for line in seen.lines("metrics.jsonl")]
+    assert sorted(logged) == [(1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_a_world_with_another_number_of_workers_is_one_line(mpi: Mpi, tmp_path: Path) -> None:
+    words = ["-m", "psdist", "run", "--workers", "2", "--run-dir", str(tmp_path / "run")]
+    words += ["--servers", "2", str(SCRIPT), "never"]
+    done = run_mpi(3, words, timeout_s=TIMEOUT_S, mpi=mpi, env=QUIET)
+    assert done.returncode == 2, done.text
+    told = [line for line in done.stderr.splitlines() if line.startswith("psdist: error: ")]
+    assert told == [
+        "psdist: error: --workers 2 does not fit: the launcher started 3 ranks, of which 1 would "
+        "work beside 2 that serve; start as many ranks as workers and servers together, say with "
+        "--servers how many serve, or leave --workers out"
+    ], done.text
+    assert not (tmp_path / "run").exists()
