@@ -38,7 +38,7 @@ def test_pythons_from_3_11_on_are_found_once_each_and_without_the_one_in_use(
 ) -> None:
     folder = tmp_path / "bin"
     newer = interpreter(folder, "python3.13", version="3.13.0")
-    debian = interpreter(folder, "python3.11", version="3.11.2")
+    debian = interpreter(folder, "python3.11", version="3.11.999")
     interpreter(folder, "python3.10", version="3.10.9")
     interpreter(folder, "python3.12", version="3.12.3", kind="pypy")
     interpreter(folder, "python3-config", version="3.12.4")
@@ -48,7 +48,7 @@ def test_pythons_from_3_11_on_are_found_once_each_and_without_the_one_in_use(
     (again / "python3.14").symlink_to(sys.executable)
     found = find([folder, again, tmp_path / "missing"], this_python())
     assert [(each.version, each.path) for each in found] == [
-        ("3.11.2", str(debian)),
+        ("3.11.999", str(debian)),
         ("3.13.0", str(newer)),
     ]
 
