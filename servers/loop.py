@@ -263,7 +263,7 @@ class ServerLoop:
             dtype=frame.dtype,
             checksum=checksum,
         ).pack_into(frame.header)
-        self.transport.send(token.peer, frame, num_bytes=frame.capacity)
+        self.transport.send(token.peer, frame)
 
     def _new_reply_frame(self, key: tuple[int, int], free: list[_ReplyFrame]) -> _ReplyFrame:
         assert self._partition is not None

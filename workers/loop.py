@@ -127,8 +127,7 @@ class WorkerLoop:
                 if frame is None:
                     raise InvariantError(f"no gradient memory for chunk {action.header.chunk}")
                 action.header.pack_into(frame.header)
-                num_bytes = frame.capacity if action.with_payload else 0
-                self.transport.send(server_id(action.server), frame, num_bytes=num_bytes)
+                self.transport.send(server_id(action.server), frame)
             elif isinstance(action, AcceptReply):
                 frame = self._parameters[action.chunk]
                 if frame is None:
@@ -170,7 +169,7 @@ class WorkerLoop:
                 kind=Kind.INIT, sender=self.transport.me, chunk=chunk, length=frame.capacity
             ).pack_into(frame.header)
             self._setup_sends += 1
-            self.transport.send(server_id(server), frame, num_bytes=frame.capacity)
+            self.transport.send(server_id(server), frame)
 
     @property
     def is_set_up(self) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from psdist.errors import InvariantError
 from psdist.protocol.control import Control
-from psdist.protocol.header import HEADER_BYTES, Header
+from psdist.protocol.header import HEADER_BYTES, LENGTH_BYTES, Header
 
 
 class Frame:
@@ -31,6 +32,15 @@ class Frame:
         self.payload = payload
         self.capacity = capacity if capacity is not None else (len(payload) if payload else 0)
         self.owner: Any = None
+
+    def num_payload_bytes(self) -> int:
+        """What the packed header says of the payload's length."""
+        num_bytes = int.from_bytes(self.header[LENGTH_BYTES], "little")
+        if num_bytes > self.capacity:
+            raise InvariantError(
+                f"a frame of {self.capacity} bytes behind a header that says {num_bytes}"
+            )
+        return num_bytes
 
 
 @dataclass(slots=True)

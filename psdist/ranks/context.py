@@ -141,9 +141,7 @@ class RankContext:
 
     def close(self) -> None:
         """The job is over for this rank: what it sent is on its way, its files are closed."""
-        drain = getattr(self.transport, "drain", None)
-        if drain is not None:
-            drain(_CLOSE_TIMEOUT_S)
+        self.transport.drain(_CLOSE_TIMEOUT_S)
         stop_logs()
 
     def fail(self, text: str, status: int) -> NoReturn:

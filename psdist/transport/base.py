@@ -4,7 +4,7 @@ Two implementations: :mod:`psdist.transport.mpi` and :mod:`psdist.transport.virt
 a virtual clock, seeded delays). The loops of servers and workers drive either, and never know
 which.
 
-Peers are *stable ids* (:mod:`psdist.protocol.roles`), never MPI ranks. The rules:
+Peers are *stable ids* (:mod:`psdist.protocol.roles`), never MPI ranks. The contract:
 
 * ``send`` does not block. The frame and its payload belong to the network until the matching
   :class:`Sent` event, or until the answer has come, which proves the same: **the bytes of an open
@@ -13,8 +13,11 @@ Peers are *stable ids* (:mod:`psdist.protocol.roles`), never MPI ranks. The rule
   :class:`ControlArrived`. A message with payload is first *offered*; its bytes stay with the
   sender until ``accept`` names the frame to receive them into. That is how a server's memory
   stays bounded however many workers push at once.
-* Messages of one pair of peers are offered in the order they were sent.
-* Nothing here waits: ``poll`` returns the next event or None.
+* **Order.** What one peer sends another is announced in the order in which it was sent: headers
+  (:class:`Offered`, or :class:`Arrived` without payload) and control messages together. Payloads
+  that were accepted may be complete in any order, and messages of different pairs overtake one
+  another. Oneself is sent control messages only.
+* Nothing here waits but ``drain``: ``poll`` returns the next event or None.
 
     transport.send(server_id(0), frame)
     while (event := transport.poll()) is not None: ...
@@ -36,11 +39,9 @@ class Transport(Protocol):
         """This endpoint's stable id."""
         ...
 
-    def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
-        """Send the frame's header and the first ``num_bytes`` of its payload.
-
-        The header must be packed already, and its ``length`` is ``num_bytes``.
-        """
+    def send(self, peer: int, frame: Frame) -> None:
+        """Send the frame's header, packed already, and as much of its payload as the header's
+        ``length`` says. Raises :class:`InvariantError` where the frame holds less than that."""
         ...
 
     def send_control(self, peer: int, message: Control) -> None:
@@ -55,6 +56,7 @@ class Transport(Protocol):
         """The next event, if any; makes progress."""
         ...
 
-    def now(self) -> float:
-        """Seconds on this network's clock."""
+    def drain(self, timeout_s: float) -> None:
+        """Before this endpoint ends: return when the network needs nothing of what it has sent any
+        more, after ``timeout_s`` seconds at the latest. Events that come meanwhile are lost."""
         ...

@@ -21,10 +21,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from psdist.errors import InvariantError, ProtocolError, TransportError
+from psdist.errors import ProtocolError, TransportError
 from psdist.protocol.control import CONTROL_LIMIT_BYTES, Control, decode_control, encode_control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
-from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, LENGTH_BYTES, Header, Kind
+from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.roles import Roles
 
@@ -61,14 +61,9 @@ class MpiTransport:
     def me(self) -> int:
         return self._me
 
-    def now(self) -> float:
-        return time.monotonic()
-
-    def send(self, peer: int, frame: Frame, *, num_bytes: int = 0) -> None:
+    def send(self, peer: int, frame: Frame) -> None:
         rank = self._rank_of[peer]
-        told = int.from_bytes(frame.header[LENGTH_BYTES], "little")
-        if told != num_bytes:
-            raise InvariantError(f"{num_bytes} bytes behind a header that tells {told}")
+        num_bytes = frame.num_payload_bytes()
         memory = _memory(frame, num_bytes) if num_bytes else None
         payload = MPI.REQUEST_NULL
         try:
@@ -128,7 +123,6 @@ class MpiTransport:
         return self._ready.popleft() if self._ready else None
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until everything sent is on its way; before MPI ends."""
         deadline = time.monotonic() + timeout_s
         while self._sending and time.monotonic() < deadline:
             if self.poll() is None:

@@ -59,7 +59,7 @@ def send_payload(context: RankContext, data: bytes, index: int) -> None:
     frame = Frame(memoryview(bytearray(data)))
     header = Header(kind=Kind.PUSH, sender=worker_id(0), clock=index, length=len(data))
     header.pack_into(frame.header)
-    context.transport.send(server_id(0), frame, num_bytes=len(data))
+    context.transport.send(server_id(0), frame)
 
 
 def send_lie(context: RankContext, data: bytes, told: int) -> None:

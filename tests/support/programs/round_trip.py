@@ -36,7 +36,7 @@ def push(context: RankContext) -> None:
     received = Frame(memoryview(bytearray(NUM_BYTES)))
     header = Header(kind=Kind.PUSH, sender=worker_id(0), chunk=3, clock=7, length=NUM_BYTES)
     header.pack_into(sent.header)
-    context.transport.send(server_id(0), sent, num_bytes=NUM_BYTES)
+    context.transport.send(server_id(0), sent)
     reply = exchange(context, received, until=lambda event: isinstance(event, Arrived))
     assert received.payload == sent.payload
     assert isinstance(reply, Arrived)
@@ -55,7 +55,7 @@ def serve(context: RankContext) -> None:
     assert isinstance(push, Arrived)
     reply = push.header._replace(kind=Kind.REPLY, sender=server_id(0))
     reply.pack_into(frame.header)
-    context.transport.send(worker_id(0), frame, num_bytes=NUM_BYTES)
+    context.transport.send(worker_id(0), frame)
     seen: list[type] = []
 
     def is_over(event: Event) -> bool:
