@@ -32,7 +32,7 @@ from psdist.errors import ModelError, UsageError, UserError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Progress, Setup
 from psdist.protocol.events import Frame
-from psdist.protocol.ids import REGISTRAR, worker_of
+from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizers import (
     OptimizerKind,
@@ -59,7 +59,7 @@ from psdist.workers.model.description import (
     unpack_lines,
 )
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.model.optimizer import ServedOptimizer
+from psdist.workers.model.optimizer import LINE, ServedOptimizer
 from psdist.workers.model.saving import write_model
 from psdist.workers.protocol.client import ClientCore
 from psdist.workers.trainer import CALLS, Trainer, WorkerStatistics
@@ -193,6 +193,7 @@ class Job:
         self._trainer: Trainer | None = None
         self._description: ModelDescription | None = None
         self._model: torch.nn.Module | None = None
+        self._optimizer: ServedOptimizer | None = None
         self._partition: Partition | None = None
         self._owners: tuple[int, ...] = ()
         self._history: WorkerHistory | None = None
@@ -293,7 +294,8 @@ class Job:
         self._collective("prepare")
         model.register_forward_pre_hook(UseHook(self._trainer.note_use))
         self._prepared_s = time.monotonic()
-        return model, ServedOptimizer(optimizer, step=self._trainer.step)
+        self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
+        return model, self._optimizer
 
     def _agree_on_model(self, lines: list[str]) -> None:
         """:class:`ModelError` naming the worker and the first difference, the same everywhere."""
@@ -398,7 +400,11 @@ class Job:
         frozen parameters from the chief. Returns on all workers when the file is complete.
         """
         self._prepared("save")
-        self._collective("save")
+        assert self._optimizer is not None
+        is_untrained = self._optimizer.has_unused_gradients
+        brought = self._collective("save", b"untrained" if is_untrained else b"")
+        if any(brought):
+            raise _save_of_initial_values([w for w, each in enumerate(brought) if each])
         problem = b""
         if self.is_chief:
             try:
@@ -476,6 +482,14 @@ class Job:
 
 def _ignore_batch(_num_samples: int, _nominal: int) -> None:
     """Validation batches neither weigh nor count."""
+
+
+def _save_of_initial_values(workers: list[int]) -> UsageError:
+    return UsageError(
+        f"job.save: {describe_workers(workers)} computed gradients and never called "
+        f"optimizer.step(), so the servers still hold the initial values; keep what job.prepare "
+        f"returns ({LINE}) and call step() of that optimizer in every iteration"
+    )
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -7,7 +7,10 @@ describe_peer(worker_id(3))   # "worker 3"
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _WORKER_BASE = 1 << 20
+_NAMED_AT_MOST = 8
 
 
 def server_id(server: int) -> int:
@@ -31,6 +34,14 @@ def worker_of(peer: int) -> int:
 
 def describe_peer(peer: int) -> str:
     return f"worker {worker_of(peer)}" if is_worker(peer) else f"server {peer}"
+
+
+def describe_workers(workers: Iterable[int]) -> str:
+    """``worker 3``, or ``workers 0, 1, 2`` and how many more."""
+    numbers = sorted(workers)
+    shown = ", ".join(str(worker) for worker in numbers[:_NAMED_AT_MOST])
+    more = len(numbers) - _NAMED_AT_MOST
+    return f"worker{'s' * (len(numbers) > 1)} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 REGISTRAR = server_id(0)

@@ -35,10 +35,8 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.ids import describe_workers, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-
-_SHOWN_WORKERS = 8
 
 
 @dataclass(slots=True)
@@ -143,8 +141,9 @@ class Registrar:
         return self._fail(
             seq,
             collective,
-            f"{collective.name} was called by {_workers(collective.entered)} only; absent: "
-            f"{_workers(gone)}, {whose} finished; {collective.name} must be called by every worker",
+            f"{collective.name} was called by {describe_workers(collective.entered)} only; absent: "
+            f"{describe_workers(gone)}, {whose} finished; {collective.name} must be called by "
+            "every worker",
         )
 
     def _resume_if_all_have_come(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
@@ -209,12 +208,6 @@ def _who_called(collective: _Collective) -> str:
     by_name: dict[str, list[int]] = {}
     for worker, enter in sorted(collective.entered.items()):
         by_name.setdefault(enter.name, []).append(worker)
-    return "; ".join(f"{_workers(workers)} called {name}" for name, workers in by_name.items())
-
-
-def _workers(workers: Iterable[int]) -> str:
-    """``worker 3``, or ``workers 0, 1, 2`` and how many more."""
-    numbers = sorted(workers)
-    shown = ", ".join(str(worker) for worker in numbers[:_SHOWN_WORKERS])
-    more = len(numbers) - _SHOWN_WORKERS
-    return f"worker{'s' * (len(numbers) > 1)} {shown}{f' and {more} more' if more > 0 else ''}"
+    return "; ".join(
+        f"{describe_workers(workers)} called {name}" for name, workers in by_name.items()
+    )

@@ -88,3 +88,19 @@ def test_a_world_with_another_number_of_workers_is_one_line(mpi: Mpi, tmp_path: 
         "--servers how many serve, or leave --workers out"
     ], done.text
     assert not (tmp_path / "run").exists()
+
+
+# -- mistakes, each caught, told to both workers ---------------------------------------------------
+
+KEEP = "keep what job.prepare returns (model, optimizer = job.prepare(model, optimizer)) and call"
+TOLD = {
+    "step of the original": "this optimizer was passed to job.prepare, and its own step() would "
+    f"train this worker alone; {KEEP} step() of that optimizer",
+    "save of initial values": "job.save: workers 0, 1 computed gradients and never called "
+    f"optimizer.step(), so the servers still hold the initial values; {KEEP} step() of that "
+    "optimizer in every iteration",
+}
+
+
+def test_mistakes_before_the_first_step_say_what_to_write(seen: Seen) -> None:
+    assert [each["mistakes"] for each in seen.by_worker] == [TOLD, TOLD]

@@ -2,19 +2,25 @@
 
 A torch Optimizer that shares ``param_groups`` by identity with the user's own, so schedulers made
 before or after work; it has no state: that lives on the servers. ``step()`` hands the gradients
-to the job and returns with the parameters that the mode allows.
+to the job and returns with the parameters that the mode allows. The user's own optimizer would
+train this worker alone: from then on its ``step()`` is an error.
 
     optimizer = ServedOptimizer(torch.optim.SGD(...), step=run_one_iteration)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import Any, Final, NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from psdist.errors import UsageError
+
+LINE: Final = "model, optimizer = job.prepare(model, optimizer)"
+"""What a script must have."""
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -33,9 +39,17 @@ class ServedOptimizer(torch.optim.Optimizer):
         super().__init__(original.param_groups, original.defaults)
         # The constructor copies the list of groups: share the original's, by identity.
         self.param_groups = original.param_groups
+        # Hooks that the script has registered on the original run as before, and so do later ones.
+        self._optimizer_step_pre_hooks = original._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = original._optimizer_step_post_hooks
         self._original = original
         self._run_step = step
+        self._gradients = _GradientWatch(
+            parameter for group in self.param_groups for parameter in group["params"]
+        )
         self._is_ready = True
+        # On the object, not its class: a copy of the original is the script's own affair.
+        original.step = MethodType(_refuse_step, original)  # type: ignore[method-assign]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One iteration: push the gradients, return with new parameters in place.
@@ -46,6 +60,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._gradients.stop()
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         is_skipped = found_inf is not None and float(found_inf) > 0
@@ -53,6 +68,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         # A scheduler made on the original looks there for evidence that a step came before it.
         self._original._opt_called = True  # type: ignore[attr-defined] # schedulers add it
         return loss
+
+    @property
+    def has_unused_gradients(self) -> bool:
+        """Whether the script has computed gradients and never called ``step()``."""
+        return self._gradients.has_seen_one
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_is_ready", False):
@@ -73,3 +93,39 @@ class ServedOptimizer(torch.optim.Optimizer):
             "the optimizer's state lives on the servers and cannot be loaded into a worker; load "
             "the model's parameters before job.prepare"
         )
+
+
+def _refuse_step(_original: torch.optim.Optimizer, *_arguments: Any, **_options: Any) -> NoReturn:
+    raise UsageError(
+        "this optimizer was passed to job.prepare, and its own step() would train this worker "
+        f"alone; keep what job.prepare returns ({LINE}) and call step() of that optimizer"
+    )
+
+
+# Schedulers mark the step that they have wrapped. One made before would warn that its own was
+# replaced, one made later would wrap this.
+_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+class _GradientWatch:
+    """Whether autograd has computed a gradient of any of these parameters, until :meth:`stop`."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.has_seen_one = False
+        self._handles: list[RemovableHandle] = [
+            parameter.register_hook(self._note)  # type: ignore[no-untyped-call] # torch's
+            for parameter in parameters
+            if parameter.requires_grad
+        ]
+
+    # Copying and pickling a model leaves it behind, without a warning.
+    @unserializable_hook  # type: ignore[untyped-decorator] # torch's
+    def _note(self, _gradient: torch.Tensor) -> None:
+        self.has_seen_one = True
+
+    def stop(self) -> None:
+        """From now on gradients are used; the hooks cost nothing any more."""
+        self.has_seen_one = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

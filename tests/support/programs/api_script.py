@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import psdist
+from psdist.errors import UsageError
 
 
 def main(out: str) -> None:
     job = psdist.init()
     seen: dict[str, Any] = {"numbers": numbers(job)}
+    model = torch.nn.Linear(4, 2)
+    original = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = job.prepare(model, original)
+    seen["mistakes"] = mistakes_before_the_first_step(job, model, original)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
     job.log(step=1)
     Path(f"{out}.{job.worker}").write_text(json.dumps(seen))
 
@@ -26,6 +36,24 @@ def numbers(job: psdist.Job) -> dict[str, int]:
     names = ("rank", "worker", "local_rank", "mpi_rank")
     names += ("world_size", "num_workers", "num_servers", "servers")
     return {name: getattr(job, name) for name in names}
+
+
+def mistakes_before_the_first_step(
+    job: psdist.Job, model: torch.nn.Module, original: torch.optim.Optimizer
+) -> dict[str, str]:
+    """What each of them is told, and goes on."""
+    told: dict[str, str] = {}
+
+    def mistake(name: str, make: Callable[[], object]) -> None:
+        try:
+            make()
+        except UsageError as error:
+            told[name] = str(error)
+
+    model(torch.ones(3, 4)).sum().backward()
+    mistake("step of the original", original.step)
+    mistake("save of initial values", lambda: job.save("never.safetensors"))
+    return told
 
 
 if __name__ == "__main__":
