@@ -4,9 +4,8 @@ Owns nothing that a job needs: tests and benchmarks compare :mod:`psdist.topolog
 with this. It shares no code with it but the types: the tree stays hung up at its root, and the
 linear programs go to scipy (HiGHS). Beside them the plain placements that only tests compare with.
 
-    solve_exact(problem).cost_s                      # shards may be cut
-    solve_exact(problem, [3e9, 1e9, 1e9]).cost_s     # they may not
-    linear_bound_s(problem)                          # any number of nodes
+    solve_exact(problem).cost_s      # up to 4 nodes and 6 servers
+    linear_bound_s(problem)          # any number of nodes
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
-from psdist.errors import InvariantError, PlacementError
-from psdist.topology.solver.objective import bytes_per_vertex, cost_s, edge_times_s, worst_edge
+from psdist.errors import InvariantError
+from psdist.topology.solver.objective import cost_s, edge_times_s, worst_edge
 from psdist.topology.solver.problem import Problem, Solution
 
 MOST_CANDIDATES = 4
@@ -30,25 +28,16 @@ def linear_bound_s(problem: Problem) -> float:
     return _least(problem, problem.candidates)[0]
 
 
-def solve_exact(problem: Problem, shard_bytes: Sequence[float] | None = None) -> Solution:
-    """The least time and then, for divisible shards, the least maximum of a server's bytes.
+def solve_exact(problem: Problem) -> Solution:
+    """The least time and then the least maximum of a server's bytes.
 
-    Up to 4 candidates and 6 servers (InvariantError beyond). Raises PlacementError where given
-    shards do not fit.
+    Up to 4 candidates and 6 servers (InvariantError beyond).
     """
-    if shard_bytes is not None:
-        problem = replace(problem, model_bytes=math.fsum(shard_bytes), num_servers=len(shard_bytes))
     if len(problem.candidates) > MOST_CANDIDATES or problem.num_servers > MOST_SERVERS:
         raise InvariantError(
             f"exact: {len(problem.candidates)} candidates and {problem.num_servers} servers; "
             f"at most {MOST_CANDIDATES} and {MOST_SERVERS}"
         )
-    if shard_bytes is not None:
-        return _whole_shards(problem, shard_bytes)
-    return _divisible(problem)
-
-
-def _divisible(problem: Problem) -> Solution:
     best_s = least_time_s(problem)
     ways = {
         tuple(sorted(way))
@@ -212,65 +201,6 @@ def _unit_s(problem: Problem, nothing_below: Sequence[float]) -> float:
     return max(nothing_below) or problem.model_bytes / slowest or 1.0
 
 
-def _whole_shards(problem: Problem, shard_bytes: Sequence[float]) -> Solution:
-    """Integer program: x[i, v] = 1 if shard i is at v."""
-    import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    places = problem.candidates
-    num = len(places)
-    size = len(shard_bytes) * num + 1
-    fixed, per_byte = _edges(problem)
-    total = problem.model_bytes
-    unit_s = _unit_s(problem, fixed)
-    constraints = []
-    for i in range(len(shard_bytes)):
-        once = np.zeros(size)
-        once[i * num : (i + 1) * num] = 1
-        constraints.append(LinearConstraint(once, 1, 1))
-    for column, v in enumerate(places):
-        each, weight = np.zeros(size), np.zeros(size)
-        each[column:-1:num] = 1
-        weight[column:-1:num] = np.array(shard_bytes) / total
-        constraints.append(LinearConstraint(each, 0, problem.capacity[v]))
-        if problem.max_bytes[v] < math.inf:
-            constraints.append(LinearConstraint(weight, 0, problem.max_bytes[v] / total))
-    for edge in range(1, len(problem.parent)):
-        line = np.zeros(size)
-        line[-1] = -1
-        for column, v in enumerate(places):
-            if edge in _path(problem, v):
-                line[column:-1:num] = np.array(shard_bytes) * per_byte[edge] / unit_s
-        constraints.append(LinearConstraint(line, -np.inf, -fixed[edge] / unit_s))
-    objective = np.zeros(size)
-    objective[-1] = 1
-    kinds = np.ones(size)
-    kinds[-1] = 0
-    done = milp(
-        objective,
-        constraints=constraints,
-        integrality=kinds,
-        bounds=Bounds(np.zeros(size), np.append(np.ones(size - 1), np.inf)),
-        options={"mip_rel_gap": 0.0},
-    )
-    if done.x is None:
-        raise PlacementError(
-            f"placement: {len(shard_bytes)} shards do not fit into the memory of {num} places; "
-            "cut them smaller, or add nodes or memory"
-        )
-    chosen = np.array(done.x[:-1]).reshape(len(shard_bytes), num).argmax(axis=1)
-    servers_at = tuple(places[int(column)] for column in chosen)
-    held = bytes_per_vertex(problem, servers_at, shard_bytes)
-    return Solution(
-        servers_at=servers_at,
-        server_bytes=tuple(shard_bytes),
-        bytes_at=tuple(held),
-        cost_s=cost_s(problem, held),
-        bound_s=cost_s(problem, held),
-        worst_edge=worst_edge(problem, held),
-    )
-
-
 def _path(problem: Problem, v: int) -> set[int]:
     edges = set()
     while v > 0:
@@ -283,6 +213,16 @@ def random_placement(problem: Problem, seed: int) -> tuple[int, ...]:
     """The vertex of each server, drawn from all free places alike."""
     slots = [v for v in problem.candidates for _ in range(problem.capacity[v])]
     return tuple(random.Random(seed).sample(slots, problem.num_servers))
+
+
+def bytes_per_vertex(
+    problem: Problem, servers_at: Sequence[int], server_bytes: Sequence[float]
+) -> list[float]:
+    """Bytes at each vertex when server i sits at ``servers_at[i]`` and holds that many."""
+    held = [0.0] * len(problem.parent)
+    for vertex, num_bytes in zip(servers_at, server_bytes, strict=True):
+        held[vertex] += num_bytes
+    return held
 
 
 def equal_shards_cost_s(problem: Problem, servers_at: Sequence[int]) -> float:

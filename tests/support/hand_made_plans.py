@@ -68,7 +68,6 @@ def planned(cluster: Cluster, places: Sequence[Place]) -> Plan:
     return Plan(
         ranks=tuple(ranks),
         weights=(1 / counts["server"],) * counts["server"],
-        replicas=(-1,) * counts["server"],
         links=tuple(
             LinkLoad(name=node.name, kind="node", num_bytes=1e9, bytes_per_s=12e9)
             for node in cluster.nodes

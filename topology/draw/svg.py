@@ -5,8 +5,8 @@ the inside of a host is :mod:`psdist.topology.draw.svg_node`. Computes no load.
 
     Path("plan.svg").write_text(draw_svg.picture(plan, cluster), encoding="utf-8")
 
-Up to 8 hosts are drawn in full, up to 128 compactly, more as one box each, coloured by the load of
-their link. The picture stands alone (no scripts, no fonts from elsewhere); hovering shows details.
+Up to 16 hosts are drawn in full, more as one box each, with the load of their link and coloured by
+it. The picture stands alone (no scripts, no fonts from elsewhere); hovering shows details.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from psdist.topology.draw.svg_style import (
     SERVER,
     WORKER,
     Level,
+    on_load,
 )
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan.plan import Plan
 
-MAX_FULL, MAX_COMPACT = 8, 128
+MAX_FULL = 16
 MAX_NOTES = 12
 MARGIN, MIN_WIDTH = 28.0, 900.0
 
@@ -48,10 +49,7 @@ def picture(plan: Plan, cluster: Cluster) -> str:
     Raises PlacementError where the plan has a host that the cluster does not have.
     """
     scene = Scene.of(plan, cluster)
-    num_nodes = len(cluster.nodes)
-    level: Level = (
-        "full" if num_nodes <= MAX_FULL else "compact" if num_nodes <= MAX_COMPACT else "dense"
-    )
+    level: Level = "full" if len(cluster.nodes) <= MAX_FULL else "boxes"
     canvas = Canvas()
     drawing = Racks(canvas, scene, level)
     width = max(MIN_WIDTH, drawing.width + 2 * MARGIN)
@@ -108,7 +106,7 @@ def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: fl
         canvas.text(x + swatch + 6, y + 11, words, size=11)
         x += swatch + 6 + text_width(words, 11) + 10
 
-    if level == "dense":
+    if level == "boxes":
         entry("a server (at most 3 shown)", SERVER, swatch=14)
     else:
         entry("server", SERVER)
@@ -116,7 +114,7 @@ def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: fl
         entry("free core", FREE, stroke=EDGE)
         entry("GPU", WORKER, stroke=FRAME)
         entry("NIC", NIC, stroke=FRAME, radius=7, swatch=20)
-    words = "a node, by the time of its link:" if level == "dense" else "time of a link:"
+    words = "a node, by the time of its link:" if level == "boxes" else "time of a link:"
     x += 6
     room_for(words, 5 * 40)
     canvas.text(x, y + 11, words, size=11)
@@ -125,14 +123,7 @@ def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: fl
     for index, colour in enumerate(LOADS):
         canvas.rect(x, y, 40, height, fill=colour)
         label = f"{index * step}-{(index + 1) * step}"
-        canvas.text(
-            x + 20,
-            y + 11,
-            label,
-            size=10,
-            anchor="middle",
-            fill="#ffffff" if index >= len(LOADS) - 2 else INK,
-        )
+        canvas.text(x + 20, y + 11, label, size=10, anchor="middle", fill=on_load(colour))
         x += 40
     x += 6
     words = "% of the worst"

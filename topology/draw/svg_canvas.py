@@ -11,7 +11,6 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from html import escape
 
 INK = "#1d2433"
@@ -50,12 +49,6 @@ class Canvas:
             f'height="{_number(height)}" fill="{fill}"{extra}'
             + (f"><title>{_safe(title)}</title></rect>" if title else "/>")
         )
-
-    def ticks(self, xs: Iterable[float], y: float, height: float, *, stroke: str) -> None:
-        """Thin upright lines, as one element."""
-        path = "".join(f"M{_number(x)} {_number(y)}v{_number(height)}" for x in xs)
-        if path:
-            self._parts.append(f'<path d="{path}" stroke="{stroke}" stroke-width="1"/>')
 
     def text(
         self,

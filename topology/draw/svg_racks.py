@@ -1,6 +1,6 @@
 """Racks and links in the picture of a plan: switches as boxes in boxes, strokes that lead to them.
 
-    racks = Racks(canvas, scene, "compact")
+    racks = Racks(canvas, scene, "boxes")
     racks.draw(x, y)                        # racks.width, racks.height
 
 A switch is a bar with what hangs on it in rows below; the bar goes on as a thin line to further
@@ -48,10 +48,7 @@ class _Style:
 
 _STYLES: dict[Level, _Style] = {
     "full": _Style(bar=26, link=34, uplink=36, stroke=10, words=11.5, gap=18, rack_gap=18, pad=14),
-    "compact": _Style(
-        bar=24, link=24, uplink=34, stroke=8, words=10.5, gap=12, rack_gap=16, pad=12
-    ),
-    "dense": _Style(bar=22, link=0, uplink=30, stroke=8, words=11, gap=4, rack_gap=14, pad=10),
+    "boxes": _Style(bar=22, link=0, uplink=30, stroke=8, words=11, gap=4, rack_gap=14, pad=10),
 }
 
 
@@ -203,7 +200,7 @@ class Racks:
             for words in (counted(num_switches, "switch", "switches"), counted(len(nodes), "node"))
             if not words.startswith("0 ")
         )
-        if self._level == "dense" and not num_switches:  # the boxes of the nodes hold no names
+        if self._level == "boxes" and not num_switches:  # the boxes of the nodes hold no names
             amounts = names([scene.nodes[index].node.name for index in nodes])
         base = box.y + style.bar / 2 + 4.5
         size_name, size_rest = style.words + 1.5, style.words

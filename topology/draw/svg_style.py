@@ -24,10 +24,12 @@ from psdist.topology.draw.drawing import (
     size,
     speed,
 )
+from psdist.topology.draw.svg_canvas import INK
 from psdist.topology.machine.machine import Device
 from psdist.topology.plan.plan import LinkLoad, PlannedRank
 
-Level = Literal["full", "compact", "dense"]
+Level = Literal["full", "boxes"]
+"""Hosts with all that is in them, or one box each."""
 
 SERVER, WORKER, FREE = "#1f3a5f", "#a9d0ee", "#eef1f5"
 NEXT_WORKER = "#8dbfe6"
@@ -54,6 +56,11 @@ def load_colour(scene: Scene, link: LinkLoad | None) -> str:
     if link is None or link.num_bytes < 1:
         return NO_LOAD
     return LOADS[min(len(LOADS) - 1, int(len(LOADS) * scene.share(link)))]
+
+
+def on_load(colour: str) -> str:
+    """The colour of words on that colour of a load."""
+    return "#ffffff" if colour in LOADS[-2:] else INK
 
 
 def load_title(scene: Scene, link: LinkLoad) -> str:

@@ -250,8 +250,6 @@ class Tree:
             parts.append(f"GPU {short_pci(rank.gpu)}")
         if rank.nic:
             parts.append(f"NIC {rank.nic}")
-        if rank.role == "server" and plan.replicas[rank.index] >= 0:
-            parts.append(f"replica: server {plan.replicas[rank.index]}")
         return "  ".join(parts)
 
 

@@ -30,9 +30,9 @@ def check(plan: Plan, *, where: str) -> None:
     """Raise PlacementError, one line that begins with ``where``, unless the plan is sound.
 
     Sound: ranks 0, 1, 2 ... in order; host names that may reach a launcher's file; servers and
-    workers numbered in rank order, at least one of each; groups without gaps; a weight and a
-    replica for each server, the weights with sum 1; no core or PU twice in a rank; finite numbers;
-    text without control characters, which a terminal would obey.
+    workers numbered in rank order, at least one of each; groups without gaps; a weight for each
+    server, with sum 1; no core or PU twice in a rank; finite numbers; text without control
+    characters, which a terminal would obey.
     """
     if len(plan.ranks) > MAX_RANKS:
         refuse(where, "the number of ranks", len(plan.ranks), f"at most {MAX_RANKS:,}")
@@ -83,18 +83,13 @@ def _check_rank(each: PlannedRank, index: int, where: str) -> None:
 
 
 def _check_servers(plan: Plan, num_servers: int, where: str) -> None:
-    for key, values in (("weights", plan.weights), ("replicas", plan.replicas)):
-        if len(values) != num_servers:
-            refuse(where, f"the number of {key}", len(values), f"{num_servers}, one a server")
+    if len(plan.weights) != num_servers:
+        refuse(where, "the number of weights", len(plan.weights), f"{num_servers}, one a server")
     for server, weight in enumerate(plan.weights):
         _check_amount(weight, f"weights[{server}]", where)
     total = math.fsum(plan.weights)
     if abs(total - 1) > WEIGHTS_TOLERANCE:
         refuse(where, "the sum of the weights", total, "1")
-    for server, replica in enumerate(plan.replicas):
-        if replica == server or not -1 <= replica < num_servers:
-            wanted = f"-1 or another server in 0 to {num_servers - 1}"
-            refuse(where, f"replicas[{server}]", replica, wanted)
 
 
 def _check_figures(plan: Plan, where: str) -> None:

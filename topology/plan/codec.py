@@ -21,7 +21,7 @@ from psdist.topology.text.strict_json import Limits, parse
 from psdist.topology.text.untrusted import decoded, shown
 
 FORMAT: Final = "psdist plan"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_BYTES: Final = 32 << 20
 """10,000 ranks with 192 cores of two threads each."""
 # A rank has six brackets, the others are for the links; its cores lie three deep.
@@ -86,7 +86,6 @@ def decode(data: bytes, *, where: str) -> Plan:
         weights=tuple(
             _number(value, "weights", where) for value in _items(top["weights"], "weights", where)
         ),
-        replicas=_integers(top["replicas"], "replicas", where),
         links=tuple(
             _link(value, f"links[{position}]", where)
             for position, value in enumerate(_items(top["links"], "links", where))

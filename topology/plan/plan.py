@@ -58,8 +58,6 @@ class Plan:
     """In rank order."""
     weights: tuple[float, ...]
     """Share of the model's bytes for each server; they sum to 1."""
-    replicas: tuple[int, ...]
-    """For each server the server that its replica would go to (another failure domain); -1 none."""
     links: tuple[LinkLoad, ...]
     model_bytes: float
     placement: str

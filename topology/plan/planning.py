@@ -34,7 +34,6 @@ from psdist.topology.plan.serving_hosts import (
     place_plainly,
     problem_of,
 )
-from psdist.topology.solver import placement
 from psdist.topology.solver.bound import lower_bound_s
 
 __all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan_ahead", "plan_job"]
@@ -211,11 +210,9 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
         problem_of(cluster, room, groups, PlanRequest(), len(plan.weights)),
         model_bytes=plan.model_bytes,
     )
-    server_nodes = [index[ranks[rank].host] for rank in plan.server_ranks]
     return replace(
         plan,
         ranks=ranks,
-        replicas=placement.buddies(server_nodes, [node.switch for node in cluster.nodes]),
         links=links,
         cost_s=max((link.seconds for link in links), default=0.0),
         bound_s=lower_bound_s(problem).seconds if links else 0.0,
@@ -324,7 +321,6 @@ def _assemble(
     return Plan(
         ranks=ranks,
         weights=weights,
-        replicas=placement.buddies(server_nodes, [node.switch for node in cluster.nodes]),
         links=links,
         model_bytes=request.planned_bytes,
         placement=request.placement,

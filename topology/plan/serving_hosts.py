@@ -91,7 +91,7 @@ def choose(
     asked = replace(request, servers=wanted)
     room = _room(capacity, wanted)
     solved = _solved(cluster, room, groups, asked, wanted)
-    # Among equals the one that is spread over the racks: replicas then survive a rack.
+    # Among equals the one that is spread over the racks: a rack that fails takes fewer with it.
     candidates = [_spread_over_racks(cluster, room, wanted), solved]
     plain = [
         place_plainly(cluster, capacity, "block", wanted)[0],

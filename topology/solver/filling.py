@@ -1,7 +1,7 @@
 """How much of the model fits below the tree's links, in a given time: filling, without an LP.
 
 Owns the view of a problem that makes it easy (:class:`FlowTree`) and the three questions asked of
-it: how much mass fits, which few places take most of it, how to spread it most evenly. Decides
+it: when the model fits, which few places take most of it, how to spread it most evenly. Decides
 nothing: :mod:`psdist.topology.solver.bound` and :mod:`psdist.topology.solver.placement` do.
 
 Hang the tree up at its *centre*, the vertex below which no edge has more than half of the groups.
@@ -11,8 +11,8 @@ each edge. Caps on nested sets can be filled greedily, hence everything here is 
 (docs/placement.md has the proofs).
 
     tree = FlowTree.of(problem)
-    caps = tree.caps(0.5)                      # bytes below each edge if it is to take 0.5 s
-    most_mass(tree, caps, problem.max_bytes)   # bytes that fit
+    caps = tree.caps(0.5)                                     # bytes below each edge within 0.5 s
+    even_masses(tree, caps, problem.capacity, problem.max_bytes)   # bytes at each vertex
 """
 
 from __future__ import annotations
@@ -91,14 +91,6 @@ class FlowTree:
             (seconds - offset) / slope if slope > 0 else math.inf
             for offset, slope in zip(self.offset_s, self.slope_s, strict=True)
         ]
-
-
-def most_mass(tree: FlowTree, caps: Sequence[float], own: Sequence[float]) -> float:
-    """How much fits when each vertex takes ``own`` and the edge above it lets ``caps`` through."""
-    flow = list(own)
-    for v in reversed(tree.order[1:]):
-        flow[tree.up[v]] += min(flow[v], caps[v])
-    return flow[tree.centre]
 
 
 def fastest_s(tree: FlowTree, own: Sequence[float]) -> float:

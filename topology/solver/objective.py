@@ -15,7 +15,6 @@ the other direction carries as much (their pulls, and the others' pushes):
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from psdist.topology.solver.problem import Problem
@@ -53,23 +52,8 @@ def cost_s(problem: Problem, bytes_at: Sequence[float]) -> float:
     return max(edge_times_s(problem, bytes_at))
 
 
-def sum_s(problem: Problem, bytes_at: Sequence[float]) -> float:
-    """Seconds of all edges together: how much of the network one exchange takes up."""
-    return math.fsum(edge_times_s(problem, bytes_at))
-
-
 def worst_edge(problem: Problem, bytes_at: Sequence[float]) -> int:
     """The vertex whose edge is slowest, the lowest number on a tie; -1 where all are idle."""
     times = edge_times_s(problem, bytes_at)
     worst = max(times)
     return times.index(worst) if worst > 0 else -1
-
-
-def bytes_per_vertex(
-    problem: Problem, servers_at: Sequence[int], server_bytes: Sequence[float]
-) -> list[float]:
-    """Bytes at each vertex when server i sits at ``servers_at[i]`` and holds that many."""
-    held = [0.0] * len(problem.parent)
-    for vertex, num_bytes in zip(servers_at, server_bytes, strict=True):
-        held[vertex] += num_bytes
-    return held

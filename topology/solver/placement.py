@@ -1,15 +1,14 @@
 """Where servers sit and how much of the model each holds.
 
-Owns the choice for divisible shards, the number of servers, the placements to compare with, and who
-holds whose replica. Pure functions on numbers; costs are :mod:`psdist.topology.solver.objective`'s,
-proofs are in docs/placement.md, shards that cannot be cut are
-:mod:`psdist.topology.solver.shards`'.
+Owns the choice of places and masses, the number of servers, and the placements to compare with.
+Pure functions on numbers; costs are :mod:`psdist.topology.solver.objective`'s, proofs are in
+docs/placement.md.
 
     solution = solve(problem)
     solution.servers_at, solution.server_bytes, solution.cost_s / solution.bound_s
 
 The objective, one after the other: the slowest link; the servers' loads, as even as that allows;
-the time of all links together; how few servers leave their places in ``current``.
+the time of all links together.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -32,18 +30,8 @@ from psdist.topology.solver.filling import (
 )
 from psdist.topology.solver.objective import cost_s, worst_edge
 from psdist.topology.solver.problem import Problem, Solution
-from psdist.topology.solver.shards import place_shards
 
-__all__ = [
-    "Problem",
-    "Solution",
-    "block",
-    "buddies",
-    "choose_num_servers",
-    "cyclic",
-    "place_shards",
-    "solve",
-]
+__all__ = ["Problem", "Solution", "block", "choose_num_servers", "cyclic", "solve"]
 
 SLACK = 1e-10
 """Relative: times within this of the optimum count as the optimum, so that rounding in the first
@@ -56,31 +44,29 @@ CHEAPER_BY = 0.05
 """A smaller number of servers is chosen if the exchange takes no more than this much longer."""
 
 
-def solve(problem: Problem, *, current: Sequence[int] | None = None) -> Solution:
-    """The best places and masses where shards can be cut anywhere.
+def solve(problem: Problem) -> Solution:
+    """The best places and masses; the model may be cut anywhere.
 
-    ``current``: the vertex of each server now (-1 where it is gone); servers keep their numbers
-    and, among equally good solutions, their places. The slowest link and the most loaded server
-    are optimal; the sum of times and the moves exactly so up to MOST_ENUMERATED ways to place the
-    servers, and by preference in larger problems. The order of magnitude: 0.1 s for 1,024 nodes.
+    The slowest link and the most loaded server are optimal; the sum of times exactly so up to
+    MOST_ENUMERATED ways to place the servers, and by preference in larger problems. The order of
+    magnitude: 0.1 s for 1,024 nodes.
     """
     tree = FlowTree.of(problem)
     bound_s = lower_bound_s(problem).seconds
     caps = tree.caps(bound_s * (1 + SLACK))
-    kept = Counter(current or ())
-    counts = _even_counts(tree, caps, problem, kept)
+    counts = _even_counts(tree, caps, problem)
     masses = even_masses(tree, caps, counts, problem.max_bytes)
-    best = _key(tree, problem, counts, masses, kept)
-    for other in _other_counts(problem, kept):
+    best = _key(tree, problem, counts, masses)
+    for other in _all_counts(problem):
         held = even_masses(tree, caps, other, problem.max_bytes)
         if math.fsum(held) >= problem.model_bytes * (1 - TOLERANCE):
-            key = _key(tree, problem, other, held, kept)
+            key = _key(tree, problem, other, held)
             if key < best:
                 counts, masses, best = other, held, key
     # Rounding may have left a last trillionth over.
     scale = problem.model_bytes / math.fsum(masses)
     masses = [held * scale for held in masses]
-    servers_at = _numbered(counts, current or ())
+    servers_at = tuple(v for v, count in enumerate(counts) for _ in range(count))
     return Solution(
         servers_at=servers_at,
         server_bytes=tuple(masses[v] / counts[v] for v in servers_at),
@@ -96,7 +82,6 @@ def _key(
     problem: Problem,
     counts: Sequence[int],
     masses: Sequence[float],
-    kept: Counter[int],
 ) -> tuple[int, ...]:
     """Orders solutions within the optimal time; whole numbers, so that rounding decides nothing."""
     most = max(held / count for held, count in zip(masses, counts, strict=True) if count)
@@ -105,14 +90,11 @@ def _key(
         held / problem.model_bytes * (each / farthest)
         for held, each in zip(masses, tree.path_s, strict=True)
     )
-    moved = sum(max(0, count - kept[v]) for v, count in enumerate(counts))
     crowding = sum(count * count for count in counts)
-    return round(most / problem.model_bytes * 1e9), round(path * 1e9), moved, crowding
+    return round(most / problem.model_bytes * 1e9), round(path * 1e9), crowding
 
 
-def _even_counts(
-    tree: FlowTree, caps: Sequence[float], problem: Problem, kept: Counter[int]
-) -> list[int]:
+def _even_counts(tree: FlowTree, caps: Sequence[float], problem: Problem) -> list[int]:
     """Servers at each vertex such that the most loaded one holds least.
 
     Whether the model fits under the caps with no server above z grows with z, and which servers
@@ -121,7 +103,7 @@ def _even_counts(
     rank = nearest_first(tree)
 
     def prefer(v: int, count: int) -> tuple[int, ...]:
-        return rank[v], count >= kept[v], count, v
+        return rank[v], count, v
 
     def best_for(most: float) -> tuple[list[int], bool]:
         """The servers that bring most if none holds more than that; do they hold the model?"""
@@ -186,12 +168,9 @@ def _with_spare_servers(
     return counts
 
 
-def _other_counts(problem: Problem, kept: Counter[int]) -> Iterator[list[int]]:
-    """Other ways to place the servers: where they are now, and all where that is few."""
+def _all_counts(problem: Problem) -> Iterator[list[int]]:
+    """All ways to place the servers where they are few; none otherwise."""
     num_servers, candidates = problem.num_servers, problem.candidates
-    now = [min(kept[v], places) for v, places in enumerate(problem.capacity)]
-    if sum(now) == num_servers:
-        yield now
     dividers = len(candidates) - 1
     if math.comb(num_servers + dividers, dividers) > MOST_ENUMERATED:
         return
@@ -202,18 +181,6 @@ def _other_counts(problem: Problem, kept: Counter[int]) -> Iterator[list[int]]:
             counts[v] = ends[index + 1] - ends[index] - 1
         if all(count <= places for count, places in zip(counts, problem.capacity, strict=True)):
             yield counts
-
-
-def _numbered(counts: Sequence[int], current: Sequence[int]) -> tuple[int, ...]:
-    """The vertex of each server: its present one where it may stay."""
-    free = list(counts)
-    servers_at = [-1] * sum(counts)
-    for server, v in enumerate(current[: len(servers_at)]):
-        if 0 <= v < len(free) and free[v]:
-            servers_at[server] = v
-            free[v] -= 1
-    rest = (v for v, count in enumerate(free) for _ in range(count))
-    return tuple(next(rest) if v == -1 else v for v in servers_at)
 
 
 def choose_num_servers(problem: Problem, *, max_servers: int) -> int:
@@ -250,31 +217,3 @@ def cyclic(problem: Problem) -> tuple[int, ...]:
     """The vertex of each server if they are dealt out, one a vertex, round and round."""
     slots = sorted((turn, v) for v in problem.candidates for turn in range(problem.capacity[v]))
     return tuple(v for _, v in slots[: problem.num_servers])
-
-
-def buddies(server_vertices: Sequence[int], domain_of_vertex: Sequence[int]) -> tuple[int, ...]:
-    """For each server the one that would hold its replica: in another domain (rack) where there
-    are two, otherwise at another vertex, otherwise -1.
-
-    Vertices are what fails together: nodes, not the sockets in them. Each server holds one
-    replica, unless more than half of them are in one domain: then the others share theirs.
-    """
-    failing = [domain_of_vertex[v] for v in server_vertices]
-    if len(set(failing)) < 2:
-        failing = list(server_vertices)
-    if len(set(failing)) < 2:
-        return (-1,) * len(server_vertices)
-    sizes = Counter(failing)
-    # The largest domain first; its size is how far away another domain is for everyone.
-    ordered = sorted(range(len(failing)), key=lambda i: (-sizes[failing[i]], failing[i], i))
-    largest = sizes[failing[ordered[0]]]
-    num = len(ordered)
-    found = [-1] * num
-    for position, server in enumerate(ordered):
-        if 2 * largest <= num:
-            found[server] = ordered[(position + largest) % num]
-        elif position < largest:
-            found[server] = ordered[largest + position % (num - largest)]
-        else:
-            found[server] = ordered[position - largest]
-    return tuple(found)

@@ -64,10 +64,6 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(
         ranks=tuple(ranks),
         weights=tuple(share / sum(shares) for share in shares),
-        replicas=tuple(
-            draw(st.sampled_from([other for other in range(-1, servers) if other != server]))
-            for server in range(servers)
-        ),
         links=tuple(
             LinkLoad(
                 name=draw(texts),
@@ -116,11 +112,11 @@ def changed(change: Callable[[Any], object]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda m: m.update(version=2), "version 2: this psdist reads 'psdist plan', version 1"),
+        (lambda m: m.update(version=1), "version 1: this psdist reads 'psdist plan', version 2"),
         (lambda m: [m.pop(k) for k in list(m)], "format None, version None: this psdist reads"),
         (
             lambda m: [m.pop("ranks"), m.update(format="psdist network")],
-            "format 'psdist network', version 1: this psdist reads 'psdist plan', version 1",
+            "format 'psdist network', version 2: this psdist reads 'psdist plan', version 2",
         ),
         (lambda m: m.pop("weights"), "the plan has no key 'weights'"),
         (lambda m: m.update(extra=1), "the plan has the unknown key 'extra'"),
@@ -145,7 +141,6 @@ def changed(change: Callable[[Any], object]) -> bytes:
         (lambda m: m.update(weights=[0.6, 0.6]), "the sum of the weights is 1.2, not 1"),
         (lambda m: m.update(weights=[1.5, -0.5]), "weights[1] is -0.5"),
         (lambda m: m.update(weights=[1.5, 10**400]), "weights is a number of 1329 bits"),
-        (lambda m: m.update(replicas=[-1, 1]), "replicas[1] is 1, not -1 or another server"),
         (lambda m: m["links"][0].update(bytes_per_s=0), "links[0].bytes_per_s is 0.0"),
         (lambda m: m["links"][0].update(kind="cable"), "links[0].kind is 'cable'"),
         (lambda m: m.update(cost_s=float("nan")), "NaN is no number here"),
@@ -203,7 +198,7 @@ def test_ten_thousand_ranks_with_all_threads_of_large_nodes_are_one_plan() -> No
     rank = replace(PLAN.ranks[0], cores=cores, cpus=cpus)
     worker = replace(rank, role="worker", group=0)
     workers = (replace(worker, rank=1 + number, index=number) for number in range(9_999))
-    plan = replace(PLAN, ranks=(rank, *workers), weights=(1.0,), replicas=(-1,))
+    plan = replace(PLAN, ranks=(rank, *workers), weights=(1.0,))
     assert len(decode(encode(plan), where="plan.json").ranks) == 10_000
     wide = tuple(range(10_000, 11_000))
     too_large = tuple(replace(each, cpus=wide) for each in plan.ranks)

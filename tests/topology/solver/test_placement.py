@@ -6,7 +6,7 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,10 +19,8 @@ from psdist.topology.solver.bound import lower_bound_s
 from psdist.topology.solver.filling import FlowTree, even_masses
 from psdist.topology.solver.placement import (
     block,
-    buddies,
     choose_num_servers,
     cyclic,
-    place_shards,
     solve,
 )
 from psdist.topology.solver.problem import Problem, Solution
@@ -92,7 +90,7 @@ def check_solution(problem: Problem, solution: Solution) -> None:
     for v, places in enumerate(problem.capacity):
         assert solution.servers_at.count(v) <= places
         assert solution.bytes_at[v] <= problem.max_bytes[v] * (1 + 1e-9)
-    held = objective.bytes_per_vertex(problem, solution.servers_at, solution.server_bytes)
+    held = exact.bytes_per_vertex(problem, solution.servers_at, solution.server_bytes)
     assert all(close(a, b) for a, b in zip(held, solution.bytes_at, strict=True))
     assert min(solution.server_bytes) >= 0
     assert close(math.fsum(solution.server_bytes), problem.model_bytes)
@@ -131,23 +129,7 @@ def test_solutions_keep_masses_capacity_and_memory(rng: random.Random) -> None:
     check_solution(problem, solve(problem))
 
 
-@given(st.randoms(use_true_random=False))
-def test_placed_shards_keep_their_sizes_capacity_and_memory(rng: random.Random) -> None:
-    problem = rng.choice([tiny_problem, larger_problem])(rng)
-    sizes = uneven_shards(problem, rng)
-    if rng.random() < 0.5:
-        limits = [rng.choice([0.5, math.inf]) * problem.model_bytes for _ in problem.parent]
-        problem = replace(problem, max_bytes=(*limits[:-1], math.inf))
-    try:
-        solution = place_shards(problem, sizes)
-    except PlacementError:
-        assert min(problem.max_bytes) < math.inf
-    else:
-        check_solution(problem, solution)
-        assert solution.server_bytes == tuple(sizes)
-
-
-def test_divisible_shards_cost_what_the_linear_programs_over_all_places_cost() -> None:
+def test_solutions_cost_what_the_linear_programs_over_all_places_cost() -> None:
     rng = random.Random(1)
     for _ in range(300):
         problem = tiny_problem(rng)
@@ -187,31 +169,6 @@ def test_with_a_less_loaded_server_the_model_would_not_fit() -> None:
         assert less < (1 - 1e-7) * problem.model_bytes, problem
 
 
-def test_whole_shards_cost_what_the_integer_program_costs() -> None:
-    rng = random.Random(3)
-    for _ in range(300):
-        problem = tiny_problem(rng)
-        sizes = [rng.choice([1, 2, 3, rng.uniform(0.1, 5)]) for _ in range(problem.num_servers)]
-        wanted = exact.solve_exact(problem, sizes)
-        solution = place_shards(problem, sizes)
-        assert close(solution.cost_s, wanted.cost_s), (problem, sizes)
-        assert solution.bound_s <= wanted.cost_s * (1 + 1e-9) + 1e-12, (problem, sizes)
-
-
-def test_all_ways_to_place_few_shards_are_tried_where_moves_and_swaps_would_stop_short() -> None:
-    problem = Problem(
-        parent=(-1, 0, 0, 0, 0),
-        bytes_per_s=(math.inf, 4, 1, 6.447, 4),
-        groups=(0, 1.282, 0, 2, 1),
-        capacity=(0, 2, 1, 1, 6),
-        max_bytes=(math.inf,) * 5,
-        model_bytes=1,
-        num_servers=4,
-    )
-    sizes = [0.331, 0.162, 0.28, 0.227]
-    assert close(place_shards(problem, sizes).cost_s, exact.solve_exact(problem, sizes).cost_s)
-
-
 def far_and_near(num_pairs: int) -> Problem:
     """Two nodes with a group each bound the time; beside them slow and fast nodes for servers."""
     num = 2 * num_pairs
@@ -231,16 +188,6 @@ def test_among_equally_slow_links_and_loads_the_network_is_used_least(num_pairs:
     problem = far_and_near(num_pairs)
     fast = tuple(v for v, speed in enumerate(problem.bytes_per_s) if speed == 400.0 * num_pairs)
     assert solve(problem).servers_at == fast
-    assert tuple(sorted(place_shards(problem, [1] * num_pairs).servers_at)) == fast
-
-
-def test_equal_whole_shards_are_placed_optimally_beyond_enumeration() -> None:
-    rng = random.Random(4)
-    for _ in range(40):
-        problem = larger_problem(rng)
-        sizes = [problem.model_bytes / problem.num_servers] * problem.num_servers
-        solution = place_shards(problem, sizes)
-        assert close(solution.cost_s, solution.bound_s), problem
 
 
 def test_the_bound_is_the_linear_program_on_larger_clusters() -> None:
@@ -273,19 +220,6 @@ def test_a_star_gets_the_shares_that_byteps_published(n: int, k: int) -> None:
     assert solution.bytes_at == pytest.approx([0, *[rest] * n, *[share] * k], abs=100)
 
 
-def uneven_shards(problem: Problem, rng: random.Random) -> list[float]:
-    draw: Callable[[], float] = rng.choice(
-        [
-            lambda: rng.uniform(0.5, 1.5),
-            lambda: 1 / rng.uniform(0.02, 1),
-            lambda: 1.0,
-            lambda: rng.choice([1.0, 4.0]),
-        ]
-    )
-    sizes = [draw() for _ in range(problem.num_servers)]
-    return [size * problem.model_bytes / math.fsum(sizes) for size in sizes]
-
-
 def test_no_placement_is_worse_than_the_best_of_block_cyclic_and_random() -> None:
     rng = random.Random(7)
     for _ in range(300):
@@ -295,29 +229,10 @@ def test_no_placement_is_worse_than_the_best_of_block_cyclic_and_random() -> Non
             cyclic(problem),
             *(exact.random_placement(problem, s) for s in range(3)),
         ]
-        divisible = solve(problem)
-        assert divisible.cost_s <= divisible.bound_s * (1 + 1e-9)
+        solution = solve(problem)
+        assert solution.cost_s <= solution.bound_s * (1 + 1e-9)
         equal = min(exact.equal_shards_cost_s(problem, each) for each in plain)
-        assert divisible.cost_s <= equal * (1 + 1e-9), problem
-        sizes = uneven_shards(problem, rng)
-        whole = min(
-            objective.cost_s(problem, objective.bytes_per_vertex(problem, each, sizes))
-            for each in plain
-        )
-        placed = place_shards(problem, sizes)
-        assert placed.bound_s <= placed.cost_s * (1 + 1e-9)
-        assert placed.cost_s <= whole * (1 + 1e-9), (problem, sizes)
-
-
-def test_many_small_shards_come_within_two_percent_of_the_bound() -> None:
-    rng = random.Random(8)
-    for _ in range(20):
-        problem = larger_problem(rng)
-        problem = replace(problem, capacity=tuple(64 * each for each in problem.capacity))
-        problem = replace(problem, num_servers=32 * len(problem.candidates))
-        sizes = [rng.uniform(0.5, 1.5) for _ in range(problem.num_servers)]
-        solution = place_shards(problem, sizes)
-        assert solution.cost_s <= 1.02 * solution.bound_s, problem
+        assert solution.cost_s <= equal * (1 + 1e-9), problem
 
 
 @given(st.randoms(use_true_random=False))
@@ -374,54 +289,6 @@ def test_a_server_that_brings_no_more_helps_the_most_loaded_that_it_can() -> Non
     assert solution.server_bytes == pytest.approx([0.6, 0.1, 0.15, 0.15])
 
 
-def test_servers_stay_where_another_place_would_be_no_better() -> None:
-    problem = replace(make_problem(num_racks=4, nodes_per_rack=4), num_servers=8)
-    nodes = problem.candidates
-    rng = random.Random(9)
-    for _ in range(20):
-        racks = [rng.sample(nodes[4 * rack : 4 * rack + 4], 2) for rack in range(4)]
-        current = [v for rack in racks for v in rack]
-        rng.shuffle(current)
-        assert solve(problem, current=current).servers_at == tuple(current)
-
-
-def test_only_the_servers_of_a_lost_node_move() -> None:
-    problem = replace(make_problem(num_racks=4, nodes_per_rack=4), num_servers=8)
-    current = [v for rack in range(4) for v in problem.candidates[4 * rack + 1 : 4 * rack + 3]]
-    lost = current[5]
-    capacity = tuple(0 if v == lost else each for v, each in enumerate(problem.capacity))
-    servers_at = solve(replace(problem, capacity=capacity), current=current).servers_at
-    moved = [server for server in range(8) if servers_at[server] != current[server]]
-    assert moved == [5]
-    assert problem.parent[servers_at[5]] == problem.parent[lost]
-
-
-def test_a_small_problem_moves_as_few_servers_as_any_equally_good_placement() -> None:
-    rng = random.Random(10)
-    for _ in range(30):
-        problem = replace(star(4, 0), num_servers=rng.randint(1, 4))
-        current = [rng.choice([-1, 1, 2, 3, 4]) for _ in range(problem.num_servers)]
-        servers_at = solve(problem, current=current).servers_at
-        stayed = sum(now == then for now, then in zip(servers_at, current, strict=True))
-        assert stayed == len(set(current) - {-1}), current  # one server a node, all nodes alike
-
-
-def test_moves_are_fewest_also_where_a_server_brings_nothing() -> None:
-    problem = Problem(
-        parent=(-1, 0, 0, 0, 0),
-        bytes_per_s=(math.inf, 2, 1, 1, 4),
-        groups=(0, 0, 0.5, 2, 0.5),
-        capacity=(0, 6, 1, 2, 1),
-        max_bytes=(math.inf,) * 5,
-        model_bytes=1,
-        num_servers=6,
-    )
-    current = (3, 1, -1, 3, 1, 2)
-    servers_at = solve(problem, current=current).servers_at
-    moved = [now for now, then in zip(servers_at, current, strict=True) if now != then]
-    assert moved == [4]
-
-
 def test_one_vertex_holds_everything_at_no_cost() -> None:
     problem = Problem(
         parent=(-1,),
@@ -432,9 +299,9 @@ def test_one_vertex_holds_everything_at_no_cost() -> None:
         model_bytes=4e9,
         num_servers=40,
     )
-    for solution in (solve(problem), place_shards(problem, [1e8] * 39 + [2e8])):
-        assert solution.servers_at == (0,) * 40
-        assert (solution.cost_s, solution.bound_s, solution.worst_edge) == (0, 0, -1)
+    solution = solve(problem)
+    assert solution.servers_at == (0,) * 40
+    assert (solution.cost_s, solution.bound_s, solution.worst_edge) == (0, 0, -1)
     assert choose_num_servers(problem, max_servers=40) == 1
 
 
@@ -466,14 +333,6 @@ def test_a_problem_without_a_solution_says_why_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_shards_larger_than_any_memory_are_refused_in_one_line() -> None:
-    problem = replace(star(4, 0), max_bytes=(0, 2e9, 2e9, 2e9, 2e9))
-    with pytest.raises(PlacementError, match="3000000000 bytes or more do not fit"):
-        place_shards(problem, [3e9, 1e9])
-    with pytest.raises(PlacementError, match="0 is the least"):
-        place_shards(problem, [-1.0, 1e9])
-
-
 @pytest.mark.parametrize("parent", [(0, 0), (-1, 1), (-1, -1), (-1,)])
 def test_what_is_not_a_tree_is_a_bug(parent: tuple[int, ...]) -> None:
     with pytest.raises(InvariantError):
@@ -490,27 +349,6 @@ def test_block_fills_vertices_and_cyclic_deals_out() -> None:
         for seed in range(20)
         for v, places in enumerate(problem.capacity)
     )
-
-
-@given(st.lists(st.integers(0, 7), min_size=1, max_size=20), st.integers(1, 4))
-def test_replicas_go_to_another_rack_or_else_to_another_node(
-    servers: list[int], num_racks: int
-) -> None:
-    racks = [v % num_racks for v in range(8)]
-    found = buddies(servers, racks)
-    used = {racks[v] for v in servers}
-    for server, buddy in enumerate(found):
-        if len(used) > 1:
-            assert racks[servers[buddy]] != racks[servers[server]]
-        elif len(set(servers)) > 1:
-            assert servers[buddy] != servers[server]
-        else:
-            assert buddy == -1
-    domains = [racks[v] for v in servers] if len(used) > 1 else servers
-    if found[0] != -1:
-        most = max(domains.count(domain) for domain in set(domains))
-        fair = max(1, math.ceil(most / (len(servers) - most)))
-        assert max(found.count(buddy) for buddy in found) <= fair
 
 
 def test_the_number_of_servers_is_the_least_within_five_percent_of_the_best() -> None:
