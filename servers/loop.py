@@ -1,17 +1,18 @@
-"""The server's loop: events from the transport, through the state machines, onto real memory.
+"""The server's loop: events from the transport, through the state machines, to an executor.
 
-It owns the shard, the reply frames and the history; it decides nothing about consistency
+It owns the executor, the reply frames and the history; it decides nothing about consistency
 (psdist.servers.protocol.state) nor about who has come to a collective
 (psdist.servers.protocol.registrar).
 
-    loop = ServerLoop(transport, ServerCore(server=0, policy=policy), options)
-    loop.run(waiting)          # on a real network; in a virtual one an actor calls turn()
+    loop = ServerLoop(transport, core, options, make_executor=TensorShard)
+    loop.run(waiting)                                     # on a real network
+    network.spawn(server_id(0), loop.actor())             # in a virtual one
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from psdist.servers.protocol.actions import (
     Accept,
     Action,
     Build,
+    Contribution,
+    EmptyStep,
     Fail,
     Fold,
     Load,
@@ -34,11 +37,12 @@ from psdist.servers.protocol.actions import (
     ReplySent,
     ReplyToken,
     SendControl,
+    StartSum,
     Step,
 )
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.tensors import Shard, make_slots
+from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 
@@ -61,8 +65,15 @@ class _ReplyFrame(Frame):
 
     __slots__ = ("dtype", "free_list", "token")
 
-    def __init__(self, payload: memoryview, dtype: int, free_list: list[_ReplyFrame]) -> None:
-        super().__init__(payload)
+    def __init__(
+        self,
+        payload: memoryview | None,
+        *,
+        capacity: int,
+        dtype: int,
+        free_list: list[_ReplyFrame],
+    ) -> None:
+        super().__init__(payload, capacity=capacity)
         self.dtype = dtype
         self.free_list = free_list
         self.token: ReplyToken | None = None
@@ -78,21 +89,23 @@ class ServerLoop:
         core: ServerCore,
         options: ServerOptions,
         *,
+        make_executor: MakeExecutor,
         history: ServerHistory | None = None,
         registrar: Registrar | None = None,
         on_registrar: Callable[[RegistrarAction], None] = lambda _action: None,
         on_built: Callable[[Partition, tuple[int, ...]], None] = lambda _partition, _owners: None,
     ) -> None:
-        """``registrar`` on server 0 only; ``on_registrar`` gets its actions that concern files
-        and people (everything but SendControl). ``on_built(partition, owners)`` is called when
-        the chief has described the model."""
+        """``make_executor`` is called when the chief has described the model, and then
+        ``on_built(partition, owners)``. ``registrar`` on server 0 only; ``on_registrar`` gets its
+        actions that concern files and people (everything but SendControl)."""
         self.transport = transport
         self.core = core
-        self.shard: Shard | None = None
+        self.executor: Executor | None = None
         self.registrar = registrar
         self.is_finished = False
         self._is_asked_to_finish = False
         self._options = options
+        self._make_executor = make_executor
         self._history = history
         self._on_registrar = on_registrar
         self._on_built = on_built
@@ -103,8 +116,10 @@ class ServerLoop:
             Build: self._build,
             Load: self._load,
             Accept: self._accept,
+            StartSum: self._start_sum,
             Fold: self._fold,
             Step: self._step,
+            EmptyStep: self._empty_step,
             Reply: self._reply,
             SendControl: self._send_control,
             MembershipEvent: self._record_membership,
@@ -122,6 +137,27 @@ class ServerLoop:
                 waiting.idle("messages")
                 on_idle()
 
+    def actor(
+        self, *, on_idle: Callable[[], None] = lambda: None
+    ) -> Generator[float | None, None, None]:
+        """As ``run``, for a virtual network: wakes for every message, and sleeps for what an
+        action costs before it executes the next, so that replies leave when the work is done."""
+        while True:
+            event = self.transport.poll()
+            if event is not None:
+                for action in self._decide(event):
+                    self._execute[type(action)](action)
+                    cost_s = self.executor.take_cost_s() if self.executor else 0.0
+                    if cost_s:
+                        yield cost_s
+                continue
+            if self._is_asked_to_finish:
+                self._finish_if_all_is_over()
+            if self.is_finished:  # nothing more will arrive and wake it
+                return
+            on_idle()
+            yield None
+
     def turn(self) -> bool:
         """Handle everything that is here; False if there was nothing."""
         event = self.transport.poll()
@@ -135,17 +171,22 @@ class ServerLoop:
         return True
 
     def _handle(self, event: Event) -> None:
+        self._do(self._decide(event))
+
+    def _decide(self, event: Event) -> Iterable[Action]:
+        """What follows from ``event``, after telling whoever it is for."""
         if isinstance(event, Sent):
-            frame = event.frame
-            if isinstance(frame, _ReplyFrame) and frame.token is not None:
-                token, frame.token = frame.token, None
-                frame.free_list.append(frame)
-                if not token.is_sent:
-                    self._do(self.core.handle(ReplySent(token)))
-        elif isinstance(event, ControlArrived) and self._is_not_for_core(event.message):
-            return
-        else:
-            self._do(self.core.handle(event))
+            return self._take_back(event.frame)
+        if isinstance(event, ControlArrived) and self._is_not_for_core(event.message):
+            return ()
+        return self.core.handle(event)
+
+    def _take_back(self, frame: Frame) -> Iterable[Action]:
+        if not isinstance(frame, _ReplyFrame) or frame.token is None:
+            return ()
+        token, frame.token = frame.token, None
+        frame.free_list.append(frame)
+        return () if token.is_sent else self.core.handle(ReplySent(token))
 
     def _finish_if_all_is_over(self) -> None:
         # Finish comes from the registrar: it may overtake the Leave of a worker, whose message
@@ -200,45 +241,51 @@ class ServerLoop:
         partition = self._partition = Partition.decode(setup.partition)
         owners = partition.shard(options.shard_weights)
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
-        self.shard = Shard(
-            partition,
-            chunks=mine,
+        spec = ShardSpec(
+            partition=partition,
+            chunks=tuple(mine),
             optimizer=setup.optimizer,
             traits=marks,
             hyper=setup.hyper,
             extra_optimizers=options.extra_optimizers,
         )
+        self.executor = self._make_executor(spec)
         self._on_built(partition, owners)
-        self._do(self.core.open(mine, make_slots(partition, options.receive_buffers)))
+        self._do(self.core.open(mine, self.executor.make_slots(options.receive_buffers)))
 
     def _load(self, action: Load) -> None:
-        self._built.load(action.chunk, action.slot)
+        self._built.load(action)
 
     def _accept(self, action: Accept) -> None:
         self.transport.accept(action.ticket, action.slot)
+
+    def _start_sum(self, action: StartSum) -> None:
+        self._built.start_sum(action)
 
     def _fold(self, action: Fold) -> None:
         self._built.fold(action)
 
     def _step(self, action: Step) -> None:
         self._built.step(action)
-        history = self._history
-        if history is None:
-            return
-        last = len(action.contributions) - 1
-        for index, contribution in enumerate(action.contributions):
-            history.apply(
-                action.chunk,
-                contribution.group,
-                contribution.clock,
-                contribution.weight,
-                action.lr_scale,
-                is_last=index == last,
-                is_empty=contribution.is_empty,
+        if self._history is not None:
+            self._record_applies(action.chunk, action.contributions, action.lr_scale)
+
+    def _empty_step(self, action: EmptyStep) -> None:
+        if self._history is not None:
+            self._record_applies(action.chunk, action.contributions, 1.0)
+
+    def _record_applies(
+        self, chunk: int, contributions: tuple[Contribution, ...], lr_scale: float
+    ) -> None:
+        assert self._history is not None
+        last = len(contributions) - 1
+        for index, (group, clock, weight, is_empty) in enumerate(contributions):
+            self._history.apply(
+                chunk, group, clock, weight, lr_scale, is_last=index == last, is_empty=is_empty
             )
 
     def _reply(self, action: Reply) -> None:
-        token, shard = action.token, self._built
+        token = action.token
         key = (token.chunk, token.buffer)
         free = self._reply_frames.get(key)
         if free is None:
@@ -247,9 +294,11 @@ class ServerLoop:
         frame.token = token
         flags, checksum = action.flags, 0
         if self._history is not None and self._is_sampled(token.chunk, action.clock):
-            flags |= Flag.CHECKSUMMED
-            checksum = shard.checksum(*key)
-            self._history.checksum(token.chunk, checksum, action.position)
+            crc = self._built.checksum(*key)
+            if crc is not None:
+                flags |= Flag.CHECKSUMMED
+                checksum = crc
+                self._history.checksum(token.chunk, crc, action.position)
         Header(
             kind=_REPLY,
             sender=self.transport.me,
@@ -268,8 +317,13 @@ class ServerLoop:
     def _new_reply_frame(self, key: tuple[int, int], free: list[_ReplyFrame]) -> _ReplyFrame:
         assert self._partition is not None
         self._num_reply_frames += 1
-        dtype = int(DTYPE_CODES[self._partition.chunks[key[0]].dtype])
-        return _ReplyFrame(self._built.payload(*key), dtype, free)
+        chunk = self._partition.chunks[key[0]]
+        return _ReplyFrame(
+            self._built.payload(*key),
+            capacity=chunk.num_bytes,
+            dtype=int(DTYPE_CODES[chunk.dtype]),
+            free_list=free,
+        )
 
     def _is_sampled(self, chunk: int, clock: int) -> bool:
         # Neighbouring chunks take turns, so that every chunk and every iteration is sampled.
@@ -287,13 +341,13 @@ class ServerLoop:
         raise action.error
 
     @property
-    def _built(self) -> Shard:
-        assert self.shard is not None
-        return self.shard
+    def _built(self) -> Executor:
+        assert self.executor is not None
+        return self.executor
 
     def statistics(self) -> dict[str, Any]:
         """For summary.json: counts of the state machine and bytes of the shard."""
         counts = dataclasses.asdict(self.core.statistics())
-        if self.shard is not None:
-            counts.update(dataclasses.asdict(self.shard.statistics()))
+        if self.executor is not None:
+            counts.update(dataclasses.asdict(self.executor.statistics()))
         return counts

@@ -20,11 +20,6 @@ _TORCH_DTYPES = {
 _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
-def master_dtype(dtype: str) -> str:
-    """What a server computes in for parameters that workers hold in ``dtype``."""
-    return "float64" if dtype == "float64" else "float32"
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """ "float32" for torch.float32; torch's own name for dtypes that psdist does not train."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))

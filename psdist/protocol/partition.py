@@ -48,6 +48,11 @@ DTYPE_CODES = {
 }
 
 
+def master_dtype(dtype: str) -> str:
+    """What a server computes in for parameters that workers hold in ``dtype``."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """One trainable parameter: ``shape`` and ``stride`` in elements, memory dense."""
@@ -103,6 +108,11 @@ class Chunk:
     def num_bytes(self) -> int:
         """On the wire, in the workers' dtype."""
         return self.length * ITEM_BYTES[self.dtype]
+
+    @property
+    def num_master_bytes(self) -> int:
+        """In the dtype that a server computes in."""
+        return self.length * ITEM_BYTES[master_dtype(self.dtype)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from psdist.servers.protocol.registrar import (
     WriteMetrics,
 )
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor
 from psdist.version import VERSION
@@ -61,17 +62,7 @@ def serve_beside(context: RankContext) -> None:
 def server_actor(context: RankContext, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
     loop, reporter = _build(context, transport)  # now: a job that fails early has a summary, too
-    return _turns(loop, reporter)
-
-
-def _turns(loop: ServerLoop, reporter: Reporter | None) -> Actor:
-    while True:
-        loop.turn()
-        if loop.is_finished:  # before the yield: nothing more will arrive and wake it
-            return
-        if reporter is not None:
-            reporter.on_idle()
-        yield None
+    return loop.actor(on_idle=reporter.on_idle if reporter else _nothing)
 
 
 def num_threads(context: RankContext) -> int:
@@ -100,13 +91,17 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
         checksum_every=config.checksum_every,
     )
     if server != REGISTRAR:
-        return ServerLoop(transport, core, options, history=history), None
+        return (
+            ServerLoop(transport, core, options, make_executor=TensorShard, history=history),
+            None,
+        )
     registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
     reporter = Reporter(context, registrar)
     loop = ServerLoop(
         transport,
         core,
         options,
+        make_executor=TensorShard,
         history=history,
         registrar=registrar,
         on_registrar=reporter.on_action,

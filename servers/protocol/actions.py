@@ -1,13 +1,14 @@
-"""What a server's state machine tells its loop to do, in this order, on the spot.
+"""Actions of a server's state machine, for the loop to execute in order.
 
-The machine (psdist.servers.protocol.state) decides, the loop (psdist.servers.loop) executes on real
-memory and the network, the simulator on sizes alone. Slots are receive frames, opaque to the
-machine.
+The machine (psdist.servers.protocol.state) decides. The loop (psdist.servers.loop) sends and
+receives, and hands Load, StartSum, Fold and Step to an executor (psdist.servers.shard.executor):
+real tensors, or sizes alone. Slots are receive frames, opaque to the machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 from psdist.errors import PsdistError
@@ -16,7 +17,7 @@ from psdist.protocol.events import Frame
 
 
 class Contribution(NamedTuple):
-    """A group's update as part of one optimizer step; ``is_empty``: it brought no gradient."""
+    """A group's update of one chunk; ``is_empty``: it brought no gradient."""
 
     group: int
     clock: int
@@ -47,10 +48,27 @@ class Accept:
     slot: Frame
 
 
+class SlotContent(Enum):
+    """What the bytes of a slot are."""
+
+    GRADIENT = "gradient"
+    """As it was received, in the workers' dtype."""
+    SUM = "sum"
+    """A weighted sum of gradients, in the server's dtype."""
+
+
+@dataclass(slots=True)
+class StartSum:
+    """The gradient in the slot, times ``weight``, becomes a sum in the same slot."""
+
+    chunk: int
+    slot: Frame
+    weight: float
+
+
 @dataclass(slots=True)
 class Fold:
-    """accumulator += weight * slot; with ``accumulator is slot``: it becomes the accumulator
-    (slot *= weight)."""
+    """The gradient in the slot, times ``weight``, is added to the sum in ``accumulator``."""
 
     chunk: int
     slot: Frame
@@ -60,15 +78,17 @@ class Fold:
 
 @dataclass(slots=True)
 class Step:
-    """One optimizer step on a chunk, or (``gradient`` None) only its record.
+    """One optimizer step on a chunk.
 
-    The gradient is ``gradient`` * ``gradient_scale``, the learning rate the hyperparameters' *
-    ``lr_scale``; pieces in ``absent`` stay as they are. Parameters are read from buffer
-    ``source`` and end in buffer ``target`` (other than ``source`` while a reply from it is open).
+    The slot ``gradient`` holds a gradient or a sum, as ``content`` says; the optimizer is given
+    that times ``gradient_scale``. The learning rate is the hyperparameters' * ``lr_scale``; pieces
+    in ``absent`` stay as they are. Parameters are read from buffer ``source`` and end in buffer
+    ``target`` (other than ``source`` while a reply from it is open).
     """
 
     chunk: int
-    gradient: Frame | None
+    gradient: Frame
+    content: SlotContent
     gradient_scale: float
     lr_scale: float
     hyper: bytes
@@ -78,9 +98,17 @@ class Step:
     contributions: tuple[Contribution, ...]
 
 
+@dataclass(slots=True)
+class EmptyStep:
+    """Updates without a gradient: nothing is computed, the log says that the chunk has them."""
+
+    chunk: int
+    contributions: tuple[Contribution, ...]
+
+
 @dataclass(slots=True, eq=False)
 class ReplyToken:
-    """An open reply: the parameter buffer it reads must not change until it is through."""
+    """An open reply: the parameter buffer it reads must not change until it is sent."""
 
     peer: int
     chunk: int
@@ -125,7 +153,19 @@ class Fail:
     error: PsdistError
 
 
-Action = Build | Load | Accept | Fold | Step | Reply | SendControl | MembershipEvent | Fail
+Action = (
+    Build
+    | Load
+    | Accept
+    | StartSum
+    | Fold
+    | Step
+    | EmptyStep
+    | Reply
+    | SendControl
+    | MembershipEvent
+    | Fail
+)
 
 
 @dataclass(slots=True)

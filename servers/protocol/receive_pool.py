@@ -24,7 +24,7 @@ from typing import Any
 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
-from psdist.servers.protocol.actions import Accept
+from psdist.servers.protocol.actions import Accept, Action
 
 ADDS, FRONTIER, STARTS, EARLY = 1, 2, 3, 4
 
@@ -50,14 +50,14 @@ class ReceivePool:
     def num_held(self) -> int:
         return sum(len(tickets) for tickets in self._held.values())
 
-    def offer(self, chunk: int, group: int, ticket: Any) -> list[Accept]:
+    def offer(self, chunk: int, group: int, ticket: Any) -> list[Action]:
         """A message is offered: receive it now, or hold its ticket."""
         if (chunk, group) not in self._held and len(self._free) >= self._need(chunk, group):
             return [Accept(ticket, self._use_slot())]
         self._held.setdefault((chunk, group), deque()).append(ticket)
         return self.reconsider(chunk, group)
 
-    def reconsider(self, chunk: int, group: int) -> list[Accept]:
+    def reconsider(self, chunk: int, group: int) -> list[Action]:
         """The need of this group's offer may have changed (its turn came)."""
         key = (chunk, group)
         if key not in self._held:
@@ -68,12 +68,12 @@ class ReceivePool:
         self._queues[need].append(key)
         return []
 
-    def release(self, slot: Frame) -> list[Accept]:
+    def release(self, slot: Frame) -> list[Action]:
         """A slot is free again: who has waited for it?"""
         self._free.append(slot)
         if len(self._free) > self.num_slots:
             raise InvariantError("a receive slot was released twice")
-        accepts: list[Accept] = []
+        accepts: list[Action] = []
         if not self._held:
             return accepts
         for need, queue in self._queues.items():

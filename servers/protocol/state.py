@@ -43,6 +43,7 @@ from psdist.servers.protocol.actions import (
     Action,
     Build,
     Contribution,
+    EmptyStep,
     Fail,
     Fold,
     Load,
@@ -51,6 +52,8 @@ from psdist.servers.protocol.actions import (
     ReplySent,
     ReplyToken,
     SendControl,
+    SlotContent,
+    StartSum,
     Step,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
@@ -227,7 +230,7 @@ class ServerCore:
     def _on_offered(self, event: Offered) -> list[Action]:
         chunk = self._chunk_of(event.peer, event.chunk)
         group = -1 if event.kind == Kind.INIT else self._membership.group_of(event.peer)
-        return [*self._pool.offer(chunk.index, group, event.ticket)]
+        return self._pool.offer(chunk.index, group, event.ticket)
 
     def _slots_needed(self, index: int, group: int) -> int:
         """See psdist.servers.protocol.receive_pool."""
@@ -292,6 +295,11 @@ class ServerCore:
                 f"server {self._server}: {describe_peer(peer)} pushed iteration {header.clock} of "
                 f"chunk {chunk.index} after iteration {newest}"
             )
+        if slot is not None and not header.weight > 0:
+            raise ProtocolError(
+                f"server {self._server}: {describe_peer(peer)} pushed a gradient of weight "
+                f"{header.weight}"
+            )
         self._pushes += 1
         chunk.put(Push(peer, group, header.clock, header.weight, header.settings, slot))
         if not self._policy.gathers:
@@ -326,13 +334,22 @@ class ServerCore:
             chunk.take(group)
             hyper, absent = settings
             contribution = Contribution(group, push.clock, push.weight, push.slot is None)
-            lr_scale = push.weight / self._membership.num_active_workers
-            if push.weight == 0 and push.slot is not None:
-                raise ProtocolError(f"{describe_peer(push.peer)} pushed a gradient of weight 0")
-            actions.append(
-                self._step(chunk, push.slot, 1.0, lr_scale, hyper, absent, target, (contribution,))
-            )
-            if push.slot is not None:
+            if push.slot is None:
+                actions.append(self._empty_step(chunk, (contribution,)))
+            else:
+                step = Step(
+                    chunk=chunk.index,
+                    gradient=push.slot,
+                    content=SlotContent.GRADIENT,
+                    gradient_scale=1.0,
+                    lr_scale=push.weight / self._membership.num_active_workers,
+                    hyper=hyper,
+                    absent=absent,
+                    source=chunk.current,
+                    target=target,
+                    contributions=(contribution,),
+                )
+                actions.append(self._begin_step(chunk, step))
                 actions += self._pool.release(push.slot)
             actions += self._advance(chunk, (push,))
         return actions
@@ -381,7 +398,7 @@ class ServerCore:
         gathering.absent = absent if gathering.absent is None else gathering.absent & absent
         if gathering.accumulator is None:
             gathering.accumulator = push.slot
-            return [Fold(chunk.index, push.slot, push.slot, push.weight)]
+            return [StartSum(chunk.index, push.slot, push.weight)]
         fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
         return [fold, *self._pool.release(push.slot)]
 
@@ -391,17 +408,28 @@ class ServerCore:
         contributions = tuple(
             Contribution(push.group, push.clock, push.weight, push.slot is None) for push in pushes
         )
-        total = sum(push.weight for push in pushes)
-        scale = 1.0 / total if total else 0.0
-        gradient, hyper = gathering.accumulator, gathering.hyper or b""
-        absent = gathering.absent or frozenset()
-        actions: list[Action] = [
-            self._step(chunk, gradient, scale, 1.0, hyper, absent, target, contributions)
-        ]
+        slot = gathering.accumulator
+        actions: list[Action] = []
+        if slot is None:
+            actions.append(self._empty_step(chunk, contributions))
+        else:
+            step = Step(
+                chunk=chunk.index,
+                gradient=slot,
+                content=SlotContent.SUM,
+                gradient_scale=1.0 / sum(push.weight for push in pushes),
+                lr_scale=1.0,
+                hyper=gathering.hyper or b"",
+                absent=gathering.absent or frozenset(),
+                source=chunk.current,
+                target=target,
+                contributions=contributions,
+            )
+            actions.append(self._begin_step(chunk, step))
         actions += self._advance(chunk, pushes)
         # Only now: who may have the slot depends on whose turn it is.
-        if gradient is not None:
-            actions += self._pool.release(gradient)
+        if slot is not None:
+            actions += self._pool.release(slot)
         if self._frontier.move():
             actions += self._reconsider_frontier()
         return actions
@@ -412,31 +440,20 @@ class ServerCore:
         group = chunk.next_in_turn() if chunk is not None and self._policy.gathers else None
         if chunk is None or group is None:
             return []
-        return [*self._pool.reconsider(chunk.index, group)]
+        return self._pool.reconsider(chunk.index, group)
 
     # -- a step is made: clocks advance, replies go out ---------------------------------------
 
-    def _step(
-        self,
-        chunk: ChunkState,
-        gradient: Frame | None,
-        gradient_scale: float,
-        lr_scale: float,
-        hyper: bytes,
-        absent: frozenset[int],
-        target: int,
-        contributions: tuple[Contribution, ...],
-    ) -> Step:
-        if gradient is None:
-            target = chunk.current
-        source, chunk.current = chunk.current, target
-        self._copies += source != target
-        self._steps += gradient is not None
+    def _begin_step(self, chunk: ChunkState, step: Step) -> Step:
+        chunk.current = step.target
+        self._copies += step.source != step.target
+        self._steps += 1
+        self._position += len(step.contributions)
+        return step
+
+    def _empty_step(self, chunk: ChunkState, contributions: tuple[Contribution, ...]) -> EmptyStep:
         self._position += len(contributions)
-        return Step(
-            chunk.index, gradient, gradient_scale, lr_scale, hyper, absent, source, target,
-            contributions,
-        )  # fmt: skip
+        return EmptyStep(chunk.index, contributions)
 
     def _advance(self, chunk: ChunkState, pushes: tuple[Push, ...]) -> list[Action]:
         actions: list[Action] = []

@@ -1,6 +1,7 @@
-"""What executes a server's actions on memory: parameters, accumulators, optimizers.
+"""What executes a server's actions on memory: parameters, sums of gradients, optimizers.
 
-``tensors`` holds the chunks' parameters and does the arithmetic, ``chunk_optimizer`` runs any torch
-optimizer on a chunk. Imports psdist/protocol and the actions of psdist.servers.protocol; decides
-nothing about consistency.
+``executor`` is the seam. ``tensors`` holds the chunks' parameters and does the arithmetic, with
+``chunk_optimizer`` to run any torch optimizer on a chunk; ``sizes`` has bytes and seconds instead,
+for simulations. Imports psdist/protocol and the actions of psdist.servers.protocol; decides nothing
+about consistency.
 """

@@ -4,8 +4,8 @@ Owns all tensor arithmetic on a server. Decides nothing: the state machine says 
 to step and into which buffer. Parameters are held in float32 (float64 for float64 models); where
 workers hold bfloat16 or float16, a second copy in their dtype is what goes on the wire.
 
-    shard = Shard(partition, chunks=[0, 3], optimizer="torch.optim.SGD", hyper=packed)
-    shard.load(0, slot)
+    shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...))
+    shard.load(Load(0, slot))
     shard.step(step_action)
     shard.payload(0, buffer=0)       # memoryview: the bytes of a reply
 """
@@ -13,27 +13,16 @@ workers hold bfloat16 or float16, a second copy in their dtype is what goes on t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_bytes, as_tensor, master_dtype
-from psdist.protocol.optimizers import HyperValue, OptimizerTraits, unpack_hyperparameters
-from psdist.protocol.partition import Chunk, Partition
-from psdist.servers.protocol.actions import Fold, Step
+from psdist.protocol.memory import allocate, as_bytes, as_tensor
+from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
+from psdist.protocol.partition import Chunk, master_dtype
+from psdist.servers.protocol.actions import Fold, Load, SlotContent, StartSum, Step
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardStatistics:
-    """Bytes held by this shard; buffers beyond the first exist only once they were needed."""
-
-    num_chunks: int
-    parameter_bytes: int
-    second_buffer_bytes: int
-    optimizer_state_bytes: int
+from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 
 
 class _ChunkMemory:
@@ -66,28 +55,22 @@ class _ChunkMemory:
         return tensor
 
 
-class Shard:
-    def __init__(
-        self,
-        partition: Partition,
-        *,
-        chunks: Sequence[int],
-        optimizer: str,
-        traits: OptimizerTraits,
-        hyper: bytes,
-        extra_optimizers: Sequence[str] = (),
-    ) -> None:
-        """Zeroed memory and an optimizer for each of ``chunks``; raises OptimizerRefusedError."""
+class TensorShard:
+    """The executor that computes; see :class:`psdist.servers.shard.executor.Executor`."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        """Zeroed memory and an optimizer for each chunk; raises OptimizerRefusedError."""
+        self._slot_bytes = spec.slot_bytes
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
-        self._folded: set[Frame] = set()
         self._memory: dict[int, _ChunkMemory] = {}
-        groups = self._hyper(hyper)
-        for index in chunks:
+        groups = self._hyper(spec.hyper)
+        partition = spec.partition
+        for index in spec.chunks:
             chunk = partition.chunks[index]
             memory = self._memory[index] = _ChunkMemory(chunk)
             memory.optimizer = ChunkOptimizer(
-                name=optimizer,
-                traits=traits,
+                name=spec.optimizer,
+                traits=spec.traits,
                 hyper=groups[chunk.optimizer_group],
                 values=memory.values,
                 segments=[
@@ -103,78 +86,79 @@ class Shard:
                     )
                     for segment in chunk.segments
                 ],
-                extra=extra_optimizers,
+                extra=spec.extra_optimizers,
             )
 
-    def load(self, index: int, slot: Frame) -> None:
-        """Initial parameters, in the workers' dtype, from a received message."""
-        memory = self._memory[index]
-        values = self._payload_as(slot, memory.chunk.dtype, memory.chunk.length)
+    def make_slots(self, count: int) -> list[Frame]:
+        return [Frame(allocate(self._slot_bytes)) for _ in range(count)]
+
+    def load(self, action: Load) -> None:
+        memory = self._memory[action.chunk]
+        values = self._payload_as(action.slot, memory.chunk.dtype, memory.chunk.length)
         memory.values.copy_(values)
         memory.buffer(0).copy_(values)
 
-    def fold(self, fold: Fold) -> None:
-        """accumulator += weight * slot, in the server's dtype, in the accumulator's memory."""
-        chunk = self._memory[fold.chunk].chunk
-        gradient = self._payload_as(fold.slot, chunk.dtype, chunk.length)
+    def start_sum(self, action: StartSum) -> None:
+        chunk = self._memory[action.chunk].chunk
+        gradient = self._payload_as(action.slot, chunk.dtype, chunk.length)
         master = master_dtype(chunk.dtype)
-        if fold.accumulator is fold.slot:
-            if master != chunk.dtype:
-                wide = gradient.to(dtype=torch.float32)  # not in place: the memory overlaps
-                gradient = self._payload_as(fold.slot, master, chunk.length)
-                gradient.copy_(wide)
-            if fold.weight != 1.0:
-                gradient.mul_(fold.weight)
-            self._folded.add(fold.slot)
-            return
-        total = self._payload_as(fold.accumulator, master, chunk.length)
+        if master != chunk.dtype:
+            wide = gradient.to(dtype=torch.float32)  # not in place: the memory overlaps
+            gradient = self._payload_as(action.slot, master, chunk.length)
+            gradient.copy_(wide)
+        if action.weight != 1.0:
+            gradient.mul_(action.weight)
+
+    def fold(self, action: Fold) -> None:
+        chunk = self._memory[action.chunk].chunk
+        gradient = self._payload_as(action.slot, chunk.dtype, chunk.length)
+        master = master_dtype(chunk.dtype)
+        total = self._payload_as(action.accumulator, master, chunk.length)
         if master != chunk.dtype:
             gradient = gradient.to(dtype=torch.float32)
-        total.add_(gradient, alpha=fold.weight)
+        total.add_(gradient, alpha=action.weight)
 
-    def step(self, step: Step) -> None:
-        """One optimizer step on one chunk; see :class:`psdist.servers.protocol.actions.Step`."""
-        slot = step.gradient
-        if slot is None:
-            return
-        memory = self._memory[step.chunk]
+    def step(self, action: Step) -> None:
+        slot = action.gradient
+        memory = self._memory[action.chunk]
         chunk = memory.chunk
         master = master_dtype(chunk.dtype)
-        if slot in self._folded:
-            self._folded.discard(slot)
+        if action.content is SlotContent.SUM:
             gradient = self._payload_as(slot, master, chunk.length)
         else:
             gradient = self._payload_as(slot, chunk.dtype, chunk.length)
             if master != chunk.dtype:
                 gradient = gradient.to(dtype=torch.float32)
-        if step.gradient_scale != 1.0:
-            gradient.mul_(step.gradient_scale)
-        if memory.is_wire_master and step.target != step.source:
-            target = memory.buffer(step.target)
+        if action.gradient_scale != 1.0:
+            gradient.mul_(action.gradient_scale)
+        if memory.is_wire_master and action.target != action.source:
+            target = memory.buffer(action.target)
             target.copy_(memory.values)
             memory.values = target
         assert memory.optimizer is not None
         memory.optimizer.step(
             values=memory.values,
             grad=gradient,
-            hyper=self._hyper(step.hyper)[chunk.optimizer_group],
-            lr_scale=step.lr_scale,
-            absent=step.absent,
+            hyper=self._hyper(action.hyper)[chunk.optimizer_group],
+            lr_scale=action.lr_scale,
+            absent=action.absent,
         )
         memory.num_steps += 1
         if not memory.is_wire_master:
-            memory.buffer(step.target).copy_(memory.values)
+            memory.buffer(action.target).copy_(memory.values)
 
-    def payload(self, index: int, buffer: int) -> memoryview:
-        """The bytes of buffer ``buffer`` of a chunk, as workers receive them."""
-        return as_bytes(self._memory[index].buffer(buffer))
+    def payload(self, chunk: int, buffer: int) -> memoryview:
+        return as_bytes(self._memory[chunk].buffer(buffer))
 
-    def checksum(self, index: int, buffer: int) -> int:
-        """crc32 of those bytes; computed once per step."""
-        memory = self._memory[index]
+    def checksum(self, chunk: int, buffer: int) -> int:
+        """Computed once per step."""
+        memory = self._memory[chunk]
         if memory.checksum[0] != memory.num_steps:
-            memory.checksum = (memory.num_steps, zlib.crc32(self.payload(index, buffer)))
+            memory.checksum = (memory.num_steps, zlib.crc32(self.payload(chunk, buffer)))
         return memory.checksum[1]
+
+    def take_cost_s(self) -> float:
+        return 0.0
 
     def statistics(self) -> ShardStatistics:
         parameter_bytes = second_bytes = state_bytes = 0
@@ -211,12 +195,3 @@ class Shard:
             assert slot.payload is not None
             tensor = slot.owner[key] = as_tensor(slot.payload, dtype, num_elements)
         return tensor
-
-
-def make_slots(partition: Partition, count: int) -> list[Frame]:
-    """``count`` receive slots, each large enough for any chunk's gradient in the server's dtype."""
-    capacity = max(
-        chunk.length * (8 if master_dtype(chunk.dtype) == "float64" else 4)
-        for chunk in partition.chunks
-    )
-    return [Frame(allocate(capacity)) for _ in range(count)]

@@ -25,7 +25,7 @@ from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.tensors import make_slots
+from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.loop import WorkerLoop
@@ -48,9 +48,10 @@ def measure(
         network.endpoint(server_id(0)),
         ServerCore(server=0, policy=policy_for(mode, staleness=STALENESS)),
         ServerOptions(server=0, shard_weights=(1.0,), mode=mode, receive_buffers=receive_buffers),
+        make_executor=TensorShard,
         registrar=Registrar(num_workers=num_groups, num_servers=1),
     )
-    network.spawn(server_id(0), _serve(server))
+    network.spawn(server_id(0), server.actor())
     gradients = [allocate(chunk.num_bytes) for chunk in partition.chunks]
     for worker in range(num_groups):
         script = _train(network, partition, worker, gradients, optimizer=optimizer)
@@ -58,12 +59,12 @@ def measure(
     network.run()
     if network.unfinished:
         raise RuntimeError(f"still waiting: {network.unfinished}")
-    slots = make_slots(partition, receive_buffers)
+    slot_bytes = max(chunk.num_master_bytes for chunk in partition.chunks)
     return {
         **server.statistics(),
         "mode": mode,
         "groups": num_groups,
-        "receive_bytes": sum(slot.capacity for slot in slots),
+        "receive_bytes": receive_buffers * slot_bytes,
     }
 
 
@@ -79,13 +80,6 @@ def _partition(parameter_bytes: int) -> Partition:
         for index in range(parameter_bytes // (4 * PIECE_ELEMENTS))
     ]
     return Partition.cut(pieces, chunk_bytes=None)
-
-
-def _serve(loop: ServerLoop) -> Actor:
-    loop.turn()
-    while not loop.is_finished:
-        yield None
-        loop.turn()
 
 
 def _train(

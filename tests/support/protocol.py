@@ -12,7 +12,6 @@ recorded history after the run.
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -21,19 +20,20 @@ import torch
 
 from psdist.history.writers import History, RunRecord, ServerHistory, WorkerHistory, collect
 from psdist.protocol.control import Setup
-from psdist.protocol.events import Frame
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Policy, policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.shard.tensors import TensorShard
+from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.client import ClientCore
+from tests.support.memory import SizeMemory, TensorMemory
 
 CHUNK_BYTES = 4 * 64
 
@@ -122,12 +122,16 @@ class VirtualJob:
         *,
         policy: Callable[[int], Policy] | None = None,
         make_loop: Callable[..., ServerLoop] = ServerLoop,
+        make_executor: MakeExecutor = TensorShard,
+        make_memory: Callable[[Partition], TensorMemory | SizeMemory] = TensorMemory,
         verify_open_sends: bool = True,
         network: VirtualNetwork | None = None,
     ) -> None:
-        """``policy`` and ``make_loop`` let a test break the servers on purpose; ``network`` is that
-        of a job before this one, whose ranks now do this job."""
+        """``policy`` and ``make_loop`` let a test break the servers on purpose; ``make_executor``
+        and ``make_memory`` are the memory of servers and workers; ``network`` is that of a job
+        before this one, whose ranks now do this job."""
         self.schedule = schedule
+        self.make_memory = make_memory
         self.random = random.Random(schedule.seed)
         self.partition = small_partition(schedule.num_chunks)
         self.owners = self.partition.shard([1.0] * schedule.servers)
@@ -164,12 +168,13 @@ class VirtualJob:
                     receive_buffers=schedule.receive_buffers,
                     checksum_every=1,
                 ),
+                make_executor=make_executor,
                 history=history,
                 registrar=registrar if server == 0 else None,
             )
             self.servers.append(loop)
             self.server_histories.append(history)
-            self.network.spawn(server_id(server), _server_actor(loop))
+            self.network.spawn(server_id(server), loop.actor())
         self.workers = [
             VirtualWorker(self, worker, group)
             for group, members in enumerate(self.groups)
@@ -205,19 +210,13 @@ class VirtualJob:
         """The servers' parameters, chunk after chunk."""
         parts = []
         for chunk, owner in enumerate(self.owners):
-            shard = self.servers[owner].shard
-            assert shard is not None
+            executor = self.servers[owner].executor
+            assert executor is not None
             current = self.servers[owner].core._chunks[chunk].current
-            payload = shard.payload(chunk, current)
+            payload = executor.payload(chunk, current)
+            assert payload is not None
             parts.append(torch.frombuffer(bytearray(payload), dtype=torch.float32))
         return torch.cat(parts)
-
-
-def _server_actor(loop: ServerLoop) -> Actor:
-    loop.turn()
-    while not loop.is_finished:
-        yield None
-        loop.turn()
 
 
 class VirtualWorker:
@@ -230,8 +229,8 @@ class VirtualWorker:
         partition = job.partition
         self.slices = partition.slices(schedule.group_sizes[group])
         self.mine = self.slices[self.place]
-        self.parameters = [allocate(chunk.num_bytes) for chunk in partition.chunks]
-        self.gradients = [allocate(chunk.num_bytes) for chunk in partition.chunks]
+        self.memory = job.make_memory(partition)
+        self.parameters = self.memory.parameters
         self.clock = 0
         self.at = 0  # how far in its script, for the group's barrier
         self.loop = WorkerLoop(
@@ -250,8 +249,8 @@ class VirtualWorker:
         )
         self.loop.attach(
             self.core,
-            gradients=[Frame(memory) for memory in self.gradients],
-            parameters=[Frame(memory) for memory in self.parameters],
+            gradients=self.memory.gradient_frames(),
+            parameters=self.memory.parameter_frames(),
         )
         self.positions = np.zeros(len(partition.chunks), dtype=np.int64)
         self.staleness_seen: list[int] = []
@@ -288,12 +287,9 @@ class VirtualWorker:
 
     def _send_setup(self) -> None:
         job = self.job
-        for chunk in job.partition.chunks:
-            values = as_tensor(self.parameters[chunk.index], "float32", chunk.length)
-            values.copy_(torch.arange(chunk.length) + chunk.index)
-        frames = [
-            (chunk, owner, Frame(self.parameters[chunk])) for chunk, owner in enumerate(job.owners)
-        ]
+        self.memory.fill_parameters()
+        initial = self.memory.parameter_frames()
+        frames = [(chunk, owner, initial[chunk]) for chunk, owner in enumerate(job.owners)]
         self.loop.send_setup(
             Setup(
                 partition=job.partition.encode(),
@@ -322,16 +318,12 @@ class VirtualWorker:
             lr = schedule.lr / (1 + self.clock % 3)
         is_skipped = pick.random() < schedule.empty_rate
         weight = 0.0 if is_skipped else float(schedule.group_sizes[self.group])
-        empty = set()
-        for chunk in self.job.partition.chunks:
-            gradient = as_tensor(self.gradients[chunk.index], "float32", chunk.length)
-            gradient.zero_()
-            for segment in chunk.segments:
-                if segment.piece not in absent:
-                    part = gradient[segment.offset : segment.offset + segment.length]
-                    part.fill_(1.0 + self.group + self.clock % 2)
-            if is_skipped or all(segment.piece in absent for segment in chunk.segments):
-                empty.add(chunk.index)
+        self.memory.fill_gradients(1.0 + self.group + self.clock % 2, absent=absent)
+        empty = {
+            chunk.index
+            for chunk in self.job.partition.chunks
+            if is_skipped or all(segment.piece in absent for segment in chunk.segments)
+        }
         servers = sorted({self.job.owners[chunk] for chunk in self.mine})
         version = self.loop.settings(self._hyper(lr), absent, servers)
         self.loop.begin_push(
@@ -349,7 +341,7 @@ class VirtualWorker:
             yield 1e-6
         for mate in mates:
             for chunk in mate.mine:
-                self.parameters[chunk][:] = mate.parameters[chunk]
+                self.memory.copy_from(mate.memory, chunk)
                 self.positions[chunk] = mate.core.versions[chunk].position
         self.at += 1
         while any(mate.at < self.at for mate in mates):
@@ -357,9 +349,9 @@ class VirtualWorker:
 
     def _note_uses(self) -> None:
         self.staleness_seen += [self.core.staleness(chunk, self.clock) for chunk in self.mine]
-        crcs = np.array([zlib.crc32(memory) for memory in self.parameters], dtype=np.int64)
-        chunks = np.arange(len(self.parameters))
-        self.history.uses(self.clock, chunks, self.job.owners, self.positions.copy(), True, crcs)
+        chunks, owners = np.arange(len(self.positions)), self.job.owners
+        positions = self.positions.copy()
+        self.history.uses(self.clock, chunks, owners, positions, **self.memory.checksums())
 
     def _collective(self, name: str) -> Iterator[float | None]:
         group = self.group if self.place == 0 else None

@@ -43,6 +43,7 @@ from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Async
 from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.client import ClientCore
 
@@ -156,6 +157,7 @@ class _ServerSide(_Side):
                 mode="async",
                 receive_buffers=context.config.receive_buffers,
             ),
+            make_executor=TensorShard,
             registrar=registrar if context.me == REGISTRAR else None,
             on_registrar=self._on_registrar,
         )

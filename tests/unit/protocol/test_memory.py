@@ -12,7 +12,6 @@ from psdist.protocol.memory import (
     as_bytes,
     as_tensor,
     dtype_name,
-    master_dtype,
     torch_dtype,
 )
 
@@ -67,7 +66,3 @@ def test_names_of_dtypes_go_both_ways(dtype: str) -> None:
 
 def test_dtypes_that_are_not_trained_keep_torchs_name() -> None:
     assert dtype_name(torch.int64) == "int64"
-
-
-def test_servers_compute_in_float32_but_for_float64() -> None:
-    assert [master_dtype(dtype) for dtype in DTYPES] == ["float32", "float64", "float32", "float32"]

@@ -18,6 +18,7 @@ from psdist.protocol.partition import (
     ITEM_BYTES,
     Partition,
     Piece,
+    master_dtype,
 )
 
 
@@ -299,3 +300,11 @@ def test_bytes_that_describe_no_partition_are_refused(data: bytes) -> None:
 def test_a_description_with_missing_parts_is_refused(body: object) -> None:
     with pytest.raises(ProtocolError, match="a partition that cannot be read"):
         Partition.decode(msgpack.packb(body))
+
+
+def test_servers_compute_in_float32_but_for_float64() -> None:
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    assert [master_dtype(dtype) for dtype in dtypes] == ["float32", "float64", "float32", "float32"]
+    for dtype, num_bytes in zip(dtypes, (256, 512, 256, 256), strict=True):
+        (chunk,) = Partition.cut([piece("p", 64, dtype=dtype)], chunk_bytes=None).chunks
+        assert chunk.num_master_bytes == num_bytes

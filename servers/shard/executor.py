@@ -1,0 +1,94 @@
+"""The seam for what a server's actions do to memory: real tensors, or sizes with a cost model.
+
+Two implementations: :class:`psdist.servers.shard.tensors.TensorShard` computes, and
+:class:`psdist.servers.shard.sizes.SizeShard` counts bytes and seconds for simulations. The loop
+drives either and never knows which. An executor decides nothing: the state machine says what to
+load, sum and step, and which buffer a reply reads.
+
+A *slot* is a receive frame that the executor made. What its bytes mean is said by the action that
+names it (:class:`~psdist.servers.protocol.actions.SlotContent`) and remembered nowhere.
+
+    executor = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...))
+    slots = executor.make_slots(8)
+    executor.step(Step(chunk=0, gradient=slots[0], content=SlotContent.GRADIENT, ...))
+    executor.payload(0, buffer=0)       # the bytes of a reply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from psdist.protocol.events import Frame
+from psdist.protocol.optimizers import OptimizerTraits
+from psdist.protocol.partition import Partition
+from psdist.servers.protocol.actions import Fold, Load, StartSum, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSpec:
+    """What a server holds, and how it is stepped."""
+
+    partition: Partition
+    chunks: tuple[int, ...]
+    """The indexes of this server's chunks."""
+    optimizer: str
+    traits: OptimizerTraits
+    hyper: bytes
+    """Packed hyperparameters, one set for each optimizer group of the partition."""
+    extra_optimizers: tuple[str, ...] = ()
+
+    @property
+    def slot_bytes(self) -> int:
+        """The capacity of a receive slot: any chunk's gradient, or sum of gradients, fits."""
+        return max(chunk.num_master_bytes for chunk in self.partition.chunks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardStatistics:
+    """Bytes held by a shard; buffers beyond the first exist only once they were needed."""
+
+    num_chunks: int
+    parameter_bytes: int
+    second_buffer_bytes: int
+    optimizer_state_bytes: int
+
+
+class Executor(Protocol):
+    """Executes actions on the chunks of one server."""
+
+    def make_slots(self, count: int) -> list[Frame]:
+        """``count`` receive slots of ``ShardSpec.slot_bytes`` each."""
+        ...
+
+    def load(self, action: Load) -> None:
+        """Initial parameters, in the workers' dtype."""
+        ...
+
+    def start_sum(self, action: StartSum) -> None: ...
+
+    def fold(self, action: Fold) -> None: ...
+
+    def step(self, action: Step) -> None:
+        """One optimizer step on one chunk. The slot's bytes may be overwritten."""
+        ...
+
+    def payload(self, chunk: int, buffer: int) -> memoryview | None:
+        """The bytes of a chunk's parameter buffer, as workers receive them; the same memory for as
+        long as the executor lives. None where there are only sizes."""
+        ...
+
+    def checksum(self, chunk: int, buffer: int) -> int | None:
+        """crc32 of those bytes; None where there are only sizes."""
+        ...
+
+    def statistics(self) -> ShardStatistics: ...
+
+    def take_cost_s(self) -> float:
+        """Seconds, on a virtual network's clock, that the actions since the last call take; 0
+        where the work itself has taken its time."""
+        ...
+
+
+MakeExecutor = Callable[[ShardSpec], Executor]

@@ -1,0 +1,104 @@
+"""An executor of sizes alone: it counts bytes and seconds, and holds no parameters.
+
+For simulations: a run of many ranks over the virtual network takes the time that the cost model
+says, and nearly no memory. The server's actor sleeps for that time, so replies leave as late as
+from a server that computes. It imports no torch.
+
+    model = CostModel(fold_s_per_byte=1e-10, step_s_per_byte=4e-10, copy_s_per_byte=5e-11)
+    loop = ServerLoop(transport, core, options, make_executor=partial(SizeShard, model=model))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psdist.protocol.events import Frame
+from psdist.protocol.partition import Chunk
+from psdist.servers.protocol.actions import Fold, Load, StartSum, Step
+from psdist.servers.shard.executor import ShardSpec, ShardStatistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """What an action costs, in seconds per byte of the chunk in the server's dtype."""
+
+    fold_s_per_byte: float
+    """Of a gradient that begins a sum or is added to one."""
+    step_s_per_byte: float
+    """Of one optimizer step."""
+    copy_s_per_byte: float
+    """Of loading a chunk, and of a step that ends in another buffer than it began in: the second
+    one, or the reply's where workers hold float16 or bfloat16."""
+    state_bytes_per_byte: float = 0.0
+    """Optimizer state from the first step on: 0 for plain SGD, 1 with momentum, 2 for Adam."""
+
+
+class SizeShard:
+    """See :class:`psdist.servers.shard.executor.Executor`; payloads and checksums are None."""
+
+    def __init__(self, spec: ShardSpec, *, model: CostModel) -> None:
+        self.busy_s = 0.0
+        """The cost of all actions so far."""
+        self._slot_bytes = spec.slot_bytes
+        self._model = model
+        self._chunks = {index: spec.partition.chunks[index] for index in spec.chunks}
+        self._has_second_buffer: set[int] = set()
+        self._has_state: set[int] = set()
+        self._taken_s = 0.0
+
+    def make_slots(self, count: int) -> list[Frame]:
+        return [Frame(capacity=self._slot_bytes) for _ in range(count)]
+
+    def load(self, action: Load) -> None:
+        self._charge(action.chunk, self._model.copy_s_per_byte)
+
+    def start_sum(self, action: StartSum) -> None:
+        self._charge(action.chunk, self._model.fold_s_per_byte)
+
+    def fold(self, action: Fold) -> None:
+        self._charge(action.chunk, self._model.fold_s_per_byte)
+
+    def step(self, action: Step) -> None:
+        self._charge(action.chunk, self._model.step_s_per_byte)
+        self._has_state.add(action.chunk)
+        is_switch = action.target != action.source
+        if is_switch or _is_rounded(self._chunks[action.chunk]):
+            self._charge(action.chunk, self._model.copy_s_per_byte)
+        if is_switch:
+            self._has_second_buffer.add(action.chunk)
+
+    def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - the seam's signature
+        return None
+
+    def checksum(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - the seam's signature
+        return None
+
+    def take_cost_s(self) -> float:
+        cost_s = self.busy_s - self._taken_s
+        self._taken_s = self.busy_s
+        return cost_s
+
+    def statistics(self) -> ShardStatistics:
+        """As :class:`psdist.servers.shard.tensors.TensorShard` counts; the optimizer's state by
+        the model."""
+        parameter_bytes = second_bytes = stepped_bytes = 0
+        for index, chunk in self._chunks.items():
+            parameter_bytes += chunk.num_bytes
+            if _is_rounded(chunk):
+                parameter_bytes += chunk.num_master_bytes
+            second_bytes += chunk.num_bytes if index in self._has_second_buffer else 0
+            stepped_bytes += chunk.num_master_bytes if index in self._has_state else 0
+        return ShardStatistics(
+            num_chunks=len(self._chunks),
+            parameter_bytes=parameter_bytes,
+            second_buffer_bytes=second_bytes,
+            optimizer_state_bytes=round(stepped_bytes * self._model.state_bytes_per_byte),
+        )
+
+    def _charge(self, chunk: int, s_per_byte: float) -> None:
+        self.busy_s += self._chunks[chunk].num_master_bytes * s_per_byte
+
+
+def _is_rounded(chunk: Chunk) -> bool:
+    """Whether replies carry a copy in fewer bits than the server steps."""
+    return chunk.num_bytes != chunk.num_master_bytes

@@ -1,0 +1,180 @@
+"""Both executors of a server's actions: what they compute, count and charge."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from psdist.protocol.events import Frame
+from psdist.protocol.memory import as_tensor
+from psdist.protocol.optimizers import pack_hyperparameters, traits
+from psdist.protocol.partition import Partition, Piece
+from psdist.servers.protocol.actions import Contribution, Fold, Load, SlotContent, StartSum, Step
+from psdist.servers.shard.executor import Executor, ShardSpec
+from psdist.servers.shard.sizes import CostModel, SizeShard
+from psdist.servers.shard.tensors import TensorShard
+
+HYPER = pack_hyperparameters([{"lr": 0.5, "momentum": 0.9}])
+MODEL = CostModel(
+    fold_s_per_byte=1.0, step_s_per_byte=100.0, copy_s_per_byte=10_000.0, state_bytes_per_byte=1.0
+)
+
+
+def spec(*, dtype: str = "float32", chunks: Sequence[int] = (0, 1)) -> ShardSpec:
+    piece = Piece(name="p", shape=(128,), stride=(1,), dtype=dtype, optimizer_group=0)
+    partition = Partition.cut([piece], chunk_bytes=64 * (4 if dtype == "float32" else 2))
+    assert [chunk.length for chunk in partition.chunks] == [64, 64]
+    return ShardSpec(
+        partition=partition,
+        chunks=tuple(chunks),
+        optimizer="torch.optim.SGD",
+        traits=traits("torch.optim.SGD"),
+        hyper=HYPER,
+    )
+
+
+def step(
+    slot: Frame, content: SlotContent, *, scale: float = 1.0, source: int = 0, target: int = 0
+) -> Step:
+    return Step(
+        chunk=0,
+        gradient=slot,
+        content=content,
+        gradient_scale=scale,
+        lr_scale=1.0,
+        hyper=HYPER,
+        absent=frozenset(),
+        source=source,
+        target=target,
+        contributions=(Contribution(0, 0, 1.0, False),),
+    )
+
+
+def fill(slot: Frame, dtype: str, value: float) -> None:
+    assert slot.payload is not None
+    as_tensor(slot.payload, dtype, 64).fill_(value)
+
+
+def values(shard: TensorShard, dtype: str, buffer: int = 0) -> torch.Tensor:
+    return as_tensor(shard.payload(0, buffer), dtype, 64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_step_on_a_gradient_and_one_on_a_sum_of_it_move_alike(dtype: str) -> None:
+    moved = {}
+    for content in SlotContent:
+        shard = TensorShard(spec(dtype=dtype))
+        (slot,) = shard.make_slots(1)
+        fill(slot, dtype, 2.0)
+        shard.load(Load(0, slot))
+        fill(slot, dtype, 0.25)
+        if content is SlotContent.SUM:
+            shard.start_sum(StartSum(0, slot, 1.0))
+        shard.step(step(slot, content))
+        moved[content] = values(shard, dtype).clone()
+    assert torch.equal(moved[SlotContent.GRADIENT], moved[SlotContent.SUM])
+    assert torch.equal(
+        moved[SlotContent.SUM], torch.full((64,), 1.875, dtype=getattr(torch, dtype))
+    )
+
+
+def test_what_a_slot_was_before_is_forgotten() -> None:
+    """The same slot as a sum, then as a gradient of float16: only the action says which."""
+    shard = TensorShard(spec(dtype="float16"))
+    (slot,) = shard.make_slots(1)
+    fill(slot, "float16", 1.0)
+    shard.start_sum(StartSum(0, slot, 1.0))
+    fill(slot, "float16", 1.0)  # a step never came: the next push lands here
+    shard.step(step(slot, SlotContent.GRADIENT))
+    assert torch.equal(values(shard, "float16"), torch.full((64,), -0.5, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_weighted_mean_is_summed_in_the_servers_dtype(dtype: str) -> None:
+    shard = TensorShard(spec(dtype=dtype))
+    first, second = shard.make_slots(2)
+    fill(first, dtype, 1.0)
+    fill(second, dtype, 3.0)
+    shard.start_sum(StartSum(0, first, 1.0))
+    shard.fold(Fold(0, second, first, 3.0))
+    assert first.payload is not None
+    assert torch.equal(as_tensor(first.payload, "float32", 64), torch.full((64,), 10.0))
+    shard.step(step(first, SlotContent.SUM, scale=0.25))
+    assert torch.equal(values(shard, dtype), torch.full((64,), -1.25, dtype=getattr(torch, dtype)))
+
+
+def test_a_step_to_the_other_buffer_leaves_the_open_replys_bytes() -> None:
+    shard = TensorShard(spec())
+    (slot,) = shard.make_slots(1)
+    fill(slot, "float32", 1.0)
+    before = bytes(shard.payload(0, 0))
+    shard.step(step(slot, SlotContent.GRADIENT, source=0, target=1))
+    assert bytes(shard.payload(0, 0)) == before
+    assert shard.checksum(0, 1) == zlib.crc32(shard.payload(0, 1)) != zlib.crc32(before)
+
+
+def drive(executor: Executor) -> list[float]:
+    """One of each action on a chunk of 64 elements; the cost of each, in order."""
+    first, second = executor.make_slots(2)
+    costs = []
+    for act in (
+        lambda: executor.load(Load(0, first)),
+        lambda: executor.load(Load(1, first)),
+        lambda: executor.start_sum(StartSum(0, first, 1.0)),
+        lambda: executor.fold(Fold(0, second, first, 1.0)),
+        lambda: executor.step(step(first, SlotContent.SUM)),
+        lambda: executor.step(step(first, SlotContent.GRADIENT, source=0, target=1)),
+        lambda: executor.payload(0, 1),
+        lambda: executor.checksum(0, 1),
+    ):
+        act()
+        costs.append(executor.take_cost_s())
+    return costs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sizes_count_the_memory_that_tensors_take(dtype: str) -> None:
+    sizes, tensors = SizeShard(spec(dtype=dtype), model=MODEL), TensorShard(spec(dtype=dtype))
+    assert sizes.statistics().optimizer_state_bytes == 0
+    drive(sizes)
+    drive(tensors)
+    assert sizes.statistics() == tensors.statistics()
+    assert sizes.statistics().optimizer_state_bytes == 64 * 4
+    (one,), (other,) = sizes.make_slots(1), tensors.make_slots(1)
+    assert (one.capacity, one.payload) == (other.capacity, None)
+
+
+def test_sizes_charge_what_the_model_says_and_tensors_nothing() -> None:
+    assert drive(TensorShard(spec())) == [0.0] * 8
+    sizes = SizeShard(spec(), model=MODEL)
+    per_byte = [10_000.0, 10_000.0, 1.0, 1.0, 100.0, 10_100.0, 0.0, 0.0]
+    assert drive(sizes) == [256 * cost for cost in per_byte]
+    assert sizes.busy_s == 256 * sum(per_byte)
+
+
+def test_sizes_charge_the_copy_that_float16_replies_need() -> None:
+    sizes = SizeShard(spec(dtype="float16"), model=MODEL)
+    assert drive(sizes)[4:6] == [256 * 10_100.0, 256 * 10_100.0]
+
+
+def test_sizes_have_neither_bytes_nor_chunks_of_others() -> None:
+    sizes = SizeShard(spec(chunks=[1]), model=MODEL)
+    assert sizes.payload(1, 0) is None
+    assert sizes.checksum(1, 0) is None
+    assert sizes.statistics().num_chunks == 1
+    with pytest.raises(KeyError):
+        sizes.load(Load(0, Frame()))
+
+
+def test_a_server_of_sizes_imports_no_torch() -> None:
+    program = (
+        "import sys, psdist.servers.loop, psdist.servers.protocol.state; "
+        "import psdist.servers.shard.sizes; sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,105 @@
+"""A server's state machine by itself: events in, actions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psdist.protocol.control import Register, Settings, Setup
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import worker_id
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.servers.protocol.actions import (
+    Accept,
+    Contribution,
+    EmptyStep,
+    Fail,
+    Fold,
+    SlotContent,
+    StartSum,
+    Step,
+)
+from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.state import ServerCore
+
+HYPER = pack_hyperparameters([{"lr": 0.1}])
+
+
+def core_of(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> ServerCore:
+    """A server on which groups of one worker have registered and told their settings."""
+    core = ServerCore(server=0, policy=policy_for(mode, staleness=1))
+    core.handle(ControlArrived(0, Setup(partition=b"", optimizer="", hyper=b"")))
+    core.open(range(chunks), [Frame(capacity=4) for _ in range(slots)])
+    for group in range(groups):
+        peer = worker_id(group)
+        core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
+        core.handle(ControlArrived(peer, Settings(version=1, hyper=HYPER, absent=[])))
+    return core
+
+
+def push(
+    core: ServerCore, group: int, clock: int, *, weight: float = 1.0, is_empty: bool = False
+) -> list[Any]:
+    """Actions that follow when the group's push of chunk 0 is offered and has arrived."""
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=0, clock=clock,
+        length=0 if is_empty else 4, settings=1, weight=weight,
+    )  # fmt: skip
+    if is_empty:
+        return core.handle(Arrived(worker_id(group), header, None))
+    (accept,) = core.handle(Offered(worker_id(group), Kind.PUSH, 0, 4, header))
+    assert isinstance(accept, Accept)
+    return core.handle(Arrived(worker_id(group), header, accept.slot))
+
+
+def only(actions: list[Any], *kinds: type) -> list[Any]:
+    return [action for action in actions if isinstance(action, kinds)]
+
+
+COMPUTING = (StartSum, Fold, Step, EmptyStep)
+
+
+def test_on_arrival_a_step_is_told_that_its_slot_holds_a_gradient() -> None:
+    core = core_of("ssp")
+    (step,) = only(push(core, 0, 0), *COMPUTING)
+    assert isinstance(step, Step)
+    assert step.content is SlotContent.GRADIENT
+    assert (step.gradient_scale, step.lr_scale) == (1.0, 0.5)
+    assert step.contributions == (Contribution(0, 0, 1.0, False),)
+
+
+def test_gathered_a_sum_is_started_added_to_and_stepped_by_name() -> None:
+    core = core_of("sync")
+    (start,) = only(push(core, 0, 0, weight=1.0), *COMPUTING)
+    fold, step = only(push(core, 1, 0, weight=3.0), *COMPUTING)
+    assert isinstance(start, StartSum)
+    assert isinstance(fold, Fold)
+    assert fold.accumulator is start.slot is step.gradient
+    assert fold.slot is not start.slot
+    assert step.content is SlotContent.SUM
+    assert step.gradient_scale == 0.25
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_updates_without_gradients_are_logged_and_nothing_is_stepped(mode: str) -> None:
+    core = core_of(mode)
+    actions = [
+        *push(core, 0, 0, weight=0.0, is_empty=True),
+        *push(core, 1, 0, weight=0.0, is_empty=True),
+    ]
+    steps = only(actions, *COMPUTING)
+    assert {type(step) for step in steps} == {EmptyStep}
+    contained = [each for step in steps for each in step.contributions]
+    assert contained == [Contribution(group, 0, 0.0, True) for group in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_a_gradient_without_weight_fails_the_job_naming_who_sent_it(
+    mode: str, weight: float
+) -> None:
+    (fail,) = push(core_of(mode), 1, 0, weight=weight)
+    assert isinstance(fail, Fail)
+    assert str(fail.error) == f"server 0: worker 1 pushed a gradient of weight {weight}"
