@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from psdist.history.writers import EventKind, ServerHistory
+from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.control import Control, Finish, Finished
 from psdist.protocol.events import ControlArrived, Event, Frame, Sent
 from psdist.protocol.header import Flag, Header, Kind
@@ -27,7 +27,7 @@ from psdist.servers.protocol.actions import (
     Accept,
     Action,
     Build,
-    Contribution,
+    Built,
     EmptyStep,
     Fail,
     Fold,
@@ -107,6 +107,7 @@ class ServerLoop:
         self._options = options
         self._make_executor = make_executor
         self._history = history
+        self._log = history or EventCount()
         self._on_registrar = on_registrar
         self._on_built = on_built
         self._partition: Partition | None = None
@@ -251,7 +252,8 @@ class ServerLoop:
         )
         self.executor = self._make_executor(spec)
         self._on_built(partition, owners)
-        self._do(self.core.open(mine, self.executor.make_slots(options.receive_buffers)))
+        slots = self.executor.make_slots(options.receive_buffers)
+        self._do(self.core.handle(Built(mine, slots)))
 
     def _load(self, action: Load) -> None:
         self._built.load(action)
@@ -267,22 +269,10 @@ class ServerLoop:
 
     def _step(self, action: Step) -> None:
         self._built.step(action)
-        if self._history is not None:
-            self._record_applies(action.chunk, action.contributions, action.lr_scale)
+        self._log.step(action.chunk, action.contributions, action.lr_scale)
 
     def _empty_step(self, action: EmptyStep) -> None:
-        if self._history is not None:
-            self._record_applies(action.chunk, action.contributions, 1.0)
-
-    def _record_applies(
-        self, chunk: int, contributions: tuple[Contribution, ...], lr_scale: float
-    ) -> None:
-        assert self._history is not None
-        last = len(contributions) - 1
-        for index, (group, clock, weight, is_empty) in enumerate(contributions):
-            self._history.apply(
-                chunk, group, clock, weight, lr_scale, is_last=index == last, is_empty=is_empty
-            )
+        self._log.step(action.chunk, action.contributions)
 
     def _reply(self, action: Reply) -> None:
         token = action.token
@@ -298,7 +288,7 @@ class ServerLoop:
             if crc is not None:
                 flags |= Flag.CHECKSUMMED
                 checksum = crc
-                self._history.checksum(token.chunk, crc, action.position)
+                self._history.checksum(token.chunk, crc)
         Header(
             kind=_REPLY,
             sender=self.transport.me,
@@ -306,7 +296,7 @@ class ServerLoop:
             clock=action.clock,
             settings=action.request,
             length=frame.capacity,
-            position=action.position,
+            position=self._log.position,
             min_done=action.min_done,
             flags=flags,
             dtype=frame.dtype,
@@ -333,9 +323,8 @@ class ServerLoop:
         self.transport.send_control(action.peer, action.message)
 
     def _record_membership(self, action: MembershipEvent) -> None:
-        if self._history is not None:
-            kind = EventKind[action.kind.upper()]
-            self._history.member(kind, action.group, action.clock, float(action.workers))
+        kind = EventKind[action.kind.upper()]
+        self._log.member(kind, action.group, action.clock, float(action.workers))
 
     def _fail(self, action: Fail) -> None:
         raise action.error
@@ -347,7 +336,7 @@ class ServerLoop:
 
     def statistics(self) -> dict[str, Any]:
         """For summary.json: counts of the state machine and bytes of the shard."""
-        counts = dataclasses.asdict(self.core.statistics())
+        counts = dataclasses.asdict(self.core.statistics()) | {"position": self._log.position}
         if self.executor is not None:
             counts.update(dataclasses.asdict(self.executor.statistics()))
         return counts

@@ -16,7 +16,7 @@ of histories finds here too).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -48,6 +48,7 @@ from psdist.history.records import (
 )
 
 __all__ = [
+    "EventCount",
     "EventKind",
     "History",
     "RunRecord",
@@ -146,10 +147,29 @@ class _Recorder:
             raise cannot("write", self._path, error) from error
 
 
+Contributions = Sequence[tuple[int, int, float, bool]]
+"""(group, clock, weight, whether it brought no gradient) of each update in an optimizer step."""
+
+
+class EventCount:
+    """A server's log of which nothing is kept but its length: without ``--record``."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Events so far (read only)."""
+
+    def step(self, _chunk: int, contributions: Contributions, _lr_scale: float = 1.0) -> None:
+        self.position += len(contributions)
+
+    def member(self, _kind: EventKind, _group: int, _clock: int, _weight: float = 0.0) -> None:
+        self.position += 1
+
+
 class ServerHistory:
     """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
 
-    ``apply`` is on the hot path: it packs 32 bytes into a preallocated buffer.
+    Its ``position`` is the only count of a server's events: a reply is stamped with it when it is
+    made. ``apply`` is on the hot path: it packs 32 bytes into a preallocated buffer.
     """
 
     def __init__(self, path_dir: Path | None, server: int) -> None:
@@ -160,6 +180,16 @@ class ServerHistory:
         self._checksums = _Recorder(
             path_dir and path_dir / f"server-{server}.checksums", FileKind.CHECKSUMS
         )
+
+    def step(self, chunk: int, contributions: Contributions, lr_scale: float = 1.0) -> None:
+        """The chunk now contains these updates: in sync all of one iteration, in group order; in
+        the other modes one. Call it after the bytes of the shard have changed and before the next
+        reply is made."""
+        last = len(contributions) - 1
+        for index, (group, clock, weight, is_empty) in enumerate(contributions):
+            self.apply(
+                chunk, group, clock, weight, lr_scale, is_last=index == last, is_empty=is_empty
+            )
 
     def apply(
         self,
@@ -172,12 +202,8 @@ class ServerHistory:
         is_last: bool = True,
         is_empty: bool = False,
     ) -> None:
-        """Group ``group``'s update of iteration ``clock`` is now contained in the chunk.
-
-        Call it after the bytes of the shard have changed and before the next reply is made. In
-        sync: for all contributions to a step one after the other, in group order, ``is_last`` on
-        the last; in the other modes every apply is a step, hence the default.
-        """
+        """Group ``group``'s update of iteration ``clock`` is now contained in the chunk: one of
+        the contributions to a step, of which only the last has ``is_last``."""
         self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, is_last | is_empty << 1)
 
     def member(self, kind: EventKind, group: int, clock: int, weight: float = 0.0) -> None:
@@ -187,18 +213,12 @@ class ServerHistory:
             raise InvariantError("an apply is not a membership event")
         self._event(kind, NO_CHUNK, group, clock, weight, 1.0, 0)
 
-    def checksum(self, chunk: int, crc: int, position: int | None = None) -> None:
-        """crc32 of the chunk's bytes as workers must see them, taken from the shard itself."""
+    def checksum(self, chunk: int, crc: int) -> None:
+        """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself."""
         sums = self._checksums
         if sums.used == sums.CAPACITY:
             sums.flush()
-        CHECKSUM.pack_into(
-            sums.bytes,
-            sums.used * CHECKSUM.size,
-            self.position if position is None else position,
-            chunk,
-            crc,
-        )
+        CHECKSUM.pack_into(sums.bytes, sums.used * CHECKSUM.size, self.position, chunk, crc)
         sums.used += 1
         if monotonic() >= sums.flush_at_s:
             sums.flush()

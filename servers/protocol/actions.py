@@ -1,4 +1,4 @@
-"""Actions of a server's state machine, for the loop to execute in order.
+"""Actions of a server's state machine, for the loop to execute in order, and the loop's events.
 
 The machine (psdist.servers.protocol.state) decides. The loop (psdist.servers.loop) sends and
 receives, and hands Load, StartSum, Fold and Step to an executor (psdist.servers.shard.executor):
@@ -7,13 +7,14 @@ real tensors, or sizes alone. Slots are receive frames, opaque to the machine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 from psdist.errors import PsdistError
 from psdist.protocol.control import Control, Setup
-from psdist.protocol.events import Frame
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 
 
 class Contribution(NamedTuple):
@@ -27,7 +28,7 @@ class Contribution(NamedTuple):
 
 @dataclass(slots=True)
 class Build:
-    """Make the shard: chunks, optimizers, memory for the parameters."""
+    """Make the shard: chunks, optimizers, memory for the parameters; ``Built`` comes back."""
 
     setup: Setup
 
@@ -120,11 +121,11 @@ class ReplyToken:
 
 @dataclass(slots=True)
 class Reply:
-    """Send the chunk's parameters from ``buffer``; ``ReplySent(token)`` comes back."""
+    """Send the chunk's parameters from the token's buffer, stamped with the log's position;
+    ``ReplySent(token)`` comes back."""
 
     token: ReplyToken
     clock: int
-    position: int
     min_done: int
     flags: int
     request: int
@@ -168,8 +169,22 @@ Action = (
 )
 
 
+# -- events from the loop ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Built:
+    """The shard is made: it holds ``chunks``, and pushes are received into ``slots``."""
+
+    chunks: Sequence[int]
+    slots: Sequence[Frame]
+
+
 @dataclass(slots=True)
 class ReplySent:
-    """From the loop: the memory of this reply is free again."""
+    """The memory of this reply is free again."""
 
     token: ReplyToken
+
+
+ServerEvent = Offered | Arrived | ControlArrived | Built | ReplySent

@@ -18,7 +18,7 @@ A push goes this way, and this is the place to read how:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.servers.protocol.actions import (
     Action,
     Build,
+    Built,
     Contribution,
     EmptyStep,
     Fail,
@@ -50,8 +51,8 @@ from psdist.servers.protocol.actions import (
     MembershipEvent,
     Reply,
     ReplySent,
-    ReplyToken,
     SendControl,
+    ServerEvent,
     SlotContent,
     StartSum,
     Step,
@@ -81,7 +82,6 @@ class ServerStatistics:
     duplicates: int
     most_slots_used: int
     copies_on_write: int
-    position: int
 
 
 class ServerCore:
@@ -94,12 +94,19 @@ class ServerCore:
         self._chunks: dict[int, ChunkState] = {}
         self._order: list[int] = []
         self._frontier = Frontier(())
-        self._before_setup: list[Offered | Arrived | ControlArrived] | None = []
+        self._is_described = False
+        self._before_built: list[Offered | Arrived] = []
         self._settings: dict[int, dict[int, tuple[bytes, frozenset[int]]]] = {}
         self._stalled: dict[tuple[int, int], list[ChunkState]] = {}  # (peer, settings) -> chunks
-        self._position = 0
         self._pushes = self._steps = self._replies = self._duplicates = self._copies = 0
-        self._control: dict[type, Callable[[int, Any], list[Action]]] = {
+        self._on: dict[type, Callable[[Any], list[Action]]] = {
+            ControlArrived: self._on_control,
+            Built: self._on_built,
+            Offered: self._hold,
+            Arrived: self._hold,
+            ReplySent: self._on_reply_sent,
+        }
+        self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
             Setup: self._on_setup,
             Register: self._on_register,
             Settings: self._on_settings,
@@ -111,49 +118,50 @@ class ServerCore:
 
     # -- the way in ---------------------------------------------------------------------------
 
-    def handle(self, event: Offered | Arrived | ControlArrived | ReplySent) -> list[Action]:
+    def handle(self, event: ServerEvent) -> list[Action]:
         """What to do about ``event``, in order. A broken rule of a peer becomes ``Fail``."""
         try:
-            if isinstance(event, ReplySent):
-                return self._on_reply_sent(event.token)
-            if isinstance(event, ControlArrived):
-                handler = self._control.get(type(event.message))
-                if handler is None:
-                    raise ProtocolError(
-                        f"server {self._server}: {describe_peer(event.peer)} sent "
-                        f"{type(event.message).__name__}, which no server takes"
-                    )
-                return handler(event.peer, event.message)
-            if self._before_setup is not None:
-                self._before_setup.append(event)
-                return []
-            if isinstance(event, Offered):
-                return self._on_offered(event)
-            return self._on_arrived(event.peer, event.header, event.frame)
+            return self._on[type(event)](event)
         except PsdistError as error:
             return [Fail(error)]
+
+    def _on_control(self, event: ControlArrived) -> list[Action]:
+        handler = self._on_message.get(type(event.message))
+        if handler is None:
+            raise ProtocolError(
+                f"server {self._server}: {describe_peer(event.peer)} sent "
+                f"{type(event.message).__name__}, which no server takes"
+            )
+        return handler(event.peer, event.message)
 
     # -- set-up and membership ----------------------------------------------------------------
 
     def _on_setup(self, peer: int, message: Setup) -> list[Action]:
-        if self._before_setup is None:
+        if self._is_described:
             raise ProtocolError(f"server {self._server}: {describe_peer(peer)} sent a second Setup")
+        self._is_described = True
         return [Build(message)]
 
-    def open(self, chunks: Sequence[int], slots: Sequence[Frame]) -> list[Action]:
-        """The loop has built the shard: these chunks are ours, pushes arrive in these slots."""
-        self._pool = ReceivePool(slots, need=self._slots_needed)
-        self._order = sorted(chunks)
+    def _hold(self, event: Offered | Arrived) -> list[Action]:
+        """Data that comes before the shard is built: handled when it is."""
+        self._before_built.append(event)
+        return []
+
+    def _on_built(self, event: Built) -> list[Action]:
+        self._pool = ReceivePool(event.slots, need=self._slots_needed)
+        self._order = sorted(event.chunks)
         for index in self._order:
             clock = ChunkClock()
             for member in self._membership.members():
                 clock.join(member.group, done=member.clock)
             self._chunks[index] = ChunkState(index, clock)
         self._frontier = Frontier([self._chunks[index] for index in self._order])
-        held, self._before_setup = self._before_setup or [], None
+        self._on[Offered] = self._on_offered
+        self._on[Arrived] = self._on_arrived
+        held, self._before_built = self._before_built, []
         actions: list[Action] = []
-        for event in held:
-            actions += self.handle(event)
+        for each in held:
+            actions += self.handle(each)
         return actions
 
     def _on_register(self, peer: int, message: Register) -> list[Action]:
@@ -206,7 +214,6 @@ class ServerCore:
         return actions
 
     def _membership_event(self, kind: str, group: int, clock: int) -> MembershipEvent:
-        self._position += 1
         return MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
 
     def _on_who_is_missing(self, peer: int, message: WhoIsMissing) -> list[Action]:
@@ -243,7 +250,8 @@ class ServerCore:
             return ADDS
         return FRONTIER if self._frontier.chunk is chunk else STARTS
 
-    def _on_arrived(self, peer: int, header: Header, slot: Frame | None) -> list[Action]:
+    def _on_arrived(self, event: Arrived) -> list[Action]:
+        peer, header, slot = event.peer, event.header, event.frame
         chunk = self._chunk_of(peer, header.chunk)
         if header.kind == Kind.PUSH:
             return self._on_push(chunk, peer, header, slot)
@@ -335,7 +343,7 @@ class ServerCore:
             hyper, absent = settings
             contribution = Contribution(group, push.clock, push.weight, push.slot is None)
             if push.slot is None:
-                actions.append(self._empty_step(chunk, (contribution,)))
+                actions.append(EmptyStep(chunk.index, (contribution,)))
             else:
                 step = Step(
                     chunk=chunk.index,
@@ -411,7 +419,7 @@ class ServerCore:
         slot = gathering.accumulator
         actions: list[Action] = []
         if slot is None:
-            actions.append(self._empty_step(chunk, contributions))
+            actions.append(EmptyStep(chunk.index, contributions))
         else:
             step = Step(
                 chunk=chunk.index,
@@ -448,12 +456,7 @@ class ServerCore:
         chunk.current = step.target
         self._copies += step.source != step.target
         self._steps += 1
-        self._position += len(step.contributions)
         return step
-
-    def _empty_step(self, chunk: ChunkState, contributions: tuple[Contribution, ...]) -> EmptyStep:
-        self._position += len(contributions)
-        return EmptyStep(chunk.index, contributions)
 
     def _advance(self, chunk: ChunkState, pushes: tuple[Push, ...]) -> list[Action]:
         actions: list[Action] = []
@@ -489,10 +492,11 @@ class ServerCore:
         token = chunk.open_reply(pending.peer, implied_by=implied_by)
         self._replies += 1
         min_done = chunk.clock.min_done
-        return Reply(token, pending.clock, self._position, min_done, pending.flags, pending.request)
+        return Reply(token, pending.clock, min_done, pending.flags, pending.request)
 
-    def _on_reply_sent(self, token: ReplyToken) -> list[Action]:
+    def _on_reply_sent(self, event: ReplySent) -> list[Action]:
         """The reply's memory is free; a step may have waited for it."""
+        token = event.token
         if token.is_sent:
             return []
         chunk = self._chunks[token.chunk]
@@ -508,11 +512,6 @@ class ServerCore:
         """Whether a group has registered that has not left."""
         return self._membership.num_active_workers > 0
 
-    @property
-    def position(self) -> int:
-        """Number of events so far in this server's log."""
-        return self._position
-
     def statistics(self) -> ServerStatistics:
         return ServerStatistics(
             num_chunks=len(self._chunks),
@@ -523,7 +522,6 @@ class ServerCore:
             duplicates=self._duplicates,
             most_slots_used=self._pool.most_used,
             copies_on_write=self._copies,
-            position=self._position,
         )
 
     def _num_updates(self) -> int:

@@ -25,6 +25,7 @@ from psdist.history.records import (
     EventFlag,
 )
 from psdist.history.writers import (
+    EventCount,
     EventKind,
     History,
     RunRecord,
@@ -185,9 +186,23 @@ def test_a_position_is_the_number_of_events_before() -> None:
     history.apply(0, 0, 0)
     assert history.position == 2
     history.checksum(0, 99)
-    history.checksum(0, 99, position=1)
     assert history.position == 2
-    assert history.log().checksums["position"].tolist() == [2, 1]
+    assert history.log().checksums["position"].tolist() == [2]
+
+
+def test_a_step_is_one_event_for_each_contribution_and_the_last_one_ends_it() -> None:
+    history, count = ServerHistory(None, 0), EventCount()
+    for log in (history, count):
+        log.member(EventKind.JOIN, 0, 0, 1.0)
+        log.step(3, [(0, 7, 1.0, False), (1, 7, 2.0, True)], 0.5)
+        log.step(4, [(0, 7, 1.0, False)])
+        assert log.position == 4
+    steps = history.log().events[1:]
+    assert steps["chunk"].tolist() == [3, 3, 4]
+    assert steps["group"].tolist() == [0, 1, 0]
+    assert steps["weight"].tolist() == [1.0, 2.0, 1.0]
+    assert steps["lr_scale"].tolist() == [0.5, 0.5, 1.0]
+    assert steps["flags"].tolist() == [0, EventFlag.EMPTY | EventFlag.LAST, EventFlag.LAST]
 
 
 def test_records_beyond_one_buffer_are_kept_in_order(tmp_path: Path) -> None:

@@ -13,10 +13,15 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.protocol.actions import (
     Accept,
+    Build,
+    Built,
     Contribution,
     EmptyStep,
     Fail,
     Fold,
+    Load,
+    Reply,
+    SendControl,
     SlotContent,
     StartSum,
     Step,
@@ -31,7 +36,7 @@ def core_of(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> S
     """A server on which groups of one worker have registered and told their settings."""
     core = ServerCore(server=0, policy=policy_for(mode, staleness=1))
     core.handle(ControlArrived(0, Setup(partition=b"", optimizer="", hyper=b"")))
-    core.open(range(chunks), [Frame(capacity=4) for _ in range(slots)])
+    core.handle(Built(range(chunks), [Frame(capacity=4) for _ in range(slots)]))
     for group in range(groups):
         peer = worker_id(group)
         core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
@@ -103,3 +108,42 @@ def test_a_gradient_without_weight_fails_the_job_naming_who_sent_it(
     (fail,) = push(core_of(mode), 1, 0, weight=weight)
     assert isinstance(fail, Fail)
     assert str(fail.error) == f"server 0: worker 1 pushed a gradient of weight {weight}"
+
+
+SETUP = Setup(partition=b"p", optimizer="o", hyper=b"h")
+
+
+def test_what_comes_before_the_shard_is_built_is_handled_when_it_is() -> None:
+    core = ServerCore(server=0, policy=policy_for("ssp", staleness=1))
+    pull = Header(kind=Kind.PULL, sender=worker_id(0), chunk=0)
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
+    (build,) = core.handle(ControlArrived(worker_id(0), SETUP))
+    assert build == Build(SETUP)
+    assert core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "ticket")) == []
+    assert core.handle(Arrived(worker_id(0), pull, None)) == []
+    slot = Frame(capacity=4)
+
+    assert core.handle(Built([0], [slot])) == [Accept("ticket", slot)]
+    load, reply = core.handle(Arrived(worker_id(0), init, slot))
+    assert load == Load(0, slot)
+    assert isinstance(reply, Reply)  # to the pull, which waited for the initial values
+
+
+def test_a_second_model_is_refused_whether_or_not_the_first_is_built() -> None:
+    core = ServerCore(server=3, policy=policy_for("ssp", staleness=1))
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    for _ in range(2):
+        (fail,) = core.handle(ControlArrived(worker_id(1), SETUP))
+        assert isinstance(fail, Fail)
+        assert str(fail.error) == "server 3: worker 1 sent a second Setup"
+        core.handle(Built([], []))
+
+
+def test_a_server_without_chunks_is_built_as_well() -> None:
+    core = ServerCore(server=1, policy=policy_for("sync", staleness=0))
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    assert core.handle(Built([], [])) == []
+    register = Register(group=0, workers=[0], clock=0)
+    _, answer = core.handle(ControlArrived(worker_id(0), register))
+    assert isinstance(answer, SendControl)
+    core.check_invariants()
