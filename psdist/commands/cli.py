@@ -72,11 +72,16 @@ def psdist(
 # The first word that is no option is the script; everything after it is the script's own.
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The training script; after -m, a module.")
+    ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="ARGS", help="Everything after it, given to it untouched."),
     ] = None,
+    is_module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, run as by python -m.")
+    ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -133,6 +138,7 @@ def run(
     Settings come from these options, from the environment (PSDIST_MODE, ...), from the TOML file,
     and from defaults, in that order.
     """
+    from psdist.commands.program import Program
     from psdist.commands.run import RunRequest
     from psdist.commands.run import run as run_request
 
@@ -154,8 +160,7 @@ def run(
     }
     given = {key: value for key, value in options.items() if value is not None}
     request = RunRequest(
-        script=script,
-        arguments=tuple(arguments or ()),
+        program=Program(name=script, arguments=tuple(arguments or ()), is_module=is_module),
         ranks=ranks,
         workers=workers,
         config_file=config,
@@ -365,8 +370,9 @@ def _refuse(error: Exception) -> int:
     if (detect(os.environ).size or 1) > 1:
         # All ranks have the same words. One must speak, and the launcher ends the job at the
         # first rank that fails, which may be a silent one: startup lets them agree.
-        from psdist.commands.run_rank import run_script
+        from psdist.commands.program import Program
+        from psdist.commands.run_rank import run_program
 
-        return run_script(refusal, "", ())
+        return run_program(refusal, Program(name=""))
     print(f"psdist: error: {refusal}", file=sys.stderr)
     return refusal.exit_status

@@ -3,7 +3,7 @@
 Owns the decision between the two and the command line of the second. It starts neither MPI nor a
 role: psdist.commands.run_rank does that, in every rank.
 
-    run(RunRequest(ranks=6, command_line={"mode": "ssp"}, script="train.py", arguments=()))
+    run(RunRequest(ranks=6, command_line={"mode": "ssp"}, program=Program(name="train.py")))
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
+from psdist.commands.program import Program
 from psdist.commands.world_size import num_ranks_for
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import ConfigError, LaunchError, UserError
@@ -41,8 +42,7 @@ class RunRequest:
     At most one of `ranks` and `workers` is given.
     """
 
-    script: str
-    arguments: tuple[str, ...] = ()
+    program: Program
     ranks: int | None = None
     workers: int | None = None
     config_file: Path | None = None
@@ -51,7 +51,7 @@ class RunRequest:
 
 
 def run(request: RunRequest) -> int:
-    """Run the script as this request says, and return the exit status.
+    """Run the program as this request says, and return the exit status.
 
     Under a launcher every mistake goes to psdist.commands.run_rank, where all ranks agree on it and
     one prints it. Does not return where it starts mpirun. Raises UserError before it starts one.
@@ -78,9 +78,9 @@ def run(request: RunRequest) -> int:
                 is_watched=outcome.config.progress == "auto" and sys.stdout.isatty(),
             )
 
-    from psdist.commands.run_rank import run_script
+    from psdist.commands.run_rank import run_program
 
-    return run_script(outcome, request.script, request.arguments, num_workers=request.workers)
+    return run_program(outcome, request.program, num_workers=request.workers)
 
 
 def start_mpirun(num_ranks: int, arguments: Sequence[str], *, is_watched: bool = False) -> NoReturn:
@@ -123,12 +123,11 @@ def run_arguments(request: RunRequest) -> list[str]:
             words.append(f"--set={key}={_as_text(value)}")
     if request.resume:
         words.append("--resume")
-    # The dashes keep a script whose name begins with one from being read as an option.
-    return [*words, "--", request.script, *request.arguments]
+    return [*words, *request.program.words]
 
 
 def _outcome(request: RunRequest) -> Resolved | UserError:
-    """The configuration, or why the script cannot be run."""
+    """The configuration, or why the program cannot be run."""
     if request.resume:
         return ConfigError(
             "--resume: this version of psdist writes no checkpoints yet, so there is nothing to "
@@ -142,20 +141,7 @@ def _outcome(request: RunRequest) -> Resolved | UserError:
         )
     except ConfigError as error:
         return error
-    return _script_problem(request.script) or resolved
-
-
-def _script_problem(script: str) -> LaunchError | None:
-    try:
-        if Path(script).is_dir():
-            return LaunchError(f"the script {script} is a directory; name the file to run")
-        with open(script, "rb"):
-            return None
-    except FileNotFoundError:
-        return LaunchError(f"the script {script} does not exist (working directory {Path.cwd()})")
-    except (OSError, ValueError) as error:  # not readable; or a null byte in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return LaunchError(f"the script {script!r} cannot be read: {reason}")
+    return request.program.problem() or resolved
 
 
 def _has_that_many(launcher: Launcher, num_ranks: int) -> bool:

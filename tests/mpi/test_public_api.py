@@ -46,7 +46,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(mpi)
     python = str(environment_prefix(mpi) / "bin" / "python")
     words = ["-m", "psdist", "run", "--workers", "2", "--run-dir", str(folder / "run")]
-    words += [str(SCRIPT), str(folder / "seen")]
+    words += ["-m", "tests.support.programs.api_script", str(folder / "seen")]
     done = run_program([python, *words], timeout_s=TIMEOUT_S, env=QUIET)
     assert done.returncode == 0, done.text
     by_worker = [json.loads((folder / f"seen.{worker}").read_text()) for worker in range(2)]

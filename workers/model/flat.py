@@ -1,6 +1,6 @@
 """A model's trainable parameters as flat memory: what the wire reads and writes.
 
-Parameters become views of flat buffers (so replies land in place); gradients are copied into flat
+Parameters become parts of flat buffers (so replies land in place); gradients are copied into flat
 buffers of the same layout when a step begins. For a model on a GPU the flat buffers live there,
 with pinned mirrors on the host for MPI.
 
@@ -11,6 +11,7 @@ with pinned mirrors on the host for MPI.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -57,7 +58,7 @@ class FlatModel:
             for piece, start in buffer.piece_starts:
                 shape = partition.pieces[piece].shape
                 stride = partition.pieces[piece].stride
-                value = torch.as_strided(self._values.on_device[buffer.index], shape, stride, start)
+                value = _stretch(self._values.on_device[buffer.index], start, shape, stride)
                 value.copy_(parameters[piece].detach())
                 parameters[piece].data = value
                 self._gradient_views[piece] = torch.as_strided(
@@ -177,6 +178,17 @@ class FlatModel:
     def gradient_bytes(self, chunk: Chunk) -> memoryview:
         """Host memory of a chunk's gradient."""
         return _part(self._gradients.on_host, chunk)
+
+
+def _stretch(
+    flat: torch.Tensor, start: int, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """A dense part of ``flat``, the same memory, whose storage ends where the part does: torch.save
+    writes a tensor's whole storage, and a view's is all of the flat memory."""
+    item_bytes = flat.element_size()
+    first = (flat.storage_offset() + start) * item_bytes
+    storage = flat.untyped_storage()[first : first + math.prod(shape) * item_bytes]
+    return torch.empty(0, dtype=flat.dtype, device=flat.device).set_(storage, 0, shape, stride)
 
 
 def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> memoryview:

@@ -1,6 +1,6 @@
 """A training script that looks at everything a Job shows to its user.
 
-    psdist run --workers 2 tests/support/programs/api_script.py OUT
+    psdist run --workers 2 -m tests.support.programs.api_script OUT
 
 Each worker writes what it saw to OUT.<worker>, as JSON; tests/mpi/test_public_api.py reads it.
 """
@@ -18,11 +18,13 @@ import torch
 import psdist
 from psdist.errors import UsageError
 
+from .problems import Problem  # relative: python -m finds it, and so must psdist run -m
+
 
 def main(out: str) -> None:
     job = psdist.init()
     seen: dict[str, Any] = {"numbers": numbers(job)}
-    model = torch.nn.Linear(4, 2)
+    model: torch.nn.Module = Problem(num_inputs=4).model()
     original = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = job.prepare(model, original)
     seen["mistakes"] = mistakes_before_the_first_step(job, model, original)

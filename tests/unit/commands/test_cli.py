@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from psdist.commands import cli
+from psdist.commands.program import Program
 from psdist.commands.run import RunRequest, run_arguments
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
@@ -49,14 +50,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str, tuple[str, 
     """Stands for psdist.commands.run_rank, which starts MPI: what it was asked to run."""
     calls: list[tuple[Any, str, tuple[str, ...]]] = []
 
-    def run_script(
-        outcome: Any, script: str, arguments: tuple[str, ...], *, num_workers: int | None = None
-    ) -> int:
-        calls.append((outcome, script, tuple(arguments)))
+    def run_program(outcome: Any, program: Program, *, num_workers: int | None = None) -> int:
+        calls.append((outcome, program.name, program.arguments))
         return 7 if num_workers is None else 40 + num_workers
 
     module = types.ModuleType("psdist.commands.run_rank")
-    module.run_script = run_script  # type: ignore[attr-defined]
+    module.run_program = run_program  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "psdist.commands.run_rank", module)
     return calls
 
@@ -219,6 +218,7 @@ def test_wrong_usage_is_one_line_and_status_2(
         (["-n", "3", "--set", "stalenes=1", "train.py"], "did you mean staleness?"),
         (["-n", "3", "none.py"], "the script none.py does not exist (working directory "),
         (["-n", "3", "."], "the script . is a directory; name the file to run"),
+        (["-n", "3", "-m", "train.py"], "-m train.py: not the name of a module"),
         (["-n", "3", "--config", "none.toml", "train.py"], "cannot read the configuration file"),
         (["-n", "3", "--resume", "train.py"], "this version of psdist writes no checkpoints yet"),
     ],
@@ -304,12 +304,13 @@ def test_under_a_launcher_the_ranks_hear_how_many_workers_are_expected(
     assert len(started) == 1
 
 
+@pytest.mark.parametrize("is_module", [True, False])
 def test_the_words_for_the_ranks_give_the_same_request(
-    script: str, monkeypatch: pytest.MonkeyPatch
+    is_module: bool, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    arguments = ("--epochs", "5", "--", "-m", "-x", "", "a b")
     request = RunRequest(
-        script=script,
-        arguments=("--epochs", "5", "--", "-x", "", "a b"),
+        program=Program(name=script, arguments=arguments, is_module=is_module),
         workers=3,
         config_file=Path("run with space.toml"),
         command_line={
@@ -338,9 +339,9 @@ def test_a_script_whose_name_begins_with_a_dash_is_no_option(
     (tmp_path / "-odd.py").write_text("")
     received: list[str] = []
     monkeypatch.setattr(
-        "psdist.commands.run.run", lambda request: received.append(request.script) or 0
+        "psdist.commands.run.run", lambda request: received.append(request.program.name) or 0
     )
-    assert status_of("run", *run_arguments(RunRequest(script="-odd.py"))) == 0
+    assert status_of("run", *run_arguments(RunRequest(program=Program(name="-odd.py")))) == 0
     assert received == ["-odd.py"]
     assert script
 

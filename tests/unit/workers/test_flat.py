@@ -1,0 +1,80 @@
+"""Parameters in flat memory: the same bytes as the wire's, and to torch tensors like any other."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from psdist.protocol.memory import dtype_name
+from psdist.protocol.partition import Partition, Piece
+from psdist.workers.model.flat import FlatModel
+
+
+def flattened(model: nn.Module) -> tuple[FlatModel, Partition]:
+    pieces = [
+        Piece(
+            name=name,
+            shape=tuple(parameter.shape),
+            stride=tuple(parameter.stride()),
+            dtype=dtype_name(parameter.dtype),
+            optimizer_group=0,
+        )
+        for name, parameter in model.named_parameters()
+    ]
+    partition = Partition.cut(pieces, chunk_bytes=None, whole_tensors=False)
+    return FlatModel(partition, list(model.parameters())), partition
+
+
+def saved_bytes(value: object) -> int:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return len(stream.getvalue())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_a_model_is_saved_in_the_size_of_the_part(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(1000, 2000), nn.Linear(2000, 1)).to(dtype)
+    plain = [saved_bytes(each) for each in (model, model[1], model[1].state_dict(), model[1].bias)]
+    flattened(model)
+    ours = [saved_bytes(each) for each in (model, model[1], model[1].state_dict(), model[1].bias)]
+    assert ours == pytest.approx(plain, abs=512)  # names and padding of the archive
+
+
+def test_state_dict_is_the_parameters_own_memory_as_in_plain_torch() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    flat, partition = flattened(model)
+    for value in model.state_dict().values():
+        value.copy_(torch.full_like(value, 7.0))
+    assert all(bool((parameter == 7).all()) for parameter in model.parameters())
+    (chunk,) = partition.chunks
+    wire = torch.frombuffer(flat.parameter_bytes(chunk), dtype=torch.float32)
+    assert int((wire == 7).sum()) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_strides_and_values_of_a_parameter_stay() -> None:
+    model = nn.Module()
+    values = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
+    model.transposed = nn.Parameter(values)
+    before = values.clone()
+    flattened(model)
+    assert model.transposed.stride() == values.stride()
+    assert torch.equal(model.transposed, before)
+
+
+def test_a_parameter_keeps_the_flat_memory_alive() -> None:
+    model = nn.Linear(100, 100)
+    before = model.weight.detach().clone()
+    flattened(model)  # and thrown away
+    torch.full((200, 100), 9.0)
+    assert torch.equal(model.weight, before)
+
+
+def test_safetensors_takes_the_parameters_for_tensors_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    flattened(model)
+    loaded = load(save(model.state_dict()))
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
