@@ -1,5 +1,13 @@
 """Remedies for faults in launchers and MPI libraries, one module each.
 
-Each module names the fault, the versions it was seen with, and the condition under which it can be
-deleted. Nothing here is needed where the fault is absent.
+``pmi``: MPICH's lines are longer than Slurm's pmi2 plugin reads. Can be deleted when the plugin
+reads the line of every value that it allows, in all Slurm that is supported; or when MPICH is
+started through PMIx there.
+
+``pmix``: Slurm's PMIx fence returns before all hosts are in it, and Open MPI crashes. Can be
+deleted when that fence waits, in all Slurm that is supported; or when Open MPI takes messages
+inside MPI_Init.
+
+Each module says with which versions the fault was seen and how to find out whether it is gone, and
+does nothing where its launcher has not started the process. Imports nothing of psdist.
 """

@@ -12,6 +12,12 @@ into more pieces, so the answer that names the limit is rewritten on its way.
 
 A child process stands between the two during MPI_Init, since mpi4py holds the interpreter lock in
 there. MPI_Init then takes some 125 ms in place of 110.
+
+**Can be deleted when** Slurm's pmi2 plugin reads the lines of every value that it allows (or names
+a limit of 908 or less), in all versions of Slurm that are supported; or when MPICH is started
+through PMIx under srun, and ``--mpi=pmi2`` is no longer asked for. To find out: take
+``readable_lines`` out of psdist/ranks/agreement.py and run
+``test_mpich_starts_whatever_its_ranks_publish`` in tests/slurm/test_slurm.py.
 """
 
 from __future__ import annotations
