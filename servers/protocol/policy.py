@@ -1,9 +1,12 @@
-"""The consistency modes, as what they demand of a chunk; pure.
+"""The consistency modes, as what they demand of a chunk in a round; pure.
 
-``clock`` is the iteration for which parameters are wanted, ``min_done`` the number of iterations
-whose updates of *every* active group a chunk contains (psdist.servers.protocol.chunk_clock).
+A *round* is what the clock counts: usually one iteration. A policy is a function of the round, so
+that a mode may change within a run: rounds below the change keep the old rule, rounds from there on
+have the new one. ``min_done`` is the number of rounds whose updates of *every* active group a chunk
+contains (psdist.servers.protocol.chunk_clock).
 
-    policy_for("ssp", staleness=3).required_min_done(10)    # 7
+    policy_for("ssp", staleness=3).required_min_done(10)                # 7
+    Scheduled(((0, Ssp(3)), (5, Ssp(0)))).required_min_done(10)         # 10
 
 Bounded staleness: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
 Parameter Server", NIPS 2013: a read at clock c sees all updates stamped <= c - s - 1, that is the
@@ -12,49 +15,106 @@ first c - s of every group.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from psdist.errors import ConfigError
 
 
+class Applying(Enum):
+    """How the updates of a round become optimizer steps."""
+
+    GATHERED = "gathered"
+    """One step, on all groups' weighted mean, summed in group order."""
+    ON_ARRIVAL = "on arrival"
+    """A step for every push, its lr scaled by the group's weight."""
+
+
 class Policy(Protocol):
     """What a mode demands before parameters may be used, and how pushes are applied."""
 
-    @property
-    def gathers(self) -> bool:
-        """True: one optimizer step per iteration, on all groups' weighted mean, in group order.
-        False: every push is one optimizer step on arrival, its lr scaled by the group's weight."""
+    def applying(self, round_number: int) -> Applying:
+        """The same for every round of a run: a server refuses a change.
+
+        A change needs to know that every server has the last round of the old kind behind it, which
+        takes an event in two phases (proposed to all servers, committed at a round that none has
+        answered yet); bounds need no such thing."""
         ...
 
-    def required_min_done(self, clock: int) -> int:
-        """The least ``min_done`` that parameters used for iteration ``clock`` may contain."""
+    def required_min_done(self, round_number: int) -> int:
+        """The least ``min_done`` of parameters that are used in this round."""
         ...
 
 
 @dataclass(frozen=True)
 class Sync:
-    gathers: bool = True
+    def applying(self, round_number: int) -> Applying:  # noqa: ARG002 - the same in all rounds
+        return Applying.GATHERED
 
-    def required_min_done(self, clock: int) -> int:
-        return clock
+    def required_min_done(self, round_number: int) -> int:
+        return round_number
 
 
 @dataclass(frozen=True)
 class Ssp:
     staleness: int
-    gathers: bool = False
 
-    def required_min_done(self, clock: int) -> int:
-        return clock - self.staleness
+    def applying(self, round_number: int) -> Applying:  # noqa: ARG002 - the same in all rounds
+        return Applying.ON_ARRIVAL
+
+    def required_min_done(self, round_number: int) -> int:
+        return round_number - self.staleness
 
 
 @dataclass(frozen=True)
 class Async:
-    gathers: bool = False
+    def applying(self, round_number: int) -> Applying:  # noqa: ARG002 - the same in all rounds
+        return Applying.ON_ARRIVAL
 
-    def required_min_done(self, clock: int) -> int:  # noqa: ARG002 - the protocol's signature
+    def required_min_done(self, round_number: int) -> int:  # noqa: ARG002 - the same in all rounds
         return 0
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Policies one after another, each from its round on."""
+
+    parts: tuple[tuple[int, Policy], ...]
+    """(first round, policy), in order, the first from round 0."""
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.parts]
+        if starts[:1] != [0] or starts != sorted(set(starts)):
+            raise ConfigError(
+                f"a schedule of policies that begin at the rounds {starts}: the first must begin "
+                "at round 0, each other one after the one before"
+            )
+        check_applying(self, starts)
+
+    def applying(self, round_number: int) -> Applying:
+        return self._policy(round_number).applying(round_number)
+
+    def required_min_done(self, round_number: int) -> int:
+        return self._policy(round_number).required_min_done(round_number)
+
+    def _policy(self, round_number: int) -> Policy:
+        return self.parts[bisect_right(self.parts, round_number, key=lambda part: part[0]) - 1][1]
+
+
+def check_applying(policy: Policy, rounds: Iterable[int]) -> None:
+    """Raise ConfigError if one of ``rounds`` is applied in another way than round 0."""
+    usual = policy.applying(0)
+    for round_number in rounds:
+        applying = policy.applying(round_number)
+        if applying is not usual:
+            raise ConfigError(
+                f"from round {round_number} on updates would be applied {applying.value} instead "
+                f"of {usual.value}: within a run only the bound can change (between ssp and "
+                "async), not to or from sync"
+            )
 
 
 def policy_for(mode: str, *, staleness: int) -> Policy:

@@ -61,7 +61,7 @@ from psdist.servers.protocol.chunk_clock import ChunkClock
 from psdist.servers.protocol.chunk_state import ChunkState, Gathering, PendingReply, Push
 from psdist.servers.protocol.frontier import Frontier
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.policy import Policy
+from psdist.servers.protocol.policy import Applying, Policy, check_applying
 from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS, ReceivePool
 
 _LIVE_SETTINGS = 4
@@ -88,6 +88,8 @@ class ServerCore:
     def __init__(self, *, server: int, policy: Policy, pipeline: int = 0) -> None:
         self._server = server
         self._policy = policy
+        self._gathers = policy.applying(0) is Applying.GATHERED
+        self._newest_round = 0
         self._pipeline = pipeline
         self._membership = Membership()
         self._pool = ReceivePool((), need=self._slots_needed)
@@ -241,7 +243,7 @@ class ServerCore:
 
     def _slots_needed(self, index: int, group: int) -> int:
         """See psdist.servers.protocol.receive_pool."""
-        if not self._policy.gathers or group < 0:
+        if not self._gathers or group < 0:
             return ADDS
         chunk = self._chunks[index]
         if chunk.pushes.get(group) or chunk.next_in_turn() != group:
@@ -303,6 +305,9 @@ class ServerCore:
                 f"server {self._server}: {describe_peer(peer)} pushed iteration {header.clock} of "
                 f"chunk {chunk.index} after iteration {newest}"
             )
+        if header.clock > self._newest_round:
+            check_applying(self._policy, [header.clock])
+            self._newest_round = header.clock
         if slot is not None and not header.weight > 0:
             raise ProtocolError(
                 f"server {self._server}: {describe_peer(peer)} pushed a gradient of weight "
@@ -310,13 +315,13 @@ class ServerCore:
             )
         self._pushes += 1
         chunk.put(Push(peer, group, header.clock, header.weight, header.settings, slot))
-        if not self._policy.gathers:
+        if not self._gathers:
             chunk.waiting.append(group)
         return self._proceed(chunk)
 
     def _proceed(self, chunk: ChunkState) -> list[Action]:
         """Whatever can be applied to this chunk now."""
-        return self._gather(chunk) if self._policy.gathers else self._apply_arrivals(chunk)
+        return self._gather(chunk) if self._gathers else self._apply_arrivals(chunk)
 
     def _settings_of(self, chunk: ChunkState, push: Push) -> tuple[bytes, frozenset[int]] | None:
         """None if the push overtook them: ``chunk`` is looked at again when they come."""
@@ -445,7 +450,7 @@ class ServerCore:
     def _reconsider_frontier(self) -> list[Action]:
         """The frontier has moved: its next push needs fewer free slots than before."""
         chunk = self._frontier.chunk
-        group = chunk.next_in_turn() if chunk is not None and self._policy.gathers else None
+        group = chunk.next_in_turn() if chunk is not None and self._gathers else None
         if chunk is None or group is None:
             return []
         return self._pool.reconsider(chunk.index, group)

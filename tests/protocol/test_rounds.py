@@ -1,0 +1,125 @@
+"""A policy that changes with the round: the history of a run is proved round by round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from psdist.commands.check import check
+from psdist.errors import ConfigError
+from psdist.history.findings import Findings
+from psdist.history.records import History
+from psdist.history.replay import ServerReplay
+from psdist.history.use_rules import Uses, check_bound
+from psdist.servers.protocol.policy import Applying, Async, Policy, Scheduled, Ssp, Sync
+from tests.support.protocol import Schedule, VirtualJob
+
+ROUNDS = 12
+CHANGE = 5
+SCHEDULE = Schedule(
+    seed=1,
+    mode="async",
+    group_sizes=(1, 1, 1),
+    iterations=(ROUNDS,) * 3,
+    collectives=((), (), ()),
+    compute_s=(1.0, 1e-3, 1e-3),
+    num_chunks=4,
+    servers=2,
+)
+TIGHTER = Scheduled(((0, Ssp(3)), (CHANGE, Ssp(0))))
+LOOSER = Scheduled(((0, Ssp(0)), (CHANGE, Ssp(3))))
+BEFORE, FROM = range(CHANGE), range(CHANGE, ROUNDS)
+
+
+def play(policy: Policy, schedule: Schedule = SCHEDULE) -> History:
+    job = VirtualJob(schedule, policy=lambda _server: policy)
+    job.run()
+    history = job.history()
+    # Everything but the bound is the same in all rounds, and proved for the whole run.
+    report = check(history)
+    assert report.proved, report.violations[:5]
+    return history
+
+
+def judge(history: History, *, bound: int, rounds: range) -> tuple[int, int]:
+    """What rule 2 of docs/history.md says of the uses in these rounds under ssp with this bound:
+    the number of violations, and the largest staleness."""
+    run = history.run.model_copy(update={"mode": "ssp", "staleness": bound})
+    findings, largest = Findings(), -1
+    uses = Uses.of(history)
+    uses = uses.take(np.flatnonzero(np.isin(uses.iteration, rounds)))
+    for log in history.servers:
+        replay = ServerReplay(run, log)
+        mine, _ = uses.of_server(replay, findings)
+        largest = max(largest, *check_bound(replay, mine, findings))
+    return findings.total, largest
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bound_that_changes_at_a_round_holds_in_each_round(seed: int) -> None:
+    schedule = replace(SCHEDULE, seed=seed, jitter_s=10.0 ** -(2 + seed % 4), sent_s=1e-3)
+
+    tighter = play(TIGHTER, schedule)
+    assert judge(tighter, bound=3, rounds=BEFORE) == (0, 3)
+    assert judge(tighter, bound=0, rounds=FROM) == (0, 0)
+
+    looser = play(LOOSER, schedule)
+    assert judge(looser, bound=0, rounds=BEFORE) == (0, 0)
+    assert judge(looser, bound=3, rounds=FROM) == (0, 3)
+
+
+def test_the_rule_of_other_rounds_is_seen_to_be_broken() -> None:
+    """The judge is no formality: a rule held against the wrong rounds finds violations."""
+    history = play(TIGHTER)
+    assert judge(history, bound=0, rounds=BEFORE)[0] > 0
+    late = play(Scheduled(((0, Ssp(3)), (CHANGE + 1, Ssp(0)))))  # changes a round too late
+    assert judge(late, bound=0, rounds=FROM)[0] > 0
+    assert judge(late, bound=0, rounds=range(CHANGE + 1, ROUNDS)) == (0, 0)
+
+
+def test_async_rounds_may_follow_bounded_ones() -> None:
+    history = play(Scheduled(((0, Ssp(1)), (CHANGE, Async()))))
+    assert judge(history, bound=1, rounds=BEFORE) == (0, 1)
+    assert judge(history, bound=1, rounds=FROM)[0] > 0
+
+
+# -- what a run cannot do yet --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "was", "would_be"),
+    [
+        (((0, Ssp(3)), (5, Sync())), "on arrival", "gathered"),
+        (((0, Sync()), (2, Ssp(1)), (5, Async())), "gathered", "on arrival"),
+    ],
+)
+def test_a_schedule_to_or_from_sync_is_refused(
+    parts: tuple[tuple[int, Policy], ...], was: str, would_be: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Scheduled(parts)
+    assert str(caught.value) == (
+        f"from round {parts[1][0]} on updates would be applied {would_be} instead of {was}: within "
+        "a run only the bound can change (between ssp and async), not to or from sync"
+    )
+
+
+@pytest.mark.parametrize("starts", [(), (1,), (0, 5, 5), (0, 5, 2)])
+def test_a_schedule_begins_at_round_0_and_goes_up(starts: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="the first must begin at round 0"):
+        Scheduled(tuple((start, Ssp(1)) for start in starts))
+
+
+@dataclass(frozen=True)
+class TurnsIntoSync(Ssp):
+    """A policy of another make, which no constructor has looked at."""
+
+    def applying(self, round_number: int) -> Applying:
+        return Applying.GATHERED if round_number >= CHANGE else Applying.ON_ARRIVAL
+
+
+def test_a_server_refuses_the_first_push_of_a_round_that_is_applied_in_another_way() -> None:
+    with pytest.raises(ConfigError, match=f"from round {CHANGE} on updates would be applied gath"):
+        play(TurnsIntoSync(1))
