@@ -46,8 +46,7 @@ from psdist.ranks.device import device_of
 from psdist.ranks.failure import fail_with, printable, run_or_fail
 from psdist.ranks.server import num_threads, serve, serve_beside
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
-from psdist.workers.group import group as group_tier
-from psdist.workers.group.group import Group
+from psdist.workers.group import process_group
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
     ModelDescription,
@@ -62,7 +61,7 @@ from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.optimizer import LINE, ServedOptimizer
 from psdist.workers.model.saving import write_model
 from psdist.workers.protocol.client import ClientCore
-from psdist.workers.trainer import CALLS, Trainer, WorkerStatistics
+from psdist.workers.trainer import Trainer, WorkerStatistics
 
 _PROGRESS_EVERY_S = 0.25
 
@@ -174,14 +173,13 @@ class Job:
             device = torch.device("cpu")  # a group reduces over one back end
         self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
-        group_tier.start(
+        self._group = process_group.start(
             index=place,
             size=len(members),
             device=self.device,
             timeout_s=context.config.wait_timeout_s,
             broadcast=context.broadcast_in_group,
         )
-        self._group = Group(index=place, size=len(members))
         self._loop = WorkerLoop(
             context.transport,
             worker=self.worker,
@@ -232,7 +230,7 @@ class Job:
         )
         owners = partition.shard(self._context.roles.shard_weights)
         flat = FlatModel(partition, description.parameters)
-        mine = partition.slices(self._group.size)[self._group.index]
+        mine = partition.slices(self._group.size)[self._group.place]
         self._loop.attach(
             ClientCore(
                 worker=self.worker,
@@ -429,7 +427,7 @@ class Job:
         )
 
     def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
-        self._group.meet(CALLS.index(name), CALLS)
+        self._loop.wait_for(self._group.agree(name), name)
         return self._loop.collective(name, payload, clock=self.clock, group=self._suspended_group)
 
     @property
@@ -460,7 +458,7 @@ class Job:
             return 0
         self._is_finished = True
         trained_s = time.monotonic() - self._prepared_s
-        self._group.meet(CALLS.index("finish"), CALLS)
+        self._loop.wait_for(self._group.agree("finish"), "finish")
         if self._history is not None:
             self._history.close()
         if self._is_leader and self._loop.is_registered:
@@ -475,7 +473,7 @@ class Job:
         told["trained_s"] = trained_s
         self._loop.done(told)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
-        group_tier.stop()
+        process_group.stop()
         self._context.close()
         return 0
 

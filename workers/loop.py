@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import CollectiveError, InvariantError
@@ -41,6 +42,7 @@ from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
+from psdist.workers.group.channel import Pending, T
 from psdist.workers.protocol.client import (
     AcceptReply,
     ClientAction,
@@ -51,6 +53,35 @@ from psdist.workers.protocol.client import (
 )
 
 logger = logging.getLogger("psdist")
+
+_REST_S = 0.02
+"""How long a wait for the group blocks at a time: it returns at once when the group has come, and
+turns of the loop between are for warnings."""
+
+
+def _nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What to wait for, for whoever waits: the loop, or an actor in a virtual network."""
+
+    is_done: Callable[[], bool]
+    what: str
+    """In words, for warnings and errors."""
+    ask: Callable[[], None] = _nothing
+    """Asks who is missing; the answer is a warning."""
+    rest: Callable[[], None] = _nothing
+    """Blocks for a while, or until it is done: for what does not come through the transport."""
+
+
+def wait_for_group(pending: Pending[Any], what: str) -> Wait:
+    """``what``: the call in which this worker waits for the others of its group."""
+    return Wait(
+        pending.is_done,
+        f"the other workers of this worker's group in {what}",
+        rest=lambda: pending.wait(_REST_S),
+    )
 
 
 class WorkerLoop:
@@ -210,7 +241,7 @@ class WorkerLoop:
     def push(self, *, clock: int, settings: int, weight: float, empty: Collection[int]) -> None:
         """Push iteration ``clock``; returns with the parameters for the next one in place."""
         self.begin_push(clock=clock, settings=settings, weight=weight, empty=empty)
-        self._wait_for_replies(f"the replies to iteration {clock}")
+        self.carry_on(self.wait_for_replies(f"the replies to iteration {clock}"))
 
     def pull(
         self,
@@ -226,12 +257,13 @@ class WorkerLoop:
             self._parameters = into
         try:
             self.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh)
-            self._wait_for_replies("parameters")
+            self.carry_on(self.wait_for_replies("parameters"))
         finally:
             self._parameters = kept
 
-    def _wait_for_replies(self, what: str) -> None:
-        self.wait_until(lambda: self.core.is_idle, what, ask=self._ask_who_is_missing)
+    def wait_for_replies(self, what: str) -> Wait:
+        """Until everything that was pushed and asked for is answered."""
+        return Wait(lambda: self.core.is_idle, what, ask=self._ask_who_is_missing)
 
     def _ask_who_is_missing(self) -> None:
         for chunk, server in self.core.awaited()[:1]:
@@ -299,13 +331,29 @@ class WorkerLoop:
             else:
                 waiting.idle("the other workers to finish")
 
+    def wait_for(self, pending: Pending[T], what: str) -> T:
+        """The result of an operation of this worker's group, when it has come."""
+        self.carry_on(wait_for_group(pending, what))
+        return pending.result()
+
+    def carry_on(self, wait: Wait) -> None:
+        """Wait as ``wait`` says."""
+        self.wait_until(wait.is_done, wait.what, ask=wait.ask, rest=wait.rest)
+
     def wait_until(
-        self, is_done: Callable[[], bool], what: str, *, ask: Callable[[], None] = lambda: None
+        self,
+        is_done: Callable[[], bool],
+        what: str,
+        *,
+        ask: Callable[[], None] = _nothing,
+        rest: Callable[[], None] = _nothing,
     ) -> None:
-        """Take turns until ``is_done``; after ``warn_s`` warn and ``ask`` who is missing."""
+        """Take turns until ``is_done``; after ``warn_s`` warn and ``ask`` who is missing. See
+        :class:`Wait`."""
         waiting = self._waiting
         waiting.reset()
         while not is_done():
+            rest()
             if self.turn():
                 waiting.reset()
             elif waiting.idle(what):

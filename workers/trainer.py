@@ -1,11 +1,16 @@
 """One iteration of a worker, from the gradients in ``p.grad`` to the next parameters in place.
 
-This is what ``optimizer.step()`` runs: collect -> agree in the group -> reduce in the group ->
-push this worker's slice and receive it back -> share the slices in the group. Everything leaves
+This is what ``optimizer.step()`` runs: collect -> agree in the group -> reduce this worker's slice
+in the group -> push it and receive it back -> gather the slices of the group. Everything leaves
 in ``step()``, so accumulation, clipping and looking at gradients behave as in plain PyTorch.
 
     trainer = Trainer(partition=..., flat=..., loop=..., group=..., ...)
     trainer.step(gradient_scale=1.0, is_skipped=False)
+
+The same without blocking, for an actor of a virtual network:
+
+    for wait in trainer.iterate(gradient_scale=1.0, is_skipped=False):
+        ...                                   # until wait.is_done()
 
 It decides nothing about consistency: a reply that the mode does not allow yet does not come.
 """
@@ -15,7 +20,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,15 +31,12 @@ import torch
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
-from psdist.protocol.partition import Partition
-from psdist.workers.group.group import Group
-from psdist.workers.loop import WorkerLoop
+from psdist.protocol.partition import Partition, Span
+from psdist.workers.group.channel import GroupChannel, Pending, T
+from psdist.workers.loop import Wait, WorkerLoop, wait_for_group
 from psdist.workers.model.flat import FlatModel
 
 logger = logging.getLogger("psdist")
-
-CALLS = ("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish")
-"""What workers of a group may meet in; see :meth:`Group.meet`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Trainer:
         owners: Sequence[int],
         flat: FlatModel,
         loop: WorkerLoop,
-        group: Group,
+        group: GroupChannel,
         frozen: Sequence[tuple[str, torch.nn.Parameter]],
         hyperparameters: Callable[[], bytes],
         on_nonfinite: Literal["error", "skip"],
@@ -116,8 +118,8 @@ class Trainer:
         self._on_nonfinite = on_nonfinite
         self._history = history
         self._on_iteration = on_iteration
-        self._slices = partition.slices(group.size)
-        self._mine = self._slices[group.index]
+        slices = partition.slices(group.size)
+        self._mine = slices[group.place]
         self._my_servers = sorted({owners[chunk] for chunk in self._mine})
         self._batch = (0, 0)
         """(samples, samples of a full batch) handed out and not yet used."""
@@ -130,6 +132,13 @@ class Trainer:
         self._min_done = [NEVER] * len(self._mine)
         # By chunk: position, and 1 where its bytes are to be checksummed.
         self._versions = torch.zeros((len(partition.chunks), 2), dtype=torch.int64)
+        self._spans = [partition.spans(chunks) for chunks in slices]
+        # With the versions behind the parameters.
+        num_flats = len(flat.values)
+        self._recorded_spans = [
+            (*spans, Span(num_flats, 2 * chunks.start, 2 * chunks.stop))
+            for spans, chunks in zip(self._spans, slices, strict=True)
+        ]
         self._uses: list[_Use] = []
 
     # -- the iteration -------------------------------------------------------------------------
@@ -171,13 +180,19 @@ class Trainer:
         (GradScaler found an overflow). Raises :class:`NonFiniteGradientError`, and
         :class:`UsageError` where the model is not any more what was prepared.
         """
+        for wait in self.iterate(gradient_scale, is_skipped):
+            self._loop.carry_on(wait)
+
+    def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
+        """As :meth:`step`, but hands out what there is to wait for."""
         self._look_for_changes()
         self.note_use()
         absent = self._flat.collect_gradients(scale=gradient_scale)
         non_finite = [] if is_skipped else self._flat.non_finite()
         nominal = self._nominal_in_iteration
         weight = self._samples_in_iteration / nominal if nominal else 1.0
-        table = self._agree(absent, weight, is_skipped=is_skipped, is_finite=not non_finite)
+        mine = _Row(weight, is_skipped, not non_finite, frozenset(absent))
+        table = yield from self._agree(mine)
         if non_finite and self._on_nonfinite == "error":
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
@@ -195,15 +210,21 @@ class Trainer:
                 )
             group_weight = 0.0
         elif group_weight:
-            self._group.reduce(self._flat.gradients, share=weight / group_weight)
-            self._flat.gradients_to_host()
+            yield from self._reduce(share=weight / group_weight)
         everywhere = set(absent).intersection(*(row.absent for row in table))
-        self._push(group_weight, sorted(everywhere))
+        self._begin_push(group_weight, sorted(everywhere))
+        yield self._loop.wait_for_replies(f"the replies to iteration {self.clock}")
+        yield from self._take_new_values("optimizer.step")
         self._commit_uses()
         self._samples += self._samples_in_iteration
         self._samples_in_iteration = self._nominal_in_iteration = 0
         self.clock += 1
         self._on_iteration()
+
+    def _in_group(self, pending: Pending[T], what: str) -> Generator[Wait, None, T]:
+        if not pending.is_done():
+            yield wait_for_group(pending, what)
+        return pending.result()
 
     def _look_for_changes(self) -> None:
         for name, parameter in self._frozen:
@@ -224,21 +245,28 @@ class Trainer:
                 len(written) - 1,
             )
 
-    def _agree(
-        self, absent: list[int], weight: float, *, is_skipped: bool, is_finite: bool
-    ) -> list[_Row]:
-        if self._group.size == 1:
-            return [_Row(weight, is_skipped, is_finite, frozenset(absent))]
-        self._group.meet(CALLS.index("optimizer.step"), CALLS)
-        presence = np.zeros(len(self._partition.pieces))
-        presence[absent] = 1.0
-        table = self._group.agree([weight, is_skipped, is_finite, *presence])
+    def _agree(self, mine: _Row) -> Generator[Wait, None, list[_Row]]:
+        """What every worker of the group brings, by place."""
+        pending = self._group.agree(
+            "optimizer.step", [mine.weight, mine.is_skipped, mine.is_finite, *sorted(mine.absent)]
+        )
+        table = yield from self._in_group(pending, "optimizer.step")
         return [
-            _Row(row[0], bool(row[1]), bool(row[2]), frozenset(np.flatnonzero(row[3:]).tolist()))
-            for row in table
+            _Row(weight, bool(is_skipped), bool(is_finite), frozenset(map(int, absent)))
+            for weight, is_skipped, is_finite, *absent in table
         ]
 
-    def _push(self, weight: float, absent: list[int]) -> None:
+    def _reduce(self, share: float) -> Generator[Wait, None, None]:
+        """This worker's slice of the gradients becomes the group's mean, and lies on the host.
+        ``share`` is this worker's, all shares add up to 1."""
+        if self._group.size > 1:
+            for flat in self._flat.gradients:
+                flat.mul_(share)
+            pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
+            yield from self._in_group(pending, "optimizer.step")
+        self._flat.gradients_to_host()
+
+    def _begin_push(self, weight: float, absent: list[int]) -> None:
         gone = set(absent)
         chunks = self._partition.chunks
         empty = {
@@ -247,8 +275,7 @@ class Trainer:
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
         settings = self._loop.settings(self._hyperparameters(), absent, self._my_servers)
-        self._loop.push(clock=self.clock, settings=settings, weight=weight, empty=empty)
-        self._new_values()
+        self._loop.begin_push(clock=self.clock, settings=settings, weight=weight, empty=empty)
 
     def pull(self) -> None:
         """The freshest parameters that the mode allows; every worker of the group calls it.
@@ -256,12 +283,18 @@ class Trainer:
         Those in memory are allowed, so this waits for nobody, but for groups that were suspended
         in a collective while this one went on: they count again, and the next use is of these.
         """
-        self._group.meet(CALLS.index("pull"), CALLS)
-        self._loop.pull(clock=self.clock, chunks=self._mine, is_fresh=False)
-        self._new_values()
+        for wait in self.bring():
+            self._loop.carry_on(wait)
 
-    def _new_values(self) -> None:
-        """Replies have landed on the host: share them in the group, tell the device and autograd.
+    def bring(self) -> Iterator[Wait]:
+        """As :meth:`pull`, but hands out what there is to wait for."""
+        yield from self._in_group(self._group.agree("pull"), "pull")
+        self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
+        yield self._loop.wait_for_replies("parameters")
+        yield from self._take_new_values("pull")
+
+    def _take_new_values(self, call: str) -> Generator[Wait, None, None]:
+        """Replies have landed on the host: gather the group's, tell the device and autograd.
 
         All workers of a group use the same version of a chunk, that of its slice's owner.
         """
@@ -272,12 +305,10 @@ class Trainer:
             if self._history is not None:
                 self._versions[chunk, 0] = version.position
                 self._versions[chunk, 1] = version.is_checksummed
-        if self._group.size > 1:
-            for place, part in enumerate(self._slices):
-                for flat in self._flat.ranges(part):
-                    self._group.share_from(flat, place)
-                if self._history is not None and len(part):
-                    self._group.share_from(self._versions[part.start : part.stop], place)
+        flats, spans = self._flat.values, self._spans
+        if self._history is not None:
+            flats, spans = [*flats, self._versions.view(-1)], self._recorded_spans
+        yield from self._in_group(self._group.all_gather(flats, spans), call)
         self._flat.values_changed()
         for use in self._uses:
             use.is_outdated = True

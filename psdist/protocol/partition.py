@@ -23,7 +23,7 @@ import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -113,6 +113,14 @@ class Chunk:
     def num_master_bytes(self) -> int:
         """In the dtype that a server computes in."""
         return self.length * ITEM_BYTES[master_dtype(self.dtype)]
+
+
+class Span(NamedTuple):
+    """Elements ``start`` to ``stop`` (exclusive) of flat buffer ``buffer``."""
+
+    buffer: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +234,15 @@ class Partition:
             done += chunk.num_bytes
         bounds += [len(self.chunks)] * (num_workers + 1 - len(bounds))
         return tuple(range(bounds[i], bounds[i + 1]) for i in range(num_workers))
+
+    def spans(self, chunks: range) -> tuple[Span, ...]:
+        """Where neighbouring chunks lie: one span per flat buffer."""
+        bounds: dict[int, tuple[int, int]] = {}
+        for index in chunks:
+            chunk = self.chunks[index]
+            start, _ = bounds.get(chunk.buffer, (chunk.start, 0))
+            bounds[chunk.buffer] = (start, chunk.start + chunk.length)
+        return tuple(Span(buffer, start, stop) for buffer, (start, stop) in bounds.items())
 
     def encode(self) -> bytes:
         packed: bytes = msgpack.packb(

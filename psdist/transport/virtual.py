@@ -91,6 +91,15 @@ class VirtualNetwork:
         self._actors[peer] = actor
         self._at(self.now_s, lambda: self._turn(peer))
 
+    def schedule(self, delay_s: float, peer: int, happen: Callable[[], None]) -> None:
+        """After ``delay_s``, ``happen()``, and ``peer`` takes a turn: for what is no message."""
+
+        def happen_and_wake() -> None:
+            happen()
+            self._turn(peer)
+
+        self._at(self.now_s + delay_s, happen_and_wake)
+
     def crash(self, peer: int) -> None:
         """From now on nothing reaches ``peer`` and nothing that it sent is delivered."""
         self._dead.add(peer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from tests.support.programs import group_cases
 from tests.support.programs.cases import Outcome, run_over_mpi
 from tests.support.programs.problems import Batch, flat, relative_distance, train
 from tests.support.programs.sync_cases import OPTIMIZERS
+from tests.support.programs.virtual_job import run_virtually
 
 PROBLEM = group_cases.PROBLEM
 ITERATIONS = group_cases.ITERATIONS
@@ -74,6 +77,16 @@ def test_groups_of_one_and_three_workers_give_the_same_bits_again_and_with_fewer
 ) -> None:
     first, again = parameters(outcomes["trained-adamw"]), parameters(outcomes[name])
     assert torch.equal(first, again), f"distance {relative_distance(first, again):.2e}"
+
+
+@pytest.mark.parametrize("name", ["trained-adamw", "three-and-one", "one-chunk", "bf16", "scaled"])
+def test_groups_give_the_same_bits_over_mpi_and_over_the_virtual_network(
+    outcomes: dict[str, Outcome], name: str, tmp_path: Path
+) -> None:
+    (case,) = (case for case in group_cases.CASES if case.name == name)
+    virtual = run_virtually(case, tmp_path / "run")
+    assert torch.equal(parameters(virtual), parameters(outcomes[name]))
+    assert virtual.checked().num_uses == outcomes[name].checked().num_uses
 
 
 def test_every_recorded_run_of_groups_is_proved(outcomes: dict[str, Outcome]) -> None:

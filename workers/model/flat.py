@@ -155,15 +155,6 @@ class FlatModel:
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [parameter._version for parameter in self._parameters]
 
-    def ranges(self, chunks: range) -> list[torch.Tensor]:
-        """The device memory of neighbouring chunks, one tensor per flat buffer they lie in."""
-        bounds: dict[int, tuple[int, int]] = {}
-        for index in chunks:
-            chunk = self._partition.chunks[index]
-            start, _ = bounds.get(chunk.buffer, (chunk.start, 0))
-            bounds[chunk.buffer] = (start, chunk.start + chunk.length)
-        return [self.values[buffer][start:end] for buffer, (start, end) in bounds.items()]
-
     def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         if self.device.type == "cpu":
             return

@@ -6,7 +6,8 @@ it would wait. So a schedule is decided by the seed alone, and a run can be repe
 
     outcome = run_virtually(case, tmp_path / "run", seed=3)
 
-Groups of more than one worker are not for this: torch has one default process group per process.
+Groups reduce over the virtual network, too, so scripts cannot use torch.distributed themselves:
+it has one default process group per process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -28,6 +29,9 @@ from psdist.ranks.server import server_actor
 from psdist.report.run_directory import RunDirectory
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.virtual import VirtualGroup
 from tests.support.programs.cases import Case, Outcome, Stage, result_path
 
 
@@ -43,11 +47,11 @@ def run_virtually(
     case: Case, path: Path, *, seed: int = 0, link: LinkModel | None = None
 ) -> Outcome:
     """Run ``case`` to its end; whatever a worker or a server raises is raised here."""
-    assert all(len(group) == 1 for group in case.groups), "see the module's docstring"
     path.mkdir(parents=True, exist_ok=True)
     network = VirtualNetwork(seed=seed, link=link)
     board: list[bytes] = []
     workers: list[_Worker] = []
+    channels = _channels(case, network, seed, link or LinkModel())
 
     def world_of(peer: int, rank: int, worker: _Worker | None) -> RankContext:
         return _VirtualWorld(
@@ -59,6 +63,7 @@ def run_virtually(
             core_share=1.0,
             started_s=time.monotonic(),
             worker=worker,
+            channel=channels[worker.index] if worker is not None else AloneChannel(),
             board=board,
         )
 
@@ -75,11 +80,9 @@ def run_virtually(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as over MPI: a server steps in this thread
     try:
-        # Groups of one worker never use torch's process group, and several workers in one process
-        # cannot each have theirs.
         with (
-            mock.patch("psdist.workers.group.group.start"),
-            mock.patch("psdist.workers.group.group.stop"),
+            mock.patch("psdist.workers.group.process_group.start", _start),
+            mock.patch("psdist.workers.group.process_group.stop"),
         ):
             network.run()
         if network.unfinished:
@@ -89,6 +92,24 @@ def run_virtually(
         for worker in workers:
             worker.abandon()
     return Outcome(path=path, num_workers=case.num_workers)
+
+
+def _channels(
+    case: Case, network: VirtualNetwork, seed: int, link: LinkModel
+) -> dict[int, GroupChannel]:
+    """Every worker's end of its group."""
+    channels: dict[int, GroupChannel] = {}
+    for members in case.groups:
+        group = VirtualGroup(network, list(map(worker_id, members)), seed=seed, link=link)
+        for place, worker in enumerate(members):
+            channels[worker] = AloneChannel() if len(members) == 1 else group.channel(place)
+    return channels
+
+
+def _start(*, broadcast: Any, **_: object) -> GroupChannel:
+    """Instead of torch's process group: ``broadcast`` is a method of the worker's context."""
+    channel: GroupChannel = broadcast.__self__.channel
+    return channel
 
 
 def _script_of(case: Case, context: RankContext, worker: _Worker, path: Path) -> Callable[[], None]:
@@ -109,6 +130,7 @@ class _Worker:
     """A thread that runs only while it has the baton."""
 
     def __init__(self, index: int) -> None:
+        self.index = index
         self.run: Callable[[], None] = lambda: None
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._main, name=f"worker-{index}", daemon=True)
@@ -168,6 +190,7 @@ class _BatonWaiting(Waiting):
 @dataclass(kw_only=True)
 class _VirtualWorld(RankContext):
     worker: _Worker | None
+    channel: GroupChannel
     board: list[bytes]
     """What the chief has broadcast so far, for all workers."""
     num_read: int = field(default=0)

@@ -1,0 +1,115 @@
+"""Every operation of a GroupChannel, once, with what each must bring: for all implementations.
+
+results = finish(operations(channel))         # a blocking implementation
+assert results == expected(channel.place, channel.size)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from psdist.protocol.memory import as_bytes
+from psdist.protocol.partition import Span
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
+
+Operations = Generator[Pending[Any], None, dict[str, Any]]
+
+FLATS = ((1000, torch.float32), (64, torch.float64), (700, torch.bfloat16), (300, torch.float16))
+NUM_ROUNDS = 3
+
+
+def flats_of(place: int, round_: int) -> list[torch.Tensor]:
+    """What the worker at ``place`` brings: sums of these depend on the order."""
+    generator = torch.Generator().manual_seed(100 * round_ + place)
+    return [
+        (torch.randn(length, generator=generator, dtype=torch.float64) * 100).to(dtype)
+        for length, dtype in FLATS
+    ]
+
+
+def slices_of(size: int, round_: int) -> Slices:
+    """Uneven ones; some places have nothing in some flats."""
+    pick = random.Random(f"{size} {round_}")
+    bounds = []
+    for length, _ in FLATS:
+        cuts = [pick.choice([0, pick.randrange(length), length]) for _ in range(size - 1)]
+        bounds.append([0, *sorted(cuts), length])
+    return [
+        [
+            Span(index, at[place], at[place + 1])
+            for index, at in enumerate(bounds)
+            if at[place] < at[place + 1]
+        ]
+        for place in range(size)
+    ]
+
+
+def values_of(place: int, round_: int) -> list[float]:
+    """Of different lengths; integers that only float64 has."""
+    return [2.0**53 - place, -0.0, float(round_), *(place + 0.1 * i for i in range(30 * place))]
+
+
+def operations(channel: GroupChannel) -> Operations:
+    results: dict[str, Any] = {}
+    for round_ in range(NUM_ROUNDS):
+        rows = yield from _done(channel.agree("mean", values_of(channel.place, round_)))
+        results[f"agree {round_}"] = rows
+        slices = slices_of(channel.size, round_)
+        flats = flats_of(channel.place, round_)
+        yield from _done(channel.reduce_scatter(flats, slices))
+        results[f"reduce_scatter {round_}"] = _bytes(flats)
+        yield from _done(channel.all_gather(flats, slices))
+        results[f"all_gather {round_}"] = _bytes(flats)
+        place = round_ % channel.size
+        tensor = flats_of(channel.place, round_)[0]
+        yield from _done(channel.broadcast(tensor, place))
+        results[f"broadcast {round_}"] = _bytes([tensor])
+        rows = yield from _done(channel.agree("barrier"))
+        results[f"meet {round_}"] = rows
+    return results
+
+
+def expected(place: int, size: int) -> dict[str, Any]:
+    """What the worker at ``place`` must have then, worked out in plain torch."""
+    results: dict[str, Any] = {}
+    for round_ in range(NUM_ROUNDS):
+        results[f"agree {round_}"] = [values_of(each, round_) for each in range(size)]
+        brought = [flats_of(each, round_) for each in range(size)]
+        sums = []
+        for parts in zip(*brought, strict=True):
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+            sums.append(total)
+        mine = flats_of(place, round_)
+        for index, start, stop in slices_of(size, round_)[place]:
+            mine[index][start:stop] = sums[index][start:stop]
+        results[f"reduce_scatter {round_}"] = _bytes(mine)
+        results[f"all_gather {round_}"] = _bytes(sums)
+        results[f"broadcast {round_}"] = _bytes([brought[round_ % size][0]])
+        results[f"meet {round_}"] = [[] for _ in range(size)]
+    return results
+
+
+def finish(operations: Generator[Pending[Any], None, Any]) -> Any:
+    """Run them to their end, blocking."""
+    while True:
+        try:
+            pending = next(operations)
+        except StopIteration as stop:
+            return stop.value
+        while not pending.is_done():
+            pending.wait(0.05)
+
+
+def _done(pending: Pending[Any]) -> Generator[Pending[Any], None, Any]:
+    yield pending
+    return pending.result()
+
+
+def _bytes(flats: list[torch.Tensor]) -> list[bytes]:
+    return [bytes(as_bytes(flat)) for flat in flats]

@@ -1,0 +1,89 @@
+"""Groups of real processes over torch.distributed, without MPI, for tests and benchmarks.
+
+results = run_in_group(3, script)     # script(channel), in three processes; by place
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from psdist.workers.group import process_group
+from psdist.workers.group.channel import GroupChannel
+
+Script = Callable[[GroupChannel], Any]
+
+
+def run_in_group(size: int, script: Script, *, timeout_s: float = 120.0) -> list[Any]:
+    """What ``script``, a function of a module, returns in each of ``size`` processes (no tensors).
+    ``"exit N"`` for a process that ended without a word."""
+    context = multiprocessing.get_context("forkserver")  # which imports torch once for all
+    context.set_forkserver_preload(["psdist.workers.loop", "psdist.workers.group.process_group"])
+    pipes = [context.Pipe() for _ in range(size)]
+    processes = [
+        context.Process(target=_main, args=(index, size, script, theirs))
+        for index, (_, theirs) in enumerate(pipes)
+    ]
+    for process, (_, theirs) in zip(processes, pipes, strict=True):
+        process.start()
+        theirs.close()
+    try:
+        ours = [connection for connection, _ in pipes]
+        port = _answer(ours[0], processes[0], timeout_s)
+        for connection in ours[1:]:
+            connection.send(port)
+        return [
+            _answer(connection, process, timeout_s)
+            for connection, process in zip(ours, processes, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _answer(connection: Connection, process: Any, timeout_s: float) -> Any:
+    if not connection.poll(timeout_s):
+        raise AssertionError(f"no answer from {process.name} within {timeout_s:g} s")
+    try:
+        answer = connection.recv()
+    except EOFError:
+        process.join(timeout=10)
+        return f"exit {process.exitcode}"
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _main(index: int, size: int, script: Script, connection: Connection) -> None:
+    torch.set_num_threads(1)
+
+    def broadcast(data: bytes | None) -> bytes:
+        if data is None:
+            received: bytes = connection.recv()
+            return received
+        connection.send(data)
+        return data
+
+    try:
+        channel = process_group.start(
+            index=index,
+            size=size,
+            device=torch.device("cpu"),
+            timeout_s=60.0,
+            broadcast=broadcast,
+        )
+        if size == 1:
+            connection.send(b"")  # nobody to tell a port to
+        connection.send(script(channel))
+    except Exception as error:
+        connection.send(error)
+    finally:
+        connection.close()
+    process_group.stop()

@@ -1,0 +1,127 @@
+"""The seam for a group's own collectives: what a worker may ask of the other workers of its group.
+
+Three implementations: :mod:`~psdist.workers.group.process_group` (torch.distributed),
+:mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
+:mod:`~psdist.workers.group.alone` (a group of one). The rules:
+
+* All workers of a group call the same operations in the same order; :meth:`GroupChannel.agree`
+  carries what the script has called, so that calls that differ end in an error.
+* Nothing here waits: every operation returns a :class:`Pending`. Until it is done, the memory that
+  was passed belongs to the operation.
+* Sums are made **in worker order**, in the dtype of the memory, one worker after the other:
+  results do not depend on the implementation, on delays, or on who holds which slice.
+
+    rows = loop.wait_for(channel.agree("optimizer.step", [1.0, 0.0]), "the group")
+    loop.wait_for(channel.reduce_scatter(gradients, slices), "the group")
+    loop.wait_for(channel.all_gather(parameters, slices), "the group")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from psdist.errors import CollectiveError
+from psdist.protocol.partition import Span
+
+CALLS = ("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish")
+"""What workers of a group may meet in; an agreement carries the index."""
+
+Slices = Sequence[Sequence[Span]]
+"""For each place in the group, the stretches of flat memory that the worker there owns."""
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """An operation that was begun."""
+
+    def is_done(self) -> bool:
+        """Whether :meth:`result` returns at once; makes progress. May raise what that would."""
+        ...
+
+    def wait(self, at_most_s: float) -> None:
+        """Block until it is done, or for so many seconds; may return earlier."""
+        ...
+
+    def result(self) -> T_co:
+        """What the operation brought; call it once, when it is done. Raises what went wrong:
+        :class:`CollectiveError`, :class:`TransportError`."""
+        ...
+
+
+class GroupChannel(Protocol):
+    """One worker's end of its group."""
+
+    @property
+    def place(self) -> int:
+        """This worker's place in the group, 0 .. size - 1."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
+        """Meet the others in ``call`` (one of :data:`CALLS`): every worker's ``values``, by place.
+
+        Values are float64 and arrive bit by bit; workers may bring different numbers of them.
+        :class:`CollectiveError`, the same on every worker, if they have called different things.
+        """
+        ...
+
+    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        """This worker's slice of ``flats`` becomes the sum over the group, in worker order.
+
+        ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. In each, the spans
+        of places 0, 1, ... lie one behind the other and fill it. Outside this worker's slice
+        nothing changes.
+        """
+        ...
+
+    def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        """Every worker's slice of ``flats`` is copied to all others, in place."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
+        """Copy ``tensor`` of the worker at ``place`` to every worker's."""
+        ...
+
+
+class Done(Generic[T]):
+    """A :class:`Pending` that is done."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self, at_most_s: float) -> None:
+        pass
+
+    def result(self) -> T:
+        return self._value
+
+
+def check_calls(codes: Sequence[int]) -> None:
+    """:class:`CollectiveError` unless the workers of a group, by place, have called the same."""
+    if len(set(codes)) > 1:
+        called = "; ".join(
+            f"worker {place} of the group called {CALLS[code]}" for place, code in enumerate(codes)
+        )
+        raise CollectiveError(
+            f"workers of one group called different things at the same time: {called}; every "
+            "worker must call the same ones in the same order"
+        )
+
+
+def add_in_worker_order(rows: Iterable[torch.Tensor], total: torch.Tensor) -> None:
+    """total = ((rows[0] + rows[1]) + rows[2]) + ..., of two rows or more; ``total`` is none of
+    them."""
+    first, second, *others = rows
+    torch.add(first, second, out=total)
+    for row in others:
+        total.add_(row)

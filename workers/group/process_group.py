@@ -1,0 +1,252 @@
+"""A group over torch.distributed, whose default process group *is* the group in a worker.
+
+It is started over MPI: the leader opens a store on a port that the system chooses and sends its
+address round; no port is fixed. NCCL carries tensors on GPUs (each worker its own), gloo those on
+the CPU.
+
+Neither's own reductions are used: they add in orders of their own. Slices are exchanged and their
+owner adds, in worker order, which is faster, too (docs/performance.md).
+
+    channel = start(index=0, size=2, device=device, timeout_s=1800.0, broadcast=broadcast)
+    ...
+    stop()
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Generic
+
+import torch
+import torch.distributed as dist
+
+from psdist.errors import InvariantError, TransportError
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import (
+    CALLS,
+    GroupChannel,
+    Pending,
+    Slices,
+    T,
+    add_in_worker_order,
+    check_calls,
+)
+
+_GRACE_S = 10.0
+"""How much later than the worker's own wait, which can say what for, torch gives up."""
+
+_HEAD = 16
+"""Numbers that every worker sends to an agreement: call, how many values, and the first of them.
+Only if some worker has more, all of them follow in a second exchange."""
+
+_SHORTEST_WAIT_S = 1e-3
+"""torch counts timeouts in milliseconds, and 0 means for ever."""
+
+
+def start(
+    *,
+    index: int,
+    size: int,
+    device: torch.device,
+    timeout_s: float,
+    broadcast: Callable[[bytes | None], bytes],
+) -> GroupChannel:
+    """Make the group torch.distributed's default process group; this worker's end of it.
+
+    ``index``: this worker's place in the group of ``size``; ``broadcast`` hands the leader's bytes
+    to all of the group. All workers of a group are on one host, so it talks over loopback.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s + _GRACE_S)
+    if size == 1:
+        store: Any = dist.HashStore()  # type: ignore[attr-defined] # exported, but not in __all__
+    else:
+        is_leader = index == 0
+        port = 0 if is_leader else int(broadcast(None))
+        store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
+            "127.0.0.1", port, size, is_master=is_leader, wait_for_workers=False, timeout=timeout
+        )
+        if is_leader:
+            broadcast(str(store.port).encode("ascii"))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    if chosen is None:  # gloo would resolve the host's name, which need not lead to this host
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=timeout)
+    finally:
+        if chosen is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]
+    return AloneChannel() if size == 1 else ProcessGroupChannel(place=index, size=size)
+
+
+def stop() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class ProcessGroupChannel:
+    """A worker's end of the default process group, of two workers or more."""
+
+    def __init__(self, *, place: int, size: int) -> None:
+        self.place = place
+        self.size = size
+        self._received: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
+        return _Agreement(CALLS.index(call), values, self.size)
+
+    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        works: list[dist.Work] = []
+        sums: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for index, flat in enumerate(flats):
+            lengths = _lengths(index, flat, slices)
+            start = sum(lengths[: self.place])
+            mine = flat[start : start + lengths[self.place]]
+            rows = self._rows(index, mine)
+            # As bytes: which dtypes a back end can move is no question then.
+            works += _begun(
+                dist.all_to_all_single(
+                    rows.view(torch.uint8).view(-1),
+                    flat.view(torch.uint8),
+                    [mine.nbytes] * self.size,
+                    [length * flat.itemsize for length in lengths],
+                    async_op=True,
+                )
+            )
+            if len(mine):
+                sums.append((rows, mine))
+
+        def add() -> None:
+            for rows, mine in sums:
+                add_in_worker_order(rows, mine)
+
+        return _Works("reduce-scatter", works, flats, add)
+
+    def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        works: list[dist.Work] = []
+        for place, spans in enumerate(slices):
+            for span in spans:
+                part = flats[span.buffer][span.start : span.stop]
+                works += _begun(dist.broadcast(part, src=place, async_op=True))
+        return _Works("all-gather", works, flats, lambda: None)
+
+    def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
+        works = _begun(dist.broadcast(tensor, src=place, async_op=True))
+        return _Works("broadcast", works, [tensor], lambda: None)
+
+    def _rows(self, index: int, mine: torch.Tensor) -> torch.Tensor:
+        """[size, len(mine)]: where everybody's part of flat ``index`` lands. Kept, because fresh
+        pages cost as much as the exchange."""
+        key = index, mine.dtype, mine.device
+        rows = self._received.get(key)
+        if rows is None or rows.shape[1] != len(mine):
+            rows = torch.empty((self.size, len(mine)), dtype=mine.dtype, device=mine.device)
+            self._received[key] = rows
+        return rows
+
+
+def _lengths(index: int, flat: torch.Tensor, slices: Slices) -> list[int]:
+    """Elements of flat ``index`` that each place owns."""
+    lengths = [0] * len(slices)
+    at = 0
+    for place, spans in enumerate(slices):
+        for span in spans:
+            if span.buffer != index:
+                continue
+            if span.start != at:
+                raise InvariantError(f"slices leave elements {at} to {span.start} to nobody")
+            lengths[place] += span.stop - span.start
+            at = span.stop
+    if at != len(flat):
+        raise InvariantError(f"slices end at element {at} of {len(flat)}")
+    return lengths
+
+
+def _begun(work: dist.Work | None) -> list[dist.Work]:
+    return [] if work is None else [work]
+
+
+class _Works(Generic[T]):
+    """What torch has begun on ``tensors``, and what is to be done when all of it is over."""
+
+    def __init__(
+        self,
+        what: str,
+        works: Sequence[dist.Work],
+        tensors: Sequence[torch.Tensor],
+        finish: Callable[[], T],
+    ) -> None:
+        self._what = what
+        self._works = works
+        self._can_block = not any(tensor.is_cuda for tensor in tensors)
+        """NCCL would take a wait's timeout for its own and end the communicator."""
+        self._finish = finish
+
+    def is_done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self, at_most_s: float) -> None:
+        unfinished = next((work for work in self._works if not work.is_completed()), None)
+        if self._can_block and unfinished is not None:
+            timeout = datetime.timedelta(seconds=max(at_most_s, _SHORTEST_WAIT_S))
+            with suppress(RuntimeError):  # not yet; or it has failed, as result() will say
+                unfinished.wait(timeout)
+
+    def result(self) -> T:
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise TransportError(
+                f"the {self._what} of this worker's group failed, perhaps because another "
+                f"worker of it has ended: {error}"
+            ) from error
+        return self._finish()
+
+
+class _Agreement:
+    def __init__(self, code: int, values: Sequence[float], size: int) -> None:
+        self._values = values
+        self._size = size
+        self._counts: list[int] | None = None
+        self._rows: list[list[float]] | None = None
+        head = [float(code), float(len(values)), *values[: _HEAD - 2]]
+        self._exchange = self._begin_exchange(head, _HEAD)
+
+    def _begin_exchange(self, values: Sequence[float], length: int) -> _Works[list[list[float]]]:
+        mine = torch.zeros(length, dtype=torch.float64)
+        mine[: len(values)] = torch.tensor(values, dtype=torch.float64)
+        table = [torch.empty_like(mine) for _ in range(self._size)]
+        works = _begun(dist.all_gather(table, mine, async_op=True))
+        return _Works("agreement", works, table, lambda: [row.tolist() for row in table])
+
+    def is_done(self) -> bool:
+        if self._rows is None and self._exchange.is_done():
+            self._on_table(self._exchange.result())
+        return self._rows is not None
+
+    def _on_table(self, table: list[list[float]]) -> None:
+        if self._counts is not None:
+            self._rows = _cut(table, self._counts)
+            return
+        check_calls([int(head[0]) for head in table])
+        self._counts = [int(head[1]) for head in table]
+        if max(self._counts) <= _HEAD - 2:
+            self._rows = _cut([head[2:] for head in table], self._counts)
+        else:
+            self._exchange = self._begin_exchange(self._values, max(self._counts))
+
+    def wait(self, at_most_s: float) -> None:
+        self._exchange.wait(at_most_s)
+
+    def result(self) -> list[list[float]]:
+        if self._rows is None:
+            raise InvariantError("the result of an agreement that is not done")
+        return self._rows
+
+
+def _cut(rows: Sequence[list[float]], counts: Sequence[int]) -> list[list[float]]:
+    return [row[:count] for row, count in zip(rows, counts, strict=True)]

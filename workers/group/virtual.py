@@ -1,0 +1,191 @@
+"""Groups in one process: the operations of several workers on a virtual network's clock.
+
+For protocol tests and simulations. An operation is complete when all workers of the group have
+come to it and its seeded time has passed, which differs by worker: whoever is done goes on. What a
+back end may answer with garbage or a hang is an :class:`InvariantError` here: workers that are in
+different operations, or in one with other shapes, and memory that changed under an operation.
+
+    group = VirtualGroup(network, [worker_id(0), worker_id(1)], seed=7, link=LinkModel())
+    channel = group.channel(0)            # for the actor of worker 0
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+import torch
+
+from psdist.errors import InvariantError, PsdistError
+from psdist.protocol.memory import as_bytes
+from psdist.transport.virtual import LinkModel, VirtualNetwork
+from psdist.workers.group.channel import (
+    CALLS,
+    Pending,
+    Slices,
+    T,
+    add_in_worker_order,
+    check_calls,
+)
+
+Tensors = list[torch.Tensor]
+
+
+class VirtualGroup:
+    """What the workers of one group share."""
+
+    def __init__(
+        self, network: VirtualNetwork, members: Sequence[int], *, seed: int, link: LinkModel
+    ) -> None:
+        """``members``: the stable id of the worker at each place. An operation takes each of them
+        ``link``'s latency, jitter, and all that was brought over its bandwidth."""
+        self._network = network
+        self._members = members
+        self._random = random.Random(f"{seed} {members[0]}")
+        self._link = link
+        self._come: dict[int, dict[int, _Operation[Any]]] = {}
+
+    def channel(self, place: int) -> VirtualChannel:
+        return VirtualChannel(self, place, len(self._members))
+
+    def join(self, number: int, operation: _Operation[Any]) -> None:
+        """A worker has come to its operation ``number``, which must be the same for all."""
+        come = self._come.setdefault(number, {})
+        for other in come.values():
+            if other.signature != operation.signature:
+                raise InvariantError(
+                    "workers of one group are in different operations: place "
+                    f"{other.place} in {other.signature}, place {operation.place} in "
+                    f"{operation.signature}"
+                )
+        come[operation.place] = operation
+        if len(come) < len(self._members):
+            return
+        del self._come[number]
+        brought = [come[place].read() for place in range(len(self._members))]
+        num_bytes = sum(tensor.nbytes for tensors in brought for tensor in tensors)
+        for place, member in enumerate(self._members):
+            takes_s = self._link.latency_s + self._random.random() * self._link.jitter_s
+            takes_s += num_bytes / self._link.bytes_per_s
+            complete = come[place].complete
+            self._network.schedule(
+                takes_s,
+                member,
+                lambda complete=complete: complete(brought),  # type: ignore[misc]
+            )
+
+
+class VirtualChannel:
+    """One worker's end of a :class:`VirtualGroup`."""
+
+    def __init__(self, group: VirtualGroup, place: int, size: int) -> None:
+        self.place = place
+        self.size = size
+        self._group = group
+        self._number = 0
+
+    def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
+        row = torch.tensor([CALLS.index(call), *values], dtype=torch.float64)
+
+        def compare(brought: list[Tensors]) -> list[list[float]]:
+            rows = [tensors[0].tolist() for tensors in brought]
+            check_calls([int(code) for code, *_ in rows])
+            return [values for _, *values in rows]
+
+        return self._begin("agree", (), [row], compare)
+
+    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        def add(brought: list[Tensors]) -> None:
+            for buffer, start, stop in slices[self.place]:
+                add_in_worker_order(
+                    [tensors[buffer][start:stop] for tensors in brought],
+                    flats[buffer][start:stop],
+                )
+
+        return self._begin("reduce_scatter", _shape(flats, slices), list(flats), add)
+
+    def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        parts = [[flats[span.buffer][span.start : span.stop] for span in spans] for spans in slices]
+
+        def copy(brought: list[Tensors]) -> None:
+            for place, tensors in enumerate(brought):
+                if place != self.place:
+                    for part, tensor in zip(parts[place], tensors, strict=True):
+                        part.copy_(tensor)
+
+        return self._begin("all_gather", _shape(flats, slices), parts[self.place], copy)
+
+    def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
+        def copy(brought: list[Tensors]) -> None:
+            if place != self.place:
+                tensor.copy_(brought[place][0])
+
+        given = [tensor] if place == self.place else []
+        return self._begin("broadcast", (place, tensor.shape, tensor.dtype), given, copy)
+
+    def _begin(
+        self,
+        name: str,
+        shape: tuple[Any, ...],
+        given: Tensors,
+        finish: Callable[[list[Tensors]], T],
+    ) -> Pending[T]:
+        operation = _Operation(self.place, (name, *shape), given, finish)
+        self._number += 1
+        self._group.join(self._number, operation)
+        return operation
+
+
+def _shape(flats: Sequence[torch.Tensor], slices: Slices) -> tuple[Any, ...]:
+    return [(len(flat), flat.dtype) for flat in flats], [list(spans) for spans in slices]
+
+
+class _Operation(Generic[T]):
+    def __init__(
+        self,
+        place: int,
+        signature: tuple[Any, ...],
+        given: Tensors,
+        finish: Callable[[list[Tensors]], T],
+    ) -> None:
+        """``given``: what this worker brings; ``finish`` is called with what all have brought."""
+        self.place = place
+        self.signature = signature
+        self._given = given
+        self._checksums = list(map(_checksum, given))
+        self._finish = finish
+        self._results: list[T] = []
+        self._error: PsdistError | None = None
+
+    def read(self) -> Tensors:
+        """A copy of what this worker brings, made when the last of the group has come."""
+        if list(map(_checksum, self._given)) != self._checksums:
+            raise InvariantError(
+                f"place {self.place} of a group has changed memory under its {self.signature[0]}"
+            )
+        return [tensor.clone() for tensor in self._given]
+
+    def complete(self, brought: list[Tensors]) -> None:
+        try:
+            self._results.append(self._finish(brought))
+        except PsdistError as error:
+            self._error = error
+
+    def is_done(self) -> bool:
+        return bool(self._results) or self._error is not None
+
+    def wait(self, at_most_s: float) -> None:
+        pass
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        if not self._results:
+            raise InvariantError(f"the result of {self.signature[0]} before it was done")
+        return self._results[0]
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(as_bytes(tensor))
