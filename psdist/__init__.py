@@ -9,26 +9,69 @@ Attributes load on first use (PEP 562), so that ``psdist --help`` imports neithe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from psdist.version import VERSION
 
 if TYPE_CHECKING:
+    from psdist.errors import CollectiveError as CollectiveError
+    from psdist.errors import ConfigError as ConfigError
+    from psdist.errors import HistoryError as HistoryError
+    from psdist.errors import HyperparameterError as HyperparameterError
+    from psdist.errors import InvariantError as InvariantError
+    from psdist.errors import LaunchError as LaunchError
+    from psdist.errors import ModelError as ModelError
+    from psdist.errors import NonFiniteGradientError as NonFiniteGradientError
+    from psdist.errors import OptimizerRefusedError as OptimizerRefusedError
+    from psdist.errors import PlacementError as PlacementError
+    from psdist.errors import ProtocolError as ProtocolError
     from psdist.errors import PsdistError as PsdistError
+    from psdist.errors import TransportError as TransportError
+    from psdist.errors import UsageError as UsageError
+    from psdist.errors import UserError as UserError
+    from psdist.errors import WaitTimeoutError as WaitTimeoutError
     from psdist.job import Job as Job
     from psdist.job import init as init
+    from psdist.workers.model.optimizer import ServedOptimizer as ServedOptimizer
 
 __version__ = VERSION
-__all__ = ["Job", "PsdistError", "__version__", "init"]
+__all__ = [
+    "CollectiveError",
+    "ConfigError",
+    "HistoryError",
+    "HyperparameterError",
+    "InvariantError",
+    "Job",
+    "LaunchError",
+    "ModelError",
+    "NonFiniteGradientError",
+    "OptimizerRefusedError",
+    "PlacementError",
+    "ProtocolError",
+    "PsdistError",
+    "ServedOptimizer",
+    "TransportError",
+    "UsageError",
+    "UserError",
+    "WaitTimeoutError",
+    "__version__",
+    "init",
+]
+
+_MODULES: Final = {
+    "Job": "psdist.job",
+    "init": "psdist.job",
+    "ServedOptimizer": "psdist.workers.model.optimizer",
+}
+"""Where a name is that is no error."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("init", "Job"):
-        from psdist import job
+    if name not in __all__:
+        raise AttributeError(f"module 'psdist' has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "psdist.errors")), name)
 
-        return getattr(job, name)
-    if name == "PsdistError":
-        from psdist.errors import PsdistError
 
-        return PsdistError
-    raise AttributeError(f"module 'psdist' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

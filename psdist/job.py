@@ -16,9 +16,9 @@ import atexit
 import hashlib
 import multiprocessing
 import os
-import struct
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,7 @@ from psdist.ranks.context import RankContext, connect, current
 from psdist.ranks.device import device_of
 from psdist.ranks.failure import fail_with, printable, run_or_fail
 from psdist.ranks.server import num_threads, serve, serve_beside
+from psdist.workers import metrics
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
 from psdist.workers.group import process_group
 from psdist.workers.loop import WorkerLoop
@@ -59,7 +60,7 @@ from psdist.workers.model.description import (
 )
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.optimizer import LINE, ServedOptimizer
-from psdist.workers.model.saving import write_model
+from psdist.workers.model.saving import check_suffix, write_model
 from psdist.workers.protocol.client import ClientCore
 from psdist.workers.trainer import Trainer, WorkerStatistics
 
@@ -365,9 +366,13 @@ class Job:
         """Bring the freshest parameters, for evaluation; called by all workers of a group."""
         self._prepared("pull").pull()
 
-    def log(self, **values: Any) -> None:
-        """One line in metrics.jsonl: numbers (also 0-dim tensors) and strings."""
-        plain = {name: _plain(name, value) for name, value in values.items()}
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """One line in metrics.jsonl: numbers (also tensors of one value) and strings.
+
+        By keyword, and in a dict where a name is no identifier:
+        ``job.log({"loss/train": loss}, epoch=epoch)``.
+        """
+        plain = metrics.logged(values or {}, more)
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.mpi_rank,
@@ -380,12 +385,15 @@ class Job:
 
     # -- collectives ---------------------------------------------------------------------------
 
-    def mean(self, value: Any) -> float:
-        """The mean of ``value`` (a number or 0-dim tensor) over all workers."""
-        number = value.item() if isinstance(value, torch.Tensor) else value
-        payloads = self._collective("mean", struct.pack("<d", float(number)))
-        values: list[float] = [struct.unpack("<d", each)[0] for each in payloads]
-        return sum(values) / len(values)
+    def mean(self, tree: Any) -> Any:
+        """The mean over all workers of a number or a tensor, or of a tree of them.
+
+        Dicts, lists and tuples come back as they are, with means in them: a tensor with dimensions
+        stays a tensor, everything else becomes a float. The same bits on every worker. Raises
+        :class:`CollectiveError` where the workers' trees differ.
+        """
+        payloads = self._collective("mean", metrics.pack(tree, num_workers=self.num_workers))
+        return metrics.mean_of(tree, payloads)
 
     def barrier(self) -> None:
         """Wait until every worker has come here."""
@@ -394,10 +402,12 @@ class Job:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole model as safetensors, under the names of its own ``state_dict()``.
 
-        Trained parameters come from the servers, with every update pushed before; buffers and
-        frozen parameters from the chief. Returns on all workers when the file is complete.
+        ``path`` must end in ``.safetensors``; folders above it are made. Trained parameters come
+        from the servers, with every update pushed before; buffers and frozen parameters from the
+        chief. Returns on all workers when the file is complete.
         """
         self._prepared("save")
+        check_suffix(path)
         assert self._optimizer is not None
         is_untrained = self._optimizer.has_unused_gradients
         brought = self._collective("save", b"untrained" if is_untrained else b"")
@@ -488,15 +498,3 @@ def _save_of_initial_values(workers: list[int]) -> UsageError:
         f"optimizer.step(), so the servers still hold the initial values; keep what job.prepare "
         f"returns ({LINE}) and call step() of that optimizer in every iteration"
     )
-
-
-def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise UsageError(f"job.log({name}=...): a tensor of {value.numel()} values, not one")
-        value = value.item()
-    if isinstance(value, bool | int | float | str) or value is None:
-        return value
-    if hasattr(value, "item"):  # numpy's scalars
-        return value.item()
-    raise UsageError(f"job.log({name}=...): a {type(value).__name__}; numbers and strings only")

@@ -90,6 +90,28 @@ def test_a_world_with_another_number_of_workers_is_one_line(mpi: Mpi, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+# -- what is reported and saved --------------------------------------------------------------------
+
+
+def test_a_mean_takes_a_tree_of_numbers_and_tensors(seen: Seen) -> None:
+    for each in seen.by_worker:
+        assert each["mean"] == {"worker": 0.5, "pair": [1.0, 1.0]}
+        assert each["per_class"] == [0.0, 0.5, 1.0]
+
+
+def test_a_log_line_may_have_names_that_are_no_identifiers(seen: Seen) -> None:
+    for line in seen.lines("metrics.jsonl"):
+        assert (line["loss/train"], line["epoch"]) == (0.5, 1)
+    summary = json.loads((seen.run_dir / "summary.json").read_text())
+    assert summary["last"] == {"loss/train": 0.5, "epoch": 1}
+
+
+def test_a_saved_model_can_be_read_by_whom_the_umask_lets(seen: Seen) -> None:
+    saved = seen.run_dir.with_name("model.safetensors")
+    (seen.run_dir / "by-hand").touch()
+    assert saved.stat().st_mode == (seen.run_dir / "by-hand").stat().st_mode
+
+
 # -- mistakes, each caught, told to both workers ---------------------------------------------------
 
 KEEP = "keep what job.prepare returns (model, optimizer = job.prepare(model, optimizer)) and call"
@@ -99,6 +121,8 @@ TOLD = {
     "save of initial values": "job.save: workers 0, 1 computed gradients and never called "
     f"optimizer.step(), so the servers still hold the initial values; {KEEP} step() of that "
     "optimizer in every iteration",
+    "save under another name": "job.save('model.pt'): it writes a safetensors file, whose name "
+    "must end in .safetensors: 'model.safetensors' (safetensors.torch.load_file reads it)",
 }
 
 

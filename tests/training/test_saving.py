@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,15 +193,55 @@ def test_what_the_file_format_reports_is_told_and_nothing_is_left_behind(tmp_pat
             path.mkdir()  # complete, and then it cannot be moved into place
         with pytest.raises(UsageError, match=r"job\.save"):
             job.save(path)
-        other = stage.path / "other"
+        other = stage.path / "other.safetensors"
         if job.is_chief:
-            (stage.path / "other.partial").mkdir()  # and here it cannot even be written
+            (stage.path / "other.safetensors.partial").mkdir()  # and here it cannot even be written
         with pytest.raises(UsageError, match=r"job\.save"):
             job.save(other)
         return {"files": sorted(each.name for each in stage.path.glob("*.partial"))}
 
     outcome = virtually(script, tmp_path)
-    assert outcome.results[0]["files"] == ["other.partial"]
+    assert outcome.results[0]["files"] == ["other.safetensors.partial"]
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("m.pt", r"in \.safetensors: '.*/m\.safetensors'"),
+        ("model", r"in \.safetensors: '.*/model\.safetensors'"),
+        ("m.safetensors.gz", r"in \.safetensors: '.*/m\.safetensors\.safetensors'"),
+    ],
+)
+def test_a_name_of_another_kind_of_file_is_refused_with_a_better_one(
+    name: str, better: str, tmp_path: Path
+) -> None:
+    def script(job: Job, stage: Stage) -> Result:
+        model = PROBLEM.model()
+        job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(UsageError, match=rf"{name}'\): it writes a safetensors file.*{better}"):
+            job.save(stage.path / name)
+        return {"clock": job.clock}
+
+    virtually(script, tmp_path)
+    assert not list((tmp_path / "run").glob("m*t*r*"))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_a_saved_file_has_the_permissions_of_the_umask(umask: int, tmp_path: Path) -> None:
+    def script(job: Job, stage: Stage) -> Result:
+        model = PROBLEM.model()
+        job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        path = stage.path / "folder" / "model.safetensors"
+        for _ in range(2):  # the second replaces the first
+            job.save(path)
+        return {"mode": stat.S_IMODE(path.stat().st_mode)}
+
+    before = os.umask(umask)
+    try:
+        outcome = virtually(script, tmp_path, workers=1)
+    finally:
+        os.umask(before)
+    assert outcome.results[0]["mode"] == 0o666 & ~umask
 
 
 def test_an_entry_that_is_no_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -230,6 +272,39 @@ def test_a_mean_is_over_all_workers_and_the_same_for_all(tmp_path: Path) -> None
 
     for result in virtually(script, tmp_path, workers=4).results:
         assert result["means"] == [1.5, 3.0, pytest.approx(0.15)]
+
+
+def test_a_mean_of_a_tree_is_the_tree_of_means(tmp_path: Path) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        per_class = torch.arange(3.0) * job.worker
+        tree = {"loss": 2.0 * job.worker, "classes": [per_class, per_class.half()], "n": (1, True)}
+        if job.worker:  # the order of a dict says nothing
+            tree = dict(reversed(tree.items()))
+        return job.mean(tree)
+
+    outcome = virtually(script, tmp_path)
+    for result in outcome.results:
+        assert result["loss"] == 1.0
+        assert result["n"] == (1.0, 1.0)
+        for mean, dtype in zip(result["classes"], (torch.float32, torch.float16), strict=True):
+            assert mean.dtype == dtype
+            assert mean.tolist() == [0.0, 0.5, 1.0]
+    assert list(outcome.results[1]) == ["n", "classes", "loss"]
+
+
+def test_means_of_different_trees_end_in_one_error_for_all(tmp_path: Path) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        tree = {"loss": 1.0} if job.worker < 2 else {"accuracy": 1.0, "loss": 1.0}
+        with pytest.raises(CollectiveError) as caught:
+            job.mean(tree)
+        job.barrier()  # and the job goes on
+        return {"told": str(caught.value)}
+
+    told = {result["told"] for result in virtually(script, tmp_path, workers=3).results}
+    assert told == {
+        "job.mean was called with different trees: on worker 0 ['loss'] is a number, on worker 2 "
+        "['accuracy'] is a number; every worker must bring the same names and shapes"
+    }
 
 
 def test_nobody_passes_a_barrier_before_the_last_has_come(tmp_path: Path) -> None:

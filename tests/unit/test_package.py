@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import psdist
-from psdist.errors import PsdistError
+from psdist import errors
+from psdist.job import Job
+from psdist.workers.model.optimizer import ServedOptimizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LINKED = ("servers", "topology", "workers")
@@ -30,18 +32,45 @@ def python(*words: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 def test_the_public_names_are_these() -> None:
-    assert psdist.__all__ == ["Job", "PsdistError", "__version__", "init"]
-    assert psdist.PsdistError is PsdistError
+    assert psdist.__all__ == [
+        "CollectiveError",
+        "ConfigError",
+        "HistoryError",
+        "HyperparameterError",
+        "InvariantError",
+        "Job",
+        "LaunchError",
+        "ModelError",
+        "NonFiniteGradientError",
+        "OptimizerRefusedError",
+        "PlacementError",
+        "ProtocolError",
+        "PsdistError",
+        "ServedOptimizer",
+        "TransportError",
+        "UsageError",
+        "UserError",
+        "WaitTimeoutError",
+        "__version__",
+        "init",
+    ]
+    assert set(psdist.__all__) <= set(dir(psdist))
     assert callable(psdist.init)
-    assert isinstance(psdist.Job, type)
+    assert psdist.Job is Job
+    assert psdist.ServedOptimizer is ServedOptimizer
     with pytest.raises(AttributeError, match="module 'psdist' has no attribute 'Server'"):
         _ = psdist.Server
+
+
+def test_every_error_is_public() -> None:
+    defined = {name: each for name, each in vars(errors).items() if isinstance(each, type)}
+    assert {name: getattr(psdist, name) for name in defined} == defined
 
 
 def test_importing_psdist_imports_neither_torch_nor_mpi_nor_numpy(tmp_path: Path) -> None:
     program = (
         "import psdist, sys\n"
-        "psdist.PsdistError\n"
+        "psdist.PsdistError, psdist.UsageError, dir(psdist)\n"
         "sys.exit(repr({'torch', 'mpi4py', 'numpy'} & set(sys.modules)))"
     )
     done = python("-c", program, path=REPOSITORY, cwd=tmp_path)

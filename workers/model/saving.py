@@ -8,16 +8,33 @@ The worker's own parameters are not touched: a save changes nothing that trainin
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from psdist.errors import UsageError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Partition
+
+SUFFIX: Final = ".safetensors"
+
+
+def check_suffix(path: str | os.PathLike[str]) -> None:
+    """Raises :class:`UsageError` for the name of a file that others would take for another kind."""
+    name = Path(path)
+    if name.suffix == SUFFIX:
+        return
+    better = f": {str(name.with_suffix(SUFFIX))!r}" if name.name else ""
+    raise UsageError(
+        f"job.save({os.fspath(path)!r}): it writes a safetensors file, whose name must end in "
+        f"{SUFFIX}{better} (safetensors.torch.load_file reads it)"
+    )
 
 
 def write_model(
@@ -51,9 +68,21 @@ def write_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
-        save_file(tensors, partial)
+        mode = _mode_of_new_file(partial)
+        save_file(tensors, partial)  # by a temporary file that only its owner may read
+        partial.chmod(mode)
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:  # also a full disk is a SafetensorError
         if partial.is_file():
             partial.unlink()
         raise OSError(str(error)) from error
+
+
+def _mode_of_new_file(path: Path) -> int:
+    """The permissions that a file made here gets: the umask's, or the folder's default ACL."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import psdist
-from psdist.errors import UsageError
 
 from .problems import Problem  # relative: python -m finds it, and so must psdist run -m
 
@@ -30,7 +29,11 @@ def main(out: str) -> None:
     seen["mistakes"] = mistakes_before_the_first_step(job, model, original)
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
-    job.log(step=1)
+    assert isinstance(optimizer, psdist.ServedOptimizer)
+    job.log({"loss/train": torch.tensor(0.5)}, epoch=1)
+    seen["mean"] = job.mean({"worker": job.worker, "pair": (1, 2.0 * job.worker)})
+    seen["per_class"] = job.mean(torch.arange(3.0) * job.worker).tolist()
+    job.save(Path(out).with_name("model.safetensors"))
     Path(f"{out}.{job.worker}").write_text(json.dumps(seen))
 
 
@@ -49,12 +52,13 @@ def mistakes_before_the_first_step(
     def mistake(name: str, make: Callable[[], object]) -> None:
         try:
             make()
-        except UsageError as error:
+        except psdist.UsageError as error:
             told[name] = str(error)
 
     model(torch.ones(3, 4)).sum().backward()
     mistake("step of the original", original.step)
     mistake("save of initial values", lambda: job.save("never.safetensors"))
+    mistake("save under another name", lambda: job.save("model.pt"))
     return told
 
 

@@ -1,0 +1,158 @@
+"""What a script reports: values of a line of metrics.jsonl, and means over all workers.
+
+A mean is of a tree: dicts, lists and tuples of numbers and tensors. What leaves a worker is a row
+of float64 and a description of the tree, so that workers whose trees differ hear where. Nothing is
+sent from here.
+
+    logged({"loss/train": tensor}, {"epoch": 1})       # {"loss/train": 0.5, "epoch": 1}
+    payload = pack({"loss": 0.5, "per_class": torch.zeros(10)}, num_workers=4)
+    mean_of(tree, payloads)                            # the same tree, of means
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psdist.errors import CollectiveError, UsageError
+from psdist.protocol.control import CONTROL_LIMIT_BYTES
+from psdist.protocol.ids import describe_workers
+
+Row = npt.NDArray[np.float64]
+
+OWN_NAMES: Final = ("time_s", "rank", "worker", "group", "clock")
+"""What every line of metrics.jsonl has of its own."""
+
+
+def logged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one ``job.log``, in a dict and by keyword. Raises :class:`UsageError`."""
+    plain: dict[str, Any] = {}
+    for name, value in [*values.items(), *more.items()]:
+        if not isinstance(name, str):
+            raise UsageError(f"job.log: the name {name!r} is no text")
+        if name in OWN_NAMES:
+            raise UsageError(
+                f"job.log({name}=...): every line has a {name} of its own; choose another name"
+            )
+        if name in plain:
+            raise UsageError(f"job.log: {name} is given twice, in the dict and by keyword")
+        plain[name] = _plain(name, value)
+    return plain
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        size = value.numel() if isinstance(value, torch.Tensor) else value.size
+        if size != 1:
+            raise UsageError(f"job.log({name}=...): a tensor of {size} values, not one")
+        value = value.item()
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    raise UsageError(f"job.log({name}=...): a {type(value).__name__}; numbers and strings only")
+
+
+def pack(tree: Any, *, num_workers: int) -> bytes:
+    """What this worker brings. Raises :class:`UsageError` for what is neither number, tensor, dict,
+    list nor tuple, and where the trees of all workers together are no message any more."""
+    leaves = _sorted_leaves(tree)
+    values = np.concatenate([np.empty(0), *(_row(leaf) for leaf in leaves.values())])
+    described = [f"{place or 'it'} is {_describe(leaf)}" for place, leaf in leaves.items()]
+    packed: bytes = msgpack.packb([described, values.astype("<f8").tobytes()])
+    if len(packed) * num_workers > CONTROL_LIMIT_BYTES // 2:
+        raise UsageError(
+            f"job.mean of {len(values):,} numbers on {num_workers} workers: it goes through one "
+            "server and is for metrics; reduce them first"
+        )
+    return packed
+
+
+def mean_of(tree: Any, payloads: Sequence[bytes]) -> Any:
+    """``tree`` with the means of what all workers have brought, ``payloads[worker]``.
+
+    A tensor with dimensions stays one, of its dtype (float64 for integers) and device; every other
+    leaf is a float. Summed in float64 in worker order: the same bits on all workers. Raises
+    :class:`CollectiveError`, the same on all, where the trees differ.
+    """
+    brought = [msgpack.unpackb(payload) for payload in payloads]
+    for worker, (described, _) in enumerate(brought):
+        if described != brought[0][0]:
+            raise CollectiveError(_difference(brought[0][0], described, worker))
+    rows: list[Row] = [np.frombuffer(values, dtype="<f8") for _, values in brought]
+    total = np.zeros_like(rows[0])
+    for row in rows:
+        total += row
+    means = total / len(rows)
+    of_place: dict[str, Row] = {}
+    start = 0
+    for place, leaf in _sorted_leaves(tree).items():
+        end = start + (leaf.numel() if isinstance(leaf, torch.Tensor) else 1)
+        of_place[place] = means[start:end]
+        start = end
+    return _rebuilt(tree, "", of_place)
+
+
+def _sorted_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by place, such as ``['loss'][0]``, in an order that no dict's insertions decide."""
+    return dict(sorted(_leaves(tree, ""), key=lambda item: item[0]))
+
+
+def _leaves(tree: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{place}[{key!r}]")
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _leaves(value, f"{place}[{index}]")
+    elif isinstance(tree, bool | int | float | np.number | np.bool_):
+        yield place, float(tree)
+    elif isinstance(tree, torch.Tensor) and not tree.is_complex():
+        yield place, tree.detach()
+    else:
+        kind = f"{tree.dtype} tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
+        raise UsageError(
+            f"job.mean: {place or 'its argument'} is a {kind}; it takes numbers and tensors, and "
+            "dicts, lists and tuples of them"
+        )
+
+
+def _rebuilt(tree: Any, place: str, means: Mapping[str, Row]) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _rebuilt(tree[key], f"{place}[{key!r}]", means) for key in tree}
+    if isinstance(tree, list | tuple):
+        items = [_rebuilt(each, f"{place}[{index}]", means) for index, each in enumerate(tree)]
+        if hasattr(tree, "_fields"):  # a namedtuple takes its items one by one
+            return type(tree)(*items)
+        return items if isinstance(tree, list) else tuple(items)
+    if not isinstance(tree, torch.Tensor) or not tree.dim():
+        return float(means[place][0])
+    dtype = tree.dtype if tree.is_floating_point() else torch.float64
+    mean = torch.from_numpy(means[place].copy()).reshape(tree.shape)
+    return mean.to(device=tree.device, dtype=dtype)
+
+
+def _row(leaf: float | torch.Tensor) -> Row:
+    if isinstance(leaf, float):
+        return np.array([leaf])
+    row: Row = leaf.cpu().to(torch.float64).reshape(-1).numpy()
+    return row
+
+
+def _describe(leaf: float | torch.Tensor) -> str:
+    if isinstance(leaf, float) or not leaf.dim():
+        return "a number"
+    return f"a {str(leaf.dtype).removeprefix('torch.')} tensor of shape {list(leaf.shape)}"
+
+
+def _difference(first: Sequence[str], other: Sequence[str], worker: int) -> str:
+    left, right = next(pair for pair in zip_longest(first, other) if pair[0] != pair[1])
+    return (
+        f"job.mean was called with different trees: on {describe_workers([0])} "
+        f"{left or 'it ends'}, on {describe_workers([worker])} {right or 'it ends'}; every worker "
+        "must bring the same names and shapes"
+    )
