@@ -2,7 +2,7 @@
 
 Each travels as a header (:mod:`psdist.protocol.header`) followed by one msgpack map. Nothing
 received is ever unpickled, imported or executed: a message is decoded with limits into one of the
-frozen classes below.
+frozen classes below, which pydantic checks: a field of another type is an error at the sender, too.
 
     data = encode_control(Leave(group=2, clock=17))
     decode_control(data)                  # raises ProtocolError on anything malformed
@@ -11,19 +11,30 @@ frozen classes below.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias
 
 import msgpack
+from pydantic import ConfigDict, FailFast, ValidationError
+from pydantic.dataclasses import dataclass
 
 from psdist.errors import InvariantError, ProtocolError
 
 CONTROL_LIMIT_BYTES = 64 * 2**20
 
+# One error is told, so a list of millions of wrong items must not become millions of errors.
+_Numbers: TypeAlias = Annotated[list[int], FailFast()]
+_Payloads: TypeAlias = Annotated[list[bytes], FailFast()]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """Base of the control messages; fields may be int, float, str, bytes, bool, lists and maps."""
+    """Base of the control messages; fields may be int, float, str, bytes, bool, lists and maps.
+
+    Each is checked when it is made, by the sender as by the receiver: a value of another type is a
+    pydantic.ValidationError (to the receiver of bytes a ProtocolError).
+    """
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +52,7 @@ class Register(Control):
     """A group's leader to every server: from now on this group has a clock."""
 
     group: int
-    workers: list[int]
+    workers: _Numbers
     clock: int
 
 
@@ -63,7 +74,7 @@ class Settings(Control):
 
     version: int
     hyper: bytes
-    absent: list[int]
+    absent: _Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +126,7 @@ class Collected(Control):
     """Registrar to every worker: what all brought to collective ``seq``, or why it failed."""
 
     seq: int
-    payloads: list[bytes]
+    payloads: _Payloads
     error: str
 
 
@@ -182,8 +193,8 @@ class Missing(Control):
     """The answer to :class:`WhoIsMissing`: groups whose updates the chunk waits for."""
 
     chunk: int
-    groups: list[int]
-    clocks: list[int]
+    groups: _Numbers
+    clocks: _Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,11 +210,10 @@ class Absent(Control):
     """The answer to :class:`WhoIsAbsent`."""
 
     seq: int
-    workers: list[int]
+    workers: _Numbers
 
 
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
-_HINTS: dict[str, dict[str, Any]] = {name: get_type_hints(cls) for name, cls in _TYPES.items()}
 
 
 def encode_control(message: Control) -> bytes:
@@ -232,25 +242,22 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
     cls = _TYPES.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ProtocolError(f"control message of unknown type {name!r}")
-    hints = _HINTS[cls.__name__]
-    if body.keys() != hints.keys():
-        wrong = sorted(body.keys() ^ hints.keys(), key=str)
-        raise ProtocolError(f"control message {name}: fields {wrong} missing or unknown")
-    for field, hint in hints.items():
-        if not _is_a(body[field], hint):
-            raise ProtocolError(f"control message {name}: field {field} must be {hint}")
-    return cls(**body)
+    try:
+        return cls(**body)
+    except ValidationError as error:
+        raise ProtocolError(f"control message {name}: {_first_fault(error)}") from None
+    except TypeError:
+        raise ProtocolError(f"control message {name}: a field that has no name") from None
 
 
-def _is_a(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    origin = get_origin(hint)
-    if origin is list:
-        (item,) = get_args(hint)
-        return isinstance(value, list) and all(_is_a(each, item) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+def _first_fault(error: ValidationError) -> str:
+    """``field workers.1 must be a valid integer``, on one line whatever was received."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, fault["loc"]))[:80]
+    if not where.isprintable():
+        where = repr(where)
+    if fault["type"] == "missing":
+        return f"field {where} is missing"
+    if fault["type"] == "unexpected_keyword_argument":
+        return f"field {where} is unknown"
+    return f"field {where} {fault['msg'].replace('Input should be', 'must be', 1)}"

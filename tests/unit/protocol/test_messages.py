@@ -12,6 +12,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol import control
@@ -224,17 +225,37 @@ def test_no_msgpack_value_is_anything_but_a_control_message_or_a_protocol_error(
         ({"type": ["Stop"]}, r"control message of unknown type \['Stop'\]"),
         ({"group": 1}, "control message of unknown type None"),
         ([1, 2], "control message of unknown type None"),
-        ({"type": "Stop", "now": True}, r"Stop: fields \['now'\] missing or unknown"),
-        ({"type": "Resume"}, r"Resume: fields \['seq'\] missing or unknown"),
-        ({"type": "Resume", "seq": "1"}, "Resume: field seq must be"),
-        ({"type": "Resume", "seq": True}, "Resume: field seq must be"),
-        ({"type": "Absent", "seq": 1, "workers": [1, None]}, "Absent: field workers must be"),
-        ({"type": "Metrics", "line": [1]}, "Metrics: field line must be"),
+        ({"type": "Stop", "now": True}, "Stop: field now is unknown$"),
+        ({"type": "Resume"}, "Resume: field seq is missing$"),
+        ({"type": "Resume", "seq": "1"}, "Resume: field seq must be a valid integer$"),
+        ({"type": "Resume", "seq": True}, "Resume: field seq must be a valid integer$"),
+        ({"type": "Absent", "seq": 1, "workers": [1, None]}, r"Absent: field workers\.1 must be a"),
+        ({"type": "Metrics", "line": [1]}, "Metrics: field line must be a"),
+        ({"type": "Stop", "a\nb": 1}, r"Stop: field 'a\\nb' is unknown$"),
+        ({"type": "Stop", b"a": 1}, "Stop: a field that has no name$"),
+        ({"type": "Stop", "__dataclass_self__": 1}, "Stop: a field that has no name$"),
     ],
 )
 def test_a_malformed_control_message_is_refused_with_the_reason(body: object, told: str) -> None:
     with pytest.raises(ProtocolError, match=told):
         decode_control(msgpack.packb(body))
+
+
+def test_a_field_of_another_type_is_an_error_at_the_sender() -> None:
+    for cls in CLASSES:
+        names = [field.name for field in dataclasses.fields(cls)]
+        if names:
+            with pytest.raises(ValidationError):
+                cls(**dict.fromkeys(names, object()))
+
+
+def test_of_a_million_wrong_items_one_is_told() -> None:
+    data = msgpack.packb({"type": "Absent", "seq": 1, "workers": [None] * 1_000_000})
+    with pytest.raises(ProtocolError, match=r"field workers\.0 must be a valid integer$") as caught:
+        decode_control(data)
+    faults = caught.value.__context__
+    assert isinstance(faults, ValidationError)
+    assert faults.error_count() == 1
 
 
 def test_maps_with_keys_that_are_no_text_and_nesting_without_end_are_refused() -> None:
