@@ -13,6 +13,7 @@ PsdistError
 │   ├── HistoryError          a recorded history is missing, damaged or not of this version
 │   └── PlacementError        a machine, a cluster or a plan that cannot be read or cannot be had
 ├── TransportError            the network failed us
+│   ├── PeerLostError         a rank of the job has died
 │   └── WaitTimeoutError      a wait went beyond wait_timeout_s
 ├── ProtocolError             a message that this protocol does not allow
 └── InvariantError            a bug in psdist: please report it with the text
@@ -73,6 +74,14 @@ class PlacementError(UserError):
 
 class TransportError(PsdistError):
     pass
+
+
+class PeerLostError(TransportError):
+    def __init__(self, who: str) -> None:
+        """``who`` as people know it: "worker 1 (rank 3 on n2)"."""
+        super().__init__(
+            f"{who} has died; this version does not survive the failure of a rank: restart the job"
+        )
 
 
 class WaitTimeoutError(TransportError):

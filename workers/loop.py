@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psdist.errors import CollectiveError, InvariantError
+from psdist.errors import CollectiveError, InvariantError, PeerLostError
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -37,7 +37,7 @@ from psdist.protocol.control import (
     WhoIsAbsent,
     WhoIsMissing,
 )
-from psdist.protocol.events import ControlArrived, Event, Frame, Sent
+from psdist.protocol.events import ControlArrived, Event, Frame, PeerLost, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.transport.base import Transport
@@ -142,6 +142,8 @@ class WorkerLoop:
             # Of a push or a pull the answer says the same (transport.base).
             if event.frame.owner is self:
                 self._setup_sends -= 1
+        elif isinstance(event, PeerLost):
+            raise PeerLostError(event.who)
         else:
             self._do(self.core.handle(event))
 

@@ -98,6 +98,12 @@ def detect(environment: Mapping[str, str]) -> Launcher:
     return Launcher(name="none")
 
 
+def survives_deaths(environment: Mapping[str, str]) -> bool:
+    """Whether MPI tells the ranks of the death of one, instead of ending them all: Open MPI's does
+    under ``mpirun --with-ft ulfm``."""
+    return environment.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")
+
+
 def slurm_switches(environment: Mapping[str, str]) -> tuple[str, str]:
     """The switches above this host, as Slurm names them, and what each part of that is:
     ``("spine.rack1.h1", "switch.switch.node")``; empty texts where Slurm has no topology."""

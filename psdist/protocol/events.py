@@ -71,9 +71,22 @@ class ControlArrived:
 
 @dataclass(slots=True)
 class Sent:
-    """The memory of ``frame`` is the caller's again."""
+    """The memory of ``frame`` is the caller's again: it has arrived, or its receiver is dead."""
 
     frame: Frame
 
 
-Event = Offered | Arrived | ControlArrived | Sent
+@dataclass(slots=True)
+class PeerLost:
+    """``peer`` is dead, and this is the last event of it.
+
+    Headers and control messages that had left it were given before. A payload that was not here
+    by then never comes: frames named to ``accept`` for it are the caller's again.
+    """
+
+    peer: int
+    who: str
+    """As people know it: "worker 1 (rank 3 on n2)" where the network knows that much."""
+
+
+Event = Offered | Arrived | ControlArrived | Sent | PeerLost

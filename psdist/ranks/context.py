@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from psdist.config.settings import RunConfig, to_toml
 from psdist.config.sources import Resolved, describe
-from psdist.errors import ConfigError, LaunchError, PsdistError, UserError
-from psdist.install.launcher import detect
+from psdist.errors import ConfigError, LaunchError, PeerLostError, PsdistError, UserError
+from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.control import Failure
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
@@ -61,6 +61,8 @@ _T = TypeVar("_T")
 _CLOSE_TIMEOUT_S = 10.0
 # A server that loads torch from a slow disk answers late.
 _REPORT_TIMEOUT_S = 30.0
+# How much later than torch.distributed MPI may notice that a rank has died.
+_NOTICE_S = 1.0
 
 _ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one process\n"
 
@@ -155,11 +157,31 @@ class RankContext:
             with suppress(PsdistError):  # the network may be what failed: we speak for ourselves
                 self.transport.send_control(REGISTRAR, failure)
                 deadline = time.monotonic() + _REPORT_TIMEOUT_S
-                while time.monotonic() < deadline:  # the registrar's Abort ends this process
+                # The speaker's Abort ends this process.
+                while self._speaker() != self.me and time.monotonic() < deadline:
                     with suppress(PsdistError):  # one failure is enough
                         self.transport.poll()
                     time.sleep(1e-3)
         self.abort(heading, text, status)
+
+    def cause_of(self, error: Exception) -> Exception:
+        """The death of another rank where there is one, of which ``error`` is taken to be a
+        consequence: torch.distributed says only that a connection was closed."""
+        if self.comm is None or not survives_deaths(os.environ):
+            return error
+        deadline = time.monotonic() + _NOTICE_S
+        while not self.transport.lost and time.monotonic() < deadline:
+            with suppress(PsdistError):
+                self.transport.poll()
+            time.sleep(1e-3)
+        for who in self.transport.lost.values():
+            return PeerLostError(who).with_traceback(error.__traceback__)
+        return error
+
+    def _speaker(self) -> int:
+        """Who prints why the job ends: the registrar, or the first server that lives, or the first
+        worker."""
+        return next(peer for peer in self.roles.rank_of_peer if peer not in self.transport.lost)
 
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         """Print and end every rank, now."""

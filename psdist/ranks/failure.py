@@ -47,6 +47,10 @@ class CanFail(Protocol):
         """End every rank of the job; ``text`` is printed once."""
         ...
 
+    def cause_of(self, error: Exception) -> Exception:
+        """What has happened elsewhere that ``error`` is a consequence of, or ``error``."""
+        ...
+
 
 class CanAbort(Protocol):
     """An MPI communicator."""
@@ -70,6 +74,8 @@ def fail_with(context: CanFail, error: BaseException) -> NoReturn:
     """End the job because of ``error``."""
     whole = "".join(traceback.format_exception(error))
     logger.info("this rank failed:\n%s", printable(whole).rstrip())
+    if isinstance(error, Exception) and not isinstance(error, PsdistError):
+        error = context.cause_of(error)
     text, status = format_error(error)
     context.fail(text, status)
 

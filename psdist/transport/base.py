@@ -17,6 +17,11 @@ Peers are *stable ids* (:mod:`psdist.protocol.roles`), never MPI ranks. The cont
   (:class:`Offered`, or :class:`Arrived` without payload) and control messages together. Payloads
   that were accepted may be complete in any order, and messages of different pairs overtake one
   another. Oneself is sent control messages only.
+* **Death.** Where the network notices that a peer has died (MPI with ULFM, the virtual network),
+  every other endpoint gets :class:`PeerLost`, once and as the last event of that peer: the headers
+  and control messages that had left it come first, in order. A payload moves while its sender
+  lives: what was offered or accepted but is not here stays with the dead. What is sent to the
+  dead is dropped; its frames are given back by :class:`Sent` like any other.
 * Nothing here waits but ``drain``: ``poll`` returns the next event or None.
 
     transport.send(server_id(0), frame)
@@ -25,6 +30,7 @@ Peers are *stable ids* (:mod:`psdist.protocol.roles`), never MPI ranks. The cont
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from psdist.protocol.control import Control
@@ -37,6 +43,11 @@ class Transport(Protocol):
     @property
     def me(self) -> int:
         """This endpoint's stable id."""
+        ...
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Peers that are known to be dead, and who they were, for people."""
         ...
 
     def send(self, peer: int, frame: Frame) -> None:

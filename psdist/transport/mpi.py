@@ -9,6 +9,11 @@ count, because MPI keeps headers in order.
 
     transport = MpiTransport(comm, roles)      # collective; comm: a duplicate of psdist's own
 
+Where MPI survives the death of a rank (Open MPI under ``mpirun --with-ft ulfm``; ``comm`` must
+return its errors), calls that concern the dead fail. What had left the dead may still be on its way
+then, for the notice comes by another: PeerLost follows when nothing has come for a while. Elsewhere
+the launcher ends the job.
+
 mpi4py's exceptions do not rise above this module.
 """
 
@@ -23,10 +28,15 @@ from mpi4py import MPI
 
 from psdist.errors import ProtocolError, TransportError
 from psdist.protocol.control import CONTROL_LIMIT_BYTES, Control, decode_control, encode_control
-from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.roles import Roles
+
+# MPI without ULFM knows them, too, as names of an error that it may return for anything.
+_DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
+_LAST_WORDS_S = 0.1
+"""For so long after the notice of a death messages of the dead may still come."""
 
 
 @dataclass(slots=True)
@@ -44,12 +54,20 @@ class MpiTransport:
     def __init__(self, comm: MPI.Comm, roles: Roles) -> None:
         self._comm = comm
         self._payloads = comm.Dup()
+        self._roles = roles
         self._rank_of = roles.rank_of_peer
         self._peer_of = roles.peer_of_rank
         self._me = roles.peer_of_rank[comm.Get_rank()]
         self._ready: deque[Event] = deque()
         self._receiving: list[tuple[MPI.Request, _Ticket, Frame]] = []
         self._sending: deque[tuple[MPI.Request, MPI.Request, Frame | None, Any]] = deque()
+        self._dead: dict[int, float] = {}
+        """Ranks, and when their death was noticed."""
+        self._unannounced: list[int] = []
+        """Those of them whose PeerLost is still to come."""
+        self._cut_off: set[int] = set()
+        """Those of them of whom only a part of a message is here: what is behind it is dropped."""
+        self.lost: dict[int, str] = {}
         self._num_sent: dict[int, int] = {}  # payloads to each rank
         self._num_offered: dict[int, int] = {}  # payloads from each rank
         tag_limit = comm.Get_attr(MPI.TAG_UB)
@@ -75,7 +93,9 @@ class MpiTransport:
                 self._num_sent[rank] = number + 1
                 payload = self._payloads.Isend(memory, dest=rank, tag=number % self._num_tags)
         except MPI.Exception as error:
-            raise self._mapped(error, f"sending to {describe_peer(peer)}") from error
+            self._failed(error, f"sending to {describe_peer(peer)}")
+            self._ready.append(Sent(frame))
+            return
         self._sending.append((header, payload, frame, None))
 
     def send_control(self, peer: int, message: Control) -> None:
@@ -91,12 +111,15 @@ class MpiTransport:
                 [data, MPI.BYTE], dest=self._rank_of[peer], tag=int(Kind.CONTROL)
             )
         except MPI.Exception as error:
-            raise self._mapped(error, f"sending to {describe_peer(peer)}") from error
+            self._failed(error, f"sending to {describe_peer(peer)}")
+            return
         self._sending.append((request, MPI.REQUEST_NULL, None, data))
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         waiting: _Ticket = ticket
         num_bytes = waiting.header.length
+        if waiting.peer in self.lost:
+            return
         if num_bytes > frame.capacity:
             raise ProtocolError(
                 f"{describe_peer(waiting.peer)} sent {num_bytes} bytes where {frame.capacity} "
@@ -111,15 +134,14 @@ class MpiTransport:
             else:
                 self._receiving.append((request, waiting, frame))
         except MPI.Exception as error:
-            doing = f"receiving from {describe_peer(waiting.peer)}"
-            raise self._mapped(error, doing) from error
+            self._failed(error, f"receiving from {describe_peer(waiting.peer)}")
 
     def poll(self) -> Event | None:
         try:
             if not self._ready:
                 self._progress()
         except MPI.Exception as error:
-            raise self._mapped(error, "polling") from error
+            self._failed(error, "polling")
         return self._ready.popleft() if self._ready else None
 
     def drain(self, timeout_s: float) -> None:
@@ -131,14 +153,26 @@ class MpiTransport:
     def _progress(self) -> None:
         status = self._status
         for index, (request, ticket, frame) in enumerate(self._receiving):
-            if request.Test(status):
+            try:
+                is_here = request.Test(status)
+            except MPI.Exception:
+                del self._receiving[index]  # a failed request is at its end
+                raise
+            if is_here:
                 del self._receiving[index]
                 self._arrived(ticket, frame)
                 return
         message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         if message is not None:
-            self._probed(message, status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE))
+            rank = status.Get_source()
+            try:
+                self._probed(message, rank, status.Get_tag(), status.Get_count(MPI.BYTE))
+            except MPI.Exception:
+                self._cut_off.add(rank)
+                raise
             return
+        if self._unannounced:
+            self._announce_deaths()
         for _ in range(min(len(self._sending), 4)):
             header, payload, sent, _data = self._sending[0]
             if header.Test() and payload.Test():
@@ -160,6 +194,9 @@ class MpiTransport:
                 f"tag {tag}, which is none of psdist's; is another program sending on psdist's "
                 "communicator?"
             )
+        if rank in self._cut_off:
+            message.Recv(bytearray(num_bytes))
+            return
         if is_control:
             data = bytearray(num_bytes)
             message.Recv([data, MPI.BYTE])
@@ -196,9 +233,31 @@ class MpiTransport:
             )
         return header
 
-    @staticmethod
-    def _mapped(error: MPI.Exception, doing: str) -> TransportError:
-        return TransportError(f"MPI failed while {doing}: {error.Get_error_string()}")
+    # -- failures ------------------------------------------------------------------------------
+
+    def _failed(self, error: MPI.Exception, doing: str) -> None:
+        """Note who has died; raises :class:`TransportError` if that is not what ``error`` says."""
+        if error.Get_error_class() not in _DEATHS:
+            raise TransportError(f"MPI failed while {doing}: {error.Get_error_string()}") from error
+        failed = self._comm.Get_failed()
+        # From here on probes find messages again, those of the dead, too.
+        self._comm.Ack_failed(failed.Get_size())
+        now = time.monotonic()
+        for rank in failed.Translate_ranks(None, self._comm.Get_group()):
+            if rank not in self._dead:
+                self._dead[rank] = now
+                self._unannounced.append(rank)
+
+    def _announce_deaths(self) -> None:
+        """No message is here: whoever died long enough ago has nothing more to say."""
+        now = time.monotonic()
+        for rank in list(self._unannounced):
+            peer = self._peer_of[rank]
+            is_receiving = any(ticket.peer == peer for _, ticket, _ in self._receiving)
+            if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
+                self._unannounced.remove(rank)
+                self.lost[peer] = self._roles.describe_rank(rank)
+                self._ready.append(PeerLost(peer, self.lost[peer]))
 
 
 def _memory(frame: Frame, num_bytes: int) -> Any:

@@ -5,7 +5,8 @@ me when something arrives") or a number of seconds to sleep. Their messages take
 pairs keep their order, different pairs overtake one another. Payload bytes are read when they are
 delivered, not when they are sent: memory changed under an open send arrives changed, exactly as
 MPI would do it (and is reported, unless ``verify_open_sends`` is off). As under MPI, a sender may
-learn long after the receiver that a message has arrived (``LinkModel.sent_s``).
+learn long after the receiver that a message has arrived (``LinkModel.sent_s``). Endpoints die by
+``crash``, as under MPI with ULFM.
 
     network = VirtualNetwork(seed=7)
     network.spawn(server_id(0), server_actor(network.endpoint(server_id(0))))
@@ -22,11 +23,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Control, decode_control, encode_control
-from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Header
 from psdist.protocol.ids import describe_peer
 
@@ -79,6 +81,8 @@ class VirtualNetwork:
         self._endpoints: dict[int, VirtualTransport] = {}
         self._actors: dict[int, Actor] = {}
         self._dead: set[int] = set()
+        self._open: dict[int, dict[_Ticket, None]] = {}
+        """By receiver, in order: payloads that have not arrived yet."""
         self.now_s = 0.0
         self.after_event: Callable[[], None] = lambda: None
         """Called after every delivered event and its turn: for checking invariants."""
@@ -100,10 +104,28 @@ class VirtualNetwork:
 
         self._at(self.now_s + delay_s, happen_and_wake)
 
-    def crash(self, peer: int) -> None:
-        """From now on nothing reaches ``peer`` and nothing that it sent is delivered."""
+    def crash(self, peer: int, *, notice_s: float = 0.0) -> None:
+        """``peer`` dies now: it takes no turn any more and nothing reaches it.
+
+        Headers and control messages that it has sent are still delivered, payloads are not. Each
+        other endpoint notices after a delay of their link and at most ``notice_s`` more, and not
+        before the last message: it gets the frames back that the dead had not received, and
+        :class:`PeerLost`.
+        """
+        if peer in self._dead:
+            return
         self._dead.add(peer)
         self._actors.pop(peer, None)
+        self.endpoint(peer).inbox.clear()
+        noticed_at_s: dict[int, float] = {}
+        for other in self._endpoints:
+            delay_s = self._delay(self._link(peer, other)) + self._random.random() * notice_s
+            earliest_s = self._last_delivery.get((peer, other), 0.0)
+            noticed_at_s[other] = max(self.now_s + delay_s, earliest_s)
+        for ticket in self._open.pop(peer, {}):
+            self._at(noticed_at_s[ticket.sender], partial(self._give_back, ticket))
+        for other, at_s in noticed_at_s.items():
+            self._at(at_s, partial(self._lose, other, peer))
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
         """Deliver events until nothing is under way any more, or ``until`` holds."""
@@ -137,6 +159,12 @@ class VirtualNetwork:
             return
         crc = zlib.crc32(frame.payload[:num_bytes]) if frame.payload is not None else 0
         ticket = _Ticket(sender, frame, header, num_bytes, crc)
+        if peer in self._dead:
+            self._at(
+                self.now_s + self._delay(self._link(sender, peer)), partial(self._give_back, ticket)
+            )
+            return
+        self._open.setdefault(peer, {})[ticket] = None
         self._deliver(sender, peer, lambda: self._offer(peer, ticket))
         if self._random.random() < self._link(sender, peer).duplicate_rate:
             if frame.payload is not None:
@@ -167,9 +195,11 @@ class VirtualNetwork:
         self._give(peer, offered)
 
     def _arrive(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
-        if ticket.sender in self._dead:
+        if ticket.sender in self._dead or receiver in self._dead:
             return
         is_first, ticket.has_arrived = not ticket.has_arrived, True
+        if is_first:
+            del self._open[receiver][ticket]
         if not is_first:
             if frame.payload is not None:
                 frame.payload[: ticket.num_bytes] = ticket.copy
@@ -185,9 +215,12 @@ class VirtualNetwork:
         if not is_first:
             return
         if late_s := self._late_s(self._link(ticket.sender, receiver)):
-            self._at(self.now_s + late_s, lambda: self._give(ticket.sender, Sent(ticket.frame)))
+            self._at(self.now_s + late_s, lambda: self._give_back(ticket))
         else:
-            self._give(ticket.sender, Sent(ticket.frame))
+            self._give_back(ticket)
+
+    def _give_back(self, ticket: _Ticket) -> None:
+        self._give(ticket.sender, Sent(ticket.frame))
 
     def _delay(self, link: LinkModel) -> float:
         return link.latency_s + self._random.random() * link.jitter_s
@@ -209,6 +242,11 @@ class VirtualNetwork:
             return
         self.endpoint(peer).inbox.append(event)
         self._turn(peer)
+
+    def _lose(self, peer: int, dead: int) -> None:
+        if peer not in self._dead:
+            who = self.endpoint(peer).lost[dead] = describe_peer(dead)
+            self._give(peer, PeerLost(dead, who))
 
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
         self._sequence += 1
@@ -240,6 +278,7 @@ class VirtualTransport:
         self._network = network
         self._me = me
         self.inbox: deque[Event] = deque()
+        self.lost: dict[int, str] = {}
         self.is_asleep = False
         self.drives = False
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import PsdistError
 from psdist.protocol.control import Control, Setup
-from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 
 
 class Contribution(NamedTuple):
@@ -187,4 +187,4 @@ class ReplySent:
     token: ReplyToken
 
 
-ServerEvent = Offered | Arrived | ControlArrived | Built | ReplySent
+ServerEvent = Offered | Arrived | ControlArrived | PeerLost | Built | ReplySent

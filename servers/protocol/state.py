@@ -22,7 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from psdist.errors import HyperparameterError, InvariantError, ProtocolError, PsdistError
+from psdist.errors import (
+    HyperparameterError,
+    InvariantError,
+    PeerLostError,
+    ProtocolError,
+    PsdistError,
+)
 from psdist.protocol.control import (
     Leave,
     Missing,
@@ -35,7 +41,7 @@ from psdist.protocol.control import (
     Suspend,
     WhoIsMissing,
 )
-from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
@@ -107,6 +113,7 @@ class ServerCore:
             Offered: self._hold,
             Arrived: self._hold,
             ReplySent: self._on_reply_sent,
+            PeerLost: self._on_peer_lost,
         }
         self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
             Setup: self._on_setup,
@@ -224,6 +231,10 @@ class ServerCore:
         clocks = [chunk.clock.done[group] for group in groups] if chunk else []
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
         return [SendControl(peer, answer)]
+
+    def _on_peer_lost(self, event: PeerLost) -> list[Action]:
+        """No failure is survived in this version."""
+        raise PeerLostError(event.who)
 
     # -- messages about a chunk ---------------------------------------------------------------
 

@@ -26,12 +26,13 @@ from psdist.errors import (
     ConfigError,
     InvariantError,
     ModelError,
+    PeerLostError,
     ProtocolError,
     WaitTimeoutError,
 )
 from psdist.protocol.control import Absent, Collected, Done, Enter, Resume, Resumed, WhoIsAbsent
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.failure import format_error, printable, run_or_fail
+from psdist.ranks.failure import fail_with, format_error, printable, run_or_fail
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from tests.support.mpirun import (
@@ -746,6 +747,9 @@ class _World:
         self.format_error.append((text, status))
         raise _Failed
 
+    def cause_of(self, error: Exception) -> Exception:
+        return PeerLostError("worker 1 (rank 3 on n2)") if "closed" in str(error) else error
+
 
 def test_the_mistakes_of_users_and_of_the_network_are_one_line_with_the_line_of_the_script() -> (
     None
@@ -762,6 +766,20 @@ def test_the_mistakes_of_users_and_of_the_network_are_one_line_with_the_line_of_
 
 def test_an_error_that_no_script_line_led_to_names_none() -> None:
     assert format_error(ConfigError("mode = x")) == ("error: mode = x", 2)
+
+
+def test_the_death_of_another_rank_is_told_instead_of_what_it_led_to_here() -> None:
+    context = _World()
+    for error in (RuntimeError("connection closed by peer"), ConfigError("a closed question")):
+        with pytest.raises(_Failed):
+            fail_with(context, error)
+    (died, status), (mistake, _) = context.format_error
+    assert died == (
+        "error: worker 1 (rank 3 on n2) has died; this version does not survive the failure of a "
+        "rank: restart the job"
+    )
+    assert status == 1
+    assert mistake == "error: a closed question"
 
 
 def test_a_bug_of_psdist_and_errors_of_the_script_are_tracebacks() -> None:

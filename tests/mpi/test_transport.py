@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,16 @@ def test_headers_and_control_messages_of_a_pair_keep_their_order(mpi: Mpi, tmp_p
     done = run_mpi(3, program, timeout_s=120, mpi=mpi, env=env)
     assert done.returncode == 0, done.text
     assert "all in order" in done.stdout, done.text
+
+
+def test_under_ulfm_what_had_left_the_dead_comes_before_its_loss_and_nothing_after(
+    tmp_path: Path,
+) -> None:
+    env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_PROGRESS": "off"}
+    program = ("-m", "tests.support.programs.last_words")
+    done = run_mpi(3, program, timeout_s=120, env=env, launcher_args=("--with-ft", "ulfm"))
+    assert done.returncode == 0, done.text
+    host = socket.gethostname()
+    said = f": 10 messages, then lost: worker 1 (rank 2 on {host})"
+    assert f"worker 0 (rank 1 on {host}){said}" in done.stdout, done.text
+    assert f"server 0 (rank 0 on {host}){said}" in done.stdout, done.text

@@ -183,12 +183,13 @@ class VirtualJob:
         for worker in self.workers:
             self.network.spawn(worker_id(worker.worker), worker.script())
 
-    def run(self) -> None:
-        def check_invariants() -> None:
-            for server in self.servers:
-                server.core.check_invariants()
+        self.network.after_event = self._check_invariants
 
-        self.network.after_event = check_invariants
+    def _check_invariants(self) -> None:
+        for server in self.servers:
+            server.core.check_invariants()
+
+    def run(self) -> None:
         self.network.run()
         assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
 
@@ -336,15 +337,18 @@ class VirtualWorker:
     def _share(self) -> Iterator[float | None]:
         """The group's all-gather: every worker gets the slices of the others."""
         mates = [self.job.workers[worker] for worker in self.job.groups[self.group]]
-        self.at += 1
-        while any(mate.at < self.at for mate in mates):
-            yield 1e-6
+        yield from self._wait_for(mates)
         for mate in mates:
             for chunk in mate.mine:
                 self.memory.copy_from(mate.memory, chunk)
                 self.positions[chunk] = mate.core.versions[chunk].position
+        yield from self._wait_for(mates)
+
+    def _wait_for(self, mates: list[VirtualWorker]) -> Iterator[float | None]:
         self.at += 1
         while any(mate.at < self.at for mate in mates):
+            if self.loop.transport.lost:
+                self.loop.turn()  # a mate may be dead: torch.distributed would raise
             yield 1e-6
 
     def _note_uses(self) -> None:

@@ -16,6 +16,7 @@ from psdist.install.launcher import (
     explain_singleton,
     family_of,
     library_name,
+    survives_deaths,
 )
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
@@ -196,3 +197,9 @@ def test_a_library_is_named_by_its_first_words() -> None:
     assert library_name(OPEN_MPI + "\0") == "Open MPI v5.0.11"
     assert library_name(MPICH) == "MPICH 5.0.2"
     assert library_name("\0") == "another MPI"
+
+
+def test_ranks_outlive_one_another_only_where_the_launcher_was_asked_for_it() -> None:
+    assert survives_deaths({"OMPI_MCA_mpi_ft_enable": "1"})  # mpirun --with-ft ulfm sets it
+    assert not survives_deaths({"OMPI_MCA_mpi_ft_enable": "0"})
+    assert not survives_deaths({"OMPI_COMM_WORLD_SIZE": "4"})

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from psdist.errors import InvariantError
-from psdist.protocol.events import Frame, Offered, Sent
+from psdist.protocol.events import Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
+from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from tests.support.numbered import OrderWatch, send_numbered
 
@@ -68,3 +69,91 @@ def test_who_drives_the_network_leaves_nothing_under_way() -> None:
     driver.drain(10.0)
     assert len(server.inbox) == 1
     assert driver.poll() == Sent(frame)
+
+
+# -- death -------------------------------------------------------------------------------------
+
+
+def poll_all(transport: Transport) -> list[Event]:
+    return list(iter(transport.poll, None))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_had_left_the_dead_comes_first_and_then_its_loss_to_everybody(seed: int) -> None:
+    network, pick = VirtualNetwork(seed=seed, link=SLOW), random.Random(seed)
+    dead, others = PEERS[0], PEERS[1:]
+    seen: dict[int, list[Event]] = {peer: [] for peer in others}
+
+    def sends_until_it_dies() -> Actor:
+        for number in range(20):
+            for peer in others:
+                send_numbered(network.endpoint(dead), peer, number)
+            yield 1e-4
+        network.crash(dead, notice_s=pick.choice([0.0, 0.1]))
+        send_numbered(network.endpoint(dead), others[0], 20)
+
+    def receives(me: int) -> Actor:
+        while True:
+            for event in poll_all(network.endpoint(me)):
+                seen[me].append(event)
+                if isinstance(event, Offered):
+                    frame = Frame(memoryview(bytearray(event.num_bytes)))
+                    network.endpoint(me).accept(event.ticket, frame)
+            yield None
+
+    network.spawn(dead, sends_until_it_dies())
+    for peer in others:
+        network.spawn(peer, receives(peer))
+    network.run()
+    for peer in others:
+        watch = OrderWatch()
+        for event in seen[peer]:
+            watch.see(event)
+        assert watch.announced == {dead: 20}
+        assert seen[peer][-1] == PeerLost(dead, "server 0")
+        assert seen[peer].count(seen[peer][-1]) == 1
+        assert network.endpoint(peer).lost == {dead: "server 0"}
+    assert not network.endpoint(dead).lost
+
+
+def test_a_payload_stays_with_the_dead_and_the_frame_for_it_is_not_written() -> None:
+    network = VirtualNetwork(link=LinkModel(latency_s=1.0, jitter_s=0.0))
+    worker, server = network.endpoint(worker_id(0)), network.endpoint(server_id(0))
+    for value in (b"\1", b"\2"):
+        frame = Frame(memoryview(bytearray(value)))
+        Header(kind=Kind.PUSH, sender=worker_id(0), length=1).pack_into(frame.header)
+        worker.send(server_id(0), frame)
+    network.run()
+    first, second = poll_all(server)
+    assert isinstance(first, Offered)
+    assert isinstance(second, Offered)
+    received = Frame(memoryview(bytearray(1)))
+    server.accept(first.ticket, received)
+    network.crash(worker_id(0))
+    server.accept(second.ticket, received)
+    network.run()
+    assert poll_all(server) == [PeerLost(worker_id(0), "worker 0")]
+    assert received.payload == b"\0"
+
+
+def test_frames_that_the_dead_has_not_received_come_back() -> None:
+    network = VirtualNetwork(link=LinkModel(latency_s=1.0, jitter_s=0.0))
+    worker, server = network.endpoint(worker_id(0)), network.endpoint(server_id(0))
+    frames = [Frame(memoryview(bytearray(1))) for _ in range(4)]
+    for frame in frames:
+        Header(kind=Kind.PUSH, sender=worker_id(0), length=1).pack_into(frame.header)
+    worker.send(server_id(0), frames[0])
+    worker.send(server_id(0), frames[1])
+    network.run()
+    offers = poll_all(server)
+    assert isinstance(offers[0], Offered)
+    server.accept(offers[0].ticket, Frame(memoryview(bytearray(1))))  # under way when it dies
+    worker.send(server_id(0), frames[2])
+    network.crash(server_id(0))
+    worker.send(server_id(0), frames[3])
+    network.run()
+    events = poll_all(worker)
+    sent = [event.frame for event in events if isinstance(event, Sent)]
+    assert sorted(map(id, sent)) == sorted(map(id, frames))
+    assert PeerLost(server_id(0), "server 0") in events
+    assert not poll_all(server), "nothing reaches the dead"
