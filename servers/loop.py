@@ -294,7 +294,7 @@ class ServerLoop:
             sender=self.transport.me,
             chunk=token.chunk,
             clock=action.clock,
-            settings=action.request,
+            pull_number=action.pull_number,
             length=frame.capacity,
             position=self._log.position,
             min_done=action.min_done,

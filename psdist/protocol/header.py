@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -62,7 +62,7 @@ class Codec(IntEnum):
 
 
 # One field per line, in wire order; see Header for their meaning.
-_LAYOUT = struct.Struct("<IHBBBB2xIIIIIIqQqdQI")
+_LAYOUT = struct.Struct("<IHBBBB2xIIIIIIqQqdQII")
 KIND_BYTE = 6
 LENGTH_BYTES = slice(68, 76)
 """Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
@@ -77,8 +77,9 @@ class Header(NamedTuple):
     answers. ``position`` is the position in the server's log of applies at which the reply was
     made; ``min_done`` the number of iterations that every active group had contributed by then.
     ``weight`` is the group's share in units of one worker's full batch. ``settings`` is the
-    version of the sender's hyperparameters and absent pieces (see :class:`Settings`); in a pull
-    and the reply to it, the number of the pull.
+    version of the sender's hyperparameters and absent pieces (see :class:`Settings`), in a push.
+    ``pull_number`` counts the pulls of a worker from 1, in a pull and in the reply to it; 0 in all
+    else: replies of one clock differ by it.
     """
 
     kind: int
@@ -97,12 +98,14 @@ class Header(NamedTuple):
     generation: int = 0
     map_version: int = 0
     checksum: int = 0
+    pull_number: int = 0
 
     def pack_into(self, buffer: Any) -> None:
         _LAYOUT.pack_into(
             buffer, 0, MAGIC, PROTOCOL_VERSION, self.kind, self.dtype, self.codec, self.flags,
             self.generation, self.sender, self.group, self.chunk, self.map_version, self.settings,
             self.clock, self.position, self.min_done, self.weight, self.length, self.checksum,
+            self.pull_number,
         )  # fmt: skip
         crc = zlib.crc32(memoryview(buffer)[:_USED_BYTES])
         _CHECKSUM.pack_into(buffer, _USED_BYTES, crc)
@@ -118,6 +121,7 @@ class Header(NamedTuple):
             magic, version, kind, dtype, codec, flags,
             generation, sender, group, chunk, map_version, settings,
             clock, position, min_done, weight, length, checksum,
+            pull_number,
         ) = _LAYOUT.unpack_from(buffer)  # fmt: skip
         if magic != MAGIC:
             raise ProtocolError(
@@ -142,7 +146,7 @@ class Header(NamedTuple):
             )
         return cls(
             kind, sender, chunk, clock, length, group, settings, weight, position, min_done,
-            flags, dtype, codec, generation, map_version, checksum,
+            flags, dtype, codec, generation, map_version, checksum, pull_number,
         )  # fmt: skip
 
 

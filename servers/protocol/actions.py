@@ -128,7 +128,7 @@ class Reply:
     clock: int
     min_done: int
     flags: int
-    request: int
+    pull_number: int
 
 
 @dataclass(slots=True)

@@ -35,8 +35,8 @@ class PendingReply(NamedTuple):
     peer: int
     clock: int
     flags: int
-    request: int = 0
-    """The number of the pull that it answers."""
+    pull_number: int = 0
+    """Of the pull that it answers; 0 if it answers a push."""
 
 
 @dataclass(slots=True)

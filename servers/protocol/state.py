@@ -283,7 +283,7 @@ class ServerCore:
         )
 
     def _on_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
-        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, header.settings)
+        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, header.pull_number)
         if not chunk.is_loaded:
             chunk.unloaded_pulls.append(pending)
             return []
@@ -508,7 +508,7 @@ class ServerCore:
         token = chunk.open_reply(pending.peer, implied_by=implied_by)
         self._replies += 1
         min_done = chunk.clock.min_done
-        return Reply(token, pending.clock, min_done, pending.flags, pending.request)
+        return Reply(token, pending.clock, min_done, pending.flags, pending.pull_number)
 
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:
         """The reply's memory is free; a step may have waited for it."""

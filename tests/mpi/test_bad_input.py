@@ -480,7 +480,7 @@ def test_a_message_of_another_protocol_version_ends_the_job_in_one_line(tmp_path
     line = the_line(run_script(2, "speaks_another_protocol_version", run_dir=tmp_path), status=1)
     assert line == (
         f"psdist: server 0 (rank 0 on {HOST}): error: message of protocol version 99, this psdist "
-        "speaks 1; install the same psdist version on all hosts"
+        "speaks 2; install the same psdist version on all hosts"
     )
 
 

@@ -147,7 +147,7 @@ class ClientCore:
                     group=self._group,
                     chunk=chunk,
                     clock=clock,
-                    settings=self._num_pulls,
+                    pull_number=self._num_pulls,
                     flags=flags,
                 ),
                 False,
@@ -162,8 +162,7 @@ class ClientCore:
         for header, with_payload in headers:
             server = self._owners[header.chunk]
             self._queues.setdefault(server, deque()).append((header, with_payload))
-            number = header.settings if header.kind == Kind.PULL else 0
-            self._awaited[header.chunk] = header.clock, number
+            self._awaited[header.chunk] = header.clock, header.pull_number
         servers = sorted(self._queues)
         first = self._worker % len(servers) if servers else 0
         actions: list[ClientAction] = []
@@ -215,7 +214,7 @@ class ClientCore:
 
     def _on_reply(self, peer: int, header: Header) -> list[ClientAction]:
         chunk = header.chunk
-        if self._awaited.get(chunk) != (header.clock, header.settings):
+        if self._awaited.get(chunk) != (header.clock, header.pull_number):
             self.duplicates += 1
             return []
         server = self._owners[chunk]

@@ -50,6 +50,7 @@ HEADERS = st.builds(
     generation=UINT32,
     map_version=UINT32,
     checksum=UINT32,
+    pull_number=UINT32,
 )
 
 
@@ -109,7 +110,7 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     with pytest.raises(ProtocolError) as caught:
         Header.unpack(buffer)
     assert str(caught.value) == (
-        "message of protocol version 7, this psdist speaks 1; install the same psdist version on "
+        "message of protocol version 7, this psdist speaks 2; install the same psdist version on "
         "all hosts"
     )
 
@@ -127,10 +128,11 @@ def test_a_header_that_is_cut_off_is_refused() -> None:
 
 
 def test_the_layout_is_little_endian_and_leaves_payloads_aligned() -> None:
-    buffer = packed(Header(kind=Kind.PUSH, sender=1, chunk=0x01020304))
+    buffer = packed(Header(kind=Kind.PUSH, sender=1, chunk=0x01020304, pull_number=0x05060708))
     assert buffer[:4] == struct.pack("<I", MAGIC) == b"PDS1"
     assert buffer[24:28] == b"\4\3\2\1"  # the MPI transport reads the chunk from here,
     assert buffer[6] == Kind.PUSH  # and the kind
+    assert buffer[80:84] == b"\x08\7\6\5"
     assert HEADER_BYTES % 64 == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from psdist.protocol.control import Register, Settings, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.protocol.actions import (
@@ -108,6 +108,18 @@ def test_a_gradient_without_weight_fails_the_job_naming_who_sent_it(
     (fail,) = push(core_of(mode), 1, 0, weight=weight)
     assert isinstance(fail, Fail)
     assert str(fail.error) == f"server 0: worker 1 pushed a gradient of weight {weight}"
+
+
+def test_a_reply_names_the_pull_that_it_answers_and_no_pull_where_it_answers_a_push() -> None:
+    core = core_of("async")
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
+    (accept,) = core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "ticket"))
+    core.handle(Arrived(worker_id(0), init, accept.slot))
+    pull = Header(kind=Kind.PULL, sender=worker_id(0), chunk=0, clock=0, pull_number=7)
+    (to_pull,) = core.handle(Arrived(worker_id(0), pull, None))
+    (to_push,) = only(push(core, 0, 0), Reply)
+    assert (to_pull.pull_number, to_pull.flags) == (7, Flag.FOR_PULL)
+    assert (to_push.pull_number, to_push.flags) == (0, Flag.NONE)
 
 
 SETUP = Setup(partition=b"p", optimizer="o", hyper=b"h")
