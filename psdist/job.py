@@ -12,22 +12,18 @@ psdist.workers.model.saving.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 
-from psdist.config.sources import resolve
 from psdist.errors import ModelError, UsageError, UserError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Progress, Setup
@@ -40,11 +36,11 @@ from psdist.protocol.optimizers import (
     traits,
 )
 from psdist.protocol.partition import Partition
-from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.context import RankContext, connect, current
+from psdist.ranks.context import RankContext, current
 from psdist.ranks.device import device_of
-from psdist.ranks.failure import fail_with, printable, run_or_fail
-from psdist.ranks.server import num_threads, serve, serve_beside
+from psdist.ranks.failure import printable
+from psdist.ranks.plain_script import connect_or_serve, tell_errors
+from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
 from psdist.workers.group import process_group
@@ -88,9 +84,14 @@ def init() -> Job:
                 'it under if __name__ == "__main__":'
             )
         context = current()
-        if context is None:
-            context = _connect_by_environment()
-        _job = Job(context)
+        if context is not None:
+            _job = Job(context)
+            return _job
+        context = connect_or_serve(_finish_if_begun)
+        try:
+            _job = Job(context)
+        finally:
+            tell_errors()
     return _job
 
 
@@ -99,43 +100,8 @@ def the_job() -> Job | None:
     return _job
 
 
-def _connect_by_environment() -> RankContext:
-    outcome: Any
-    try:
-        outcome = resolve(command_line={}, environment=os.environ, file=None)
-    except UserError as error:
-        outcome = error
-    try:
-        context = connect(outcome)
-    except AgreedExit as agreed:
-        sys.exit(agreed.status)
-    if context.role == "server":
-        sys.exit(run_or_fail(context, lambda: serve(context)))
-    sys.excepthook = _excepthook
-    atexit.register(_finish_at_exit)
-    serve_beside(context)
-    return context
-
-
-def _excepthook(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    context = current()
-    if context is None:
-        sys.__excepthook__(kind, error, trace)
-        return
-    fail_with(context, error)
-
-
-def _finish_at_exit() -> None:
-    context = current()
-    if _job is None or context is None:
-        return
-    # Set by Python for what ended the script, even if a hook other than ours was told of it.
-    error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException):
-        fail_with(context, error)
-    run_or_fail(context, _job.finish)
+def _finish_if_begun() -> int:
+    return _job.finish() if _job is not None else 0
 
 
 class Job:
