@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from psdist.errors import ModelError as ModelError
     from psdist.errors import NonFiniteGradientError as NonFiniteGradientError
     from psdist.errors import OptimizerRefusedError as OptimizerRefusedError
+    from psdist.errors import PeerLostError as PeerLostError
     from psdist.errors import PlacementError as PlacementError
     from psdist.errors import ProtocolError as ProtocolError
     from psdist.errors import PsdistError as PsdistError
@@ -47,6 +48,7 @@ __all__ = [
     "ModelError",
     "NonFiniteGradientError",
     "OptimizerRefusedError",
+    "PeerLostError",
     "PlacementError",
     "ProtocolError",
     "PsdistError",
