@@ -17,20 +17,22 @@ It decides nothing about consistency: a reply that the mode does not allow yet d
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from psdist.errors import NonFiniteGradientError, UsageError
+from psdist.errors import HyperparameterError, NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
+from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.protocol.partition import Partition, Span
 from psdist.workers.group.channel import GroupChannel, Pending, T
 from psdist.workers.loop import Wait, WorkerLoop, wait_for_group
@@ -84,6 +86,8 @@ class _Row:
     weight: float
     is_skipped: bool
     is_finite: bool
+    hyper: int
+    """A digest of its hyperparameters."""
     absent: frozenset[int]
 
 
@@ -177,8 +181,9 @@ class Trainer:
         """End iteration ``clock``: push, and bring the parameters for the next one.
 
         ``gradient_scale`` multiplies the gradients; ``is_skipped``: this worker has none to give
-        (GradScaler found an overflow). Raises :class:`NonFiniteGradientError`, and
-        :class:`UsageError` where the model is not any more what was prepared.
+        (GradScaler found an overflow). Raises :class:`NonFiniteGradientError`,
+        :class:`HyperparameterError` where the group's workers disagree, and :class:`UsageError`
+        where the model is not any more what was prepared.
         """
         for wait in self.iterate(gradient_scale, is_skipped):
             self._loop.carry_on(wait)
@@ -191,8 +196,11 @@ class Trainer:
         non_finite = [] if is_skipped else self._flat.non_finite()
         nominal = self._nominal_in_iteration
         weight = self._samples_in_iteration / nominal if nominal else 1.0
-        mine = _Row(weight, is_skipped, not non_finite, frozenset(absent))
+        hyper = self._hyperparameters()
+        mine = _Row(weight, is_skipped, not non_finite, _digest(hyper), frozenset(absent))
         table = yield from self._agree(mine)
+        if any(row.hyper != mine.hyper for row in table):
+            yield from self._refuse_different(hyper)
         if non_finite and self._on_nonfinite == "error":
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
@@ -212,7 +220,7 @@ class Trainer:
         elif group_weight:
             yield from self._reduce(share=weight / group_weight)
         everywhere = set(absent).intersection(*(row.absent for row in table))
-        self._begin_push(group_weight, sorted(everywhere))
+        self._begin_push(group_weight, hyper, sorted(everywhere))
         yield self._loop.wait_for_replies(f"the replies to iteration {self.clock}")
         yield from self._take_new_values("optimizer.step")
         self._commit_uses()
@@ -248,13 +256,28 @@ class Trainer:
     def _agree(self, mine: _Row) -> Generator[Wait, None, list[_Row]]:
         """What every worker of the group brings, by place."""
         pending = self._group.agree(
-            "optimizer.step", [mine.weight, mine.is_skipped, mine.is_finite, *sorted(mine.absent)]
+            "optimizer.step",
+            [mine.weight, mine.is_skipped, mine.is_finite, mine.hyper, *sorted(mine.absent)],
         )
         table = yield from self._in_group(pending, "optimizer.step")
         return [
-            _Row(weight, bool(is_skipped), bool(is_finite), frozenset(map(int, absent)))
-            for weight, is_skipped, is_finite, *absent in table
+            _Row(weight, bool(is_skipped), bool(is_finite), int(hyper), frozenset(map(int, absent)))
+            for weight, is_skipped, is_finite, hyper, *absent in table
         ]
+
+    def _refuse_different(self, hyper: bytes) -> Generator[Wait, None, NoReturn]:
+        """Each worker's slice would be stepped with hyperparameters of its own: in every mode."""
+        pending = self._group.agree("optimizer.step", [self._worker, *hyper])
+        rows = yield from self._in_group(pending, "optimizer.step")
+        brought = [(int(worker), bytes(map(int, packed))) for worker, *packed in rows]
+        first, hyper = brought[0]
+        other, others = next(each for each in brought if each[1] != hyper)
+        differ = difference(unpack_hyperparameters(hyper), unpack_hyperparameters(others))
+        raise HyperparameterError(
+            f"iteration {self.clock}: workers {first} and {other} of one group disagree on "
+            f"hyperparameters: {differ}; nothing was pushed. Every worker must use the same "
+            "schedule: one that follows a loss must follow job.mean(loss)"
+        )
 
     def _reduce(self, share: float) -> Generator[Wait, None, None]:
         """This worker's slice of the gradients becomes the group's mean, and lies on the host.
@@ -266,7 +289,7 @@ class Trainer:
             yield from self._in_group(pending, "optimizer.step")
         self._flat.gradients_to_host()
 
-    def _begin_push(self, weight: float, absent: list[int]) -> None:
+    def _begin_push(self, weight: float, hyper: bytes, absent: list[int]) -> None:
         gone = set(absent)
         chunks = self._partition.chunks
         empty = {
@@ -274,7 +297,7 @@ class Trainer:
             for chunk in self._mine
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
-        settings = self._loop.settings(self._hyperparameters(), absent, self._my_servers)
+        settings = self._loop.settings(hyper, absent, self._my_servers)
         self._loop.begin_push(clock=self.clock, settings=settings, weight=weight, empty=empty)
 
     def pull(self) -> None:
@@ -338,3 +361,8 @@ class Trainer:
             max_staleness_seen=max(self._staleness, default=0),
             staleness=dict(sorted(self._staleness.items())),
         )
+
+
+def _digest(hyper: bytes) -> int:
+    """48 bits: a float64 carries them exactly."""
+    return int.from_bytes(hashlib.blake2b(hyper, digest_size=6).digest(), "little")

@@ -123,8 +123,13 @@ TOLD = {
     "optimizer in every iteration",
     "save under another name": "job.save('model.pt'): it writes a safetensors file, whose name "
     "must end in .safetensors: 'model.safetensors' (safetensors.torch.load_file reads it)",
+    "different rates": "iteration 1: workers 0 and 1 of one group disagree on hyperparameters: "
+    "lr 0.1 against 0.2 in optimizer group 0; nothing was pushed. Every worker must use the same "
+    "schedule: one that follows a loss must follow job.mean(loss)",
 }
 
 
-def test_mistakes_before_the_first_step_say_what_to_write(seen: Seen) -> None:
+def test_mistakes_say_the_same_on_every_worker_and_can_be_caught(seen: Seen) -> None:
     assert [each["mistakes"] for each in seen.by_worker] == [TOLD, TOLD]
+    summary = json.loads((seen.run_dir / "summary.json").read_text())
+    assert (summary["groups"], summary["clocks"]) == (1, [2])

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from psdist.errors import HyperparameterError
+from psdist.job import Job
 from tests.support.programs import group_cases
-from tests.support.programs.cases import Outcome, run_over_mpi
+from tests.support.programs.cases import Case, Outcome, Result, Stage, run_over_mpi
 from tests.support.programs.problems import Batch, flat, relative_distance, train
 from tests.support.programs.sync_cases import OPTIMIZERS
 from tests.support.programs.virtual_job import run_virtually
@@ -172,3 +174,34 @@ def test_workers_of_a_group_that_call_different_things_are_told_so(
     for result in results[1:]:
         assert "worker 1 of the group called pull" in result["told"]
         assert "worker 0 of the group called optimizer.step" in result["told"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+def test_hyperparameters_that_differ_inside_a_group_are_named_with_their_workers(
+    mode: str, tmp_path: Path
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        # Each follows its own loss, and worker 3's has stopped falling.
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        told = ""
+        for step, batch in enumerate(group_cases.batches_of(job, count=4)):
+            try:
+                train(model, optimizer, [batch])
+            except HyperparameterError as error:
+                told = str(error)
+                optimizer.param_groups[0]["lr"] = 0.1
+                train(model, optimizer, [batch])
+            scheduler.step(1.0 if job.worker == 3 and step < 2 else 1.0 / (step + 1))
+        return {"told": told, "clock": job.clock}
+
+    case = Case(name="schedules", script=script, groups=((0,), (1, 2, 3)), settings={"mode": mode})
+    alone, *group = run_virtually(case, tmp_path / "run").results
+    assert alone == {"told": "", "clock": 4}
+    assert {each["clock"] for each in group} == {4}
+    assert {each["told"] for each in group} == {
+        "iteration 2: workers 1 and 3 of one group disagree on hyperparameters: lr 0.1 against "
+        "0.05 in optimizer group 0; nothing was pushed. Every worker must use the same schedule: "
+        "one that follows a loss must follow job.mean(loss)"
+    }

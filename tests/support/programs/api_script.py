@@ -30,6 +30,8 @@ def main(out: str) -> None:
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
     assert isinstance(optimizer, psdist.ServedOptimizer)
+    seen["mistakes"] |= different_rates_in_the_group(job, optimizer)
+    optimizer.step()
     job.log({"loss/train": torch.tensor(0.5)}, epoch=1)
     seen["mean"] = job.mean({"worker": job.worker, "pair": (1, 2.0 * job.worker)})
     seen["per_class"] = job.mean(torch.arange(3.0) * job.worker).tolist()
@@ -60,6 +62,21 @@ def mistakes_before_the_first_step(
     mistake("save of initial values", lambda: job.save("never.safetensors"))
     mistake("save under another name", lambda: job.save("model.pt"))
     return told
+
+
+def different_rates_in_the_group(
+    job: psdist.Job, optimizer: torch.optim.Optimizer
+) -> dict[str, str]:
+    (group,) = optimizer.param_groups
+    rate = group["lr"]
+    group["lr"] = rate * (1 + job.worker)
+    try:
+        optimizer.step()
+    except psdist.HyperparameterError as error:
+        return {"different rates": str(error)}
+    finally:
+        group["lr"] = rate
+    return {}
 
 
 if __name__ == "__main__":
