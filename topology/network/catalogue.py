@@ -12,15 +12,33 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from psdist.errors import PlacementError
+from pydantic import AfterValidator, Field, TypeAdapter
+
 from psdist.topology.text import strict_json
-from psdist.topology.text.untrusted import HOST_NAME, decoded, file_bytes, shown
+from psdist.topology.text.models import (
+    CLOSED,
+    FIRST_FAULT,
+    TABLE,
+    HostName,
+    Number,
+    String,
+    Truth,
+    check_format,
+    fault,
+    fits,
+    validated,
+)
+from psdist.topology.text.untrusted import decoded, file_bytes, shown
+
+T = TypeVar("T")
 
 FORMAT = "psdist network"
 VERSION = 1
@@ -30,55 +48,102 @@ Kind = Literal["node", "rack", "socket", "core", "gpu"]
 """Between nodes of a rack, nodes of different racks, sockets of a node, cores of a socket, a GPU
 and its host."""
 
-_KINDS: tuple[Kind, ...] = get_args(Kind)
 # Whatever JSON spends least text on: so that 10 MB of it do not become a gigabyte of objects.
 _LIMITS = strict_json.Limits(depth=8, brackets=300_000, commas=1_000_000)
-_MAX_NUMBER = 1e18
-_PLACE = re.compile(r"[A-Za-z0-9._:/@+,\[\]-]{1,255}")
-_LABEL = re.compile(r"[ -~]{0,255}")
+_REMEDY = "give what psdist probe of this version wrote"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+_Measured: TypeAlias = Annotated[Number, Field(ge=0, le=1e18)]
+_Label: TypeAlias = Annotated[
+    String, fits(re.compile(r"[ -~]{0,255}").fullmatch, "at most 255 characters of ASCII")
+]
+_Date: TypeAlias = Annotated[_Label, fits(_is_date, "a date of ISO 8601")]
+_Place: TypeAlias = Annotated[
+    String,
+    fits(
+        re.compile(r"[A-Za-z0-9._:/@+,\[\]-]{1,255}").fullmatch,
+        "the name of a host, a part of one, or a switch",
+    ),
+]
+
+
+def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    if len(set(items)) < len(items):
+        twice = next(each for each, count in Counter(items).items() if count > 1)
+        raise fault(f"has {shown(twice)} twice")
+    return items
+
+
+_ONCE = AfterValidator(_each_once)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
     """Of a link or a class of links, one direction; 0 where it was not measured."""
 
-    latency_s: float = 0.0
-    bytes_per_s: float = 0.0
-    is_lower_bound: bool = False
+    __pydantic_config__ = CLOSED
+
+    latency_s: _Measured
+    bytes_per_s: _Measured
+    is_lower_bound: Truth
     """Something else was full before this was: an uplink may carry more than its nodes send."""
+
+
+UNMEASURED = Speed(latency_s=0.0, bytes_per_s=0.0, is_lower_bound=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
     """One measurement. Places are host names, or parts of a host: ``n3/package1``."""
 
-    first: str
-    second: str
+    __pydantic_config__ = CLOSED
+
+    first: _Place
+    second: _Place
     kind: Kind
-    latency_s: float
-    bytes_per_s: float
+    latency_s: _Measured
+    bytes_per_s: _Measured
+
+
+def _each_pair_once(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    _each_once(tuple(f"{each.first} -> {each.second} ({each.kind})" for each in pairs))
+    return pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """What one run of the probe found."""
 
-    date: str
+    __pydantic_config__ = CLOSED
+
+    date: _Date
     """ISO 8601, of the measurement."""
-    hosts: tuple[str, ...]
-    mpi: str
+    hosts: Annotated[tuple[HostName, ...], FIRST_FAULT, _ONCE]
+    mpi: _Label
     """The MPI library's own words."""
-    components: tuple[str, ...] = ()
+    components: Annotated[tuple[_Label, ...], FIRST_FAULT, _ONCE]
     """What carried the messages, where the library says: ``ucx``, ``btl/tcp``."""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: Annotated[dict[_Label, _Label], TABLE]
     """Of psdist and of what it stands on."""
-    classes: dict[Kind, Speed] = field(default_factory=dict)
+    classes: Annotated[dict[Kind, Speed], TABLE]
     """Typical (median) speed of each kind of pair."""
-    node_links: dict[str, Speed] = field(default_factory=dict)
+    node_links: Annotated[dict[HostName, Speed], TABLE]
     """By host: all its traffic at once."""
-    switch_uplinks: dict[str, Speed] = field(default_factory=dict)
+    switch_uplinks: Annotated[dict[_Place, Speed], TABLE]
     """By switch: all traffic that leaves it at once."""
-    pairs: tuple[Pair, ...] = ()
+    pairs: Annotated[
+        tuple[Pair, ...],
+        FIRST_FAULT,
+        AfterValidator(_each_pair_once),
+    ]
 
 
 def encode(network: Network) -> bytes:
@@ -97,36 +162,13 @@ def decode(data: bytes, *, where: str) -> Network:
     """The network in a catalogue. Raises PlacementError for anything that is not exactly one."""
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     content = strict_json.parse(text, where=where, made_by="psdist probe", limits=_LIMITS)
-    reader = _Reader(where)
-    top = reader.mapping(content, "the file")
-    form, version = top.get("format"), top.get("version")
-    if (form, version) != (FORMAT, VERSION):  # first, so that another program's file is called that
-        raise PlacementError(
-            f"{where}: format {shown(form)}, version {shown(version)}: this psdist reads "
-            f"{FORMAT!r}, version {VERSION}: give what psdist probe of this version wrote"
-        )
-    reader.table(top, "the file", ("format", "version", *Network.__dataclass_fields__))
-    pairs = tuple(
-        reader.pair(each, f"pairs[{index}]")
-        for index, each in enumerate(reader.rows(top["pairs"], "pairs"))
-    )
-    if len({_key(pair) for pair in pairs}) < len(pairs):
-        raise PlacementError(f"{where}: a pair is in pairs twice: give what psdist probe wrote")
-    classes = reader.speeds(top["classes"], "classes", lambda name: name in _KINDS)
-    return Network(
-        date=reader.date(top["date"]),
-        hosts=reader.texts(top["hosts"], "hosts", HOST_NAME),
-        mpi=reader.text(top["mpi"], "mpi", _LABEL),
-        components=reader.texts(top["components"], "components", _LABEL),
-        versions={
-            reader.text(name, "versions", _LABEL): reader.text(value, f"versions.{name}", _LABEL)
-            for name, value in reader.mapping(top["versions"], "versions").items()
-        },
-        classes={kind: classes[kind] for kind in _KINDS if kind in classes},
-        node_links=reader.speeds(top["node_links"], "node_links", HOST_NAME.fullmatch),
-        switch_uplinks=reader.speeds(top["switch_uplinks"], "switch_uplinks", _PLACE.fullmatch),
-        pairs=pairs,
-    )
+    members = check_format(content, FORMAT, VERSION, where=where, remedy=_REMEDY)
+    return validated(_adapter(), members, where=where, remedy=_REMEDY)
+
+
+@cache
+def _adapter() -> TypeAdapter[Network]:
+    return TypeAdapter(Network)
 
 
 def compare(old: Network, new: Network, *, threshold: float = 0.1) -> list[str]:
@@ -161,7 +203,7 @@ def _measured(network: Network) -> dict[str, Speed]:
         name = f"{pair.first} -> {pair.second}"
         if pair.kind in ("socket", "core", "gpu"):
             name += f" ({pair.kind})"
-        found[name] = Speed(latency_s=pair.latency_s, bytes_per_s=pair.bytes_per_s)
+        found[name] = replace(UNMEASURED, latency_s=pair.latency_s, bytes_per_s=pair.bytes_per_s)
     return found
 
 
@@ -190,100 +232,3 @@ def _speed_text(was: float, now: float) -> str:
 
 def _time_text(was: float, now: float) -> str:
     return f"latency {was * 1e6:.3g} -> {now * 1e6:.3g} us"
-
-
-def _key(pair: Pair) -> tuple[str, str, str]:
-    return pair.first, pair.second, pair.kind
-
-
-class _Reader:
-    """Checked values out of parsed JSON; every complaint names the place in the file."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def wrong(self, place: str, value: object) -> PlacementError:
-        return PlacementError(
-            f"{self._where}: {place}: {shown(value)} does not belong there: give what psdist probe "
-            "of this version wrote"
-        )
-
-    def mapping(self, value: object, place: str) -> dict[str, object]:
-        if not isinstance(value, dict):
-            raise self.wrong(place, value)
-        return value
-
-    def table(self, value: object, place: str, keys: tuple[str, ...]) -> dict[str, object]:
-        table = self.mapping(value, place)
-        for key in table:
-            if key not in keys:
-                raise self.wrong(place, key)
-        for key in keys:
-            if key not in table:
-                raise PlacementError(f"{self._where}: {place}: {key} is missing: run psdist probe")
-        return table
-
-    def rows(self, value: object, place: str) -> list[object]:
-        if not isinstance(value, list):
-            raise self.wrong(place, value)
-        return value
-
-    def text(self, value: object, place: str, pattern: re.Pattern[str]) -> str:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise self.wrong(place, value)
-        return value
-
-    def texts(self, value: object, place: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
-        found = tuple(self.text(each, place, pattern) for each in self.rows(value, place))
-        if len(set(found)) < len(found):
-            raise PlacementError(f"{self._where}: {place}: a name is there twice: leave one")
-        return found
-
-    def number(self, value: object, place: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(place, value)
-        if not 0 <= value <= _MAX_NUMBER:  # nor is infinity (1e999), nor NaN
-            raise self.wrong(place, value)
-        return float(value)
-
-    def date(self, value: object) -> str:
-        text = self.text(value, "date", _LABEL)
-        try:
-            datetime.fromisoformat(text)
-        except ValueError:
-            raise self.wrong("date", value) from None
-        return text
-
-    def speed(self, value: object, place: str) -> Speed:
-        table = self.table(value, place, tuple(Speed.__dataclass_fields__))
-        is_lower_bound = table["is_lower_bound"]
-        if not isinstance(is_lower_bound, bool):
-            raise self.wrong(f"{place}.is_lower_bound", is_lower_bound)
-        return Speed(
-            latency_s=self.number(table["latency_s"], f"{place}.latency_s"),
-            bytes_per_s=self.number(table["bytes_per_s"], f"{place}.bytes_per_s"),
-            is_lower_bound=is_lower_bound,
-        )
-
-    def speeds(
-        self, value: object, place: str, is_name: Callable[[str], object]
-    ) -> dict[str, Speed]:
-        found = {}
-        for name, each in self.mapping(value, place).items():
-            if not is_name(name):
-                raise self.wrong(place, name)
-            found[name] = self.speed(each, f"{place}.{name}")
-        return found
-
-    def pair(self, value: object, place: str) -> Pair:
-        table = self.table(value, place, tuple(Pair.__dataclass_fields__))
-        kind = next((kind for kind in _KINDS if kind == table["kind"]), None)
-        if kind is None:
-            raise self.wrong(f"{place}.kind", table["kind"])
-        return Pair(
-            first=self.text(table["first"], f"{place}.first", _PLACE),
-            second=self.text(table["second"], f"{place}.second", _PLACE),
-            kind=kind,
-            latency_s=self.number(table["latency_s"], f"{place}.latency_s"),
-            bytes_per_s=self.number(table["bytes_per_s"], f"{place}.bytes_per_s"),
-        )

@@ -17,7 +17,7 @@ from pathlib import Path
 from psdist.errors import PlacementError
 from psdist.topology.machine.machine import Machine
 from psdist.topology.network import infiniband, rack_table, slurm
-from psdist.topology.network.catalogue import Network, Speed
+from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
 from psdist.topology.network.cluster import (
     DEFAULT_LINK_BYTES_PER_S,
     Cluster,
@@ -215,10 +215,10 @@ def _with_node_speeds(
     nodes = list(nodes)
     links = network.node_links if network is not None else {}
     measured = by_name([node.name for node in nodes], links)
-    typical = network.classes.get("node", Speed()).bytes_per_s if network is not None else 0.0
+    typical = network.classes.get("node", UNMEASURED).bytes_per_s if network is not None else 0.0
     filled, guessed = [], []
     for node in nodes:
-        own = links[measured[node.name]] if node.name in measured else Speed()
+        own = links[measured[node.name]] if node.name in measured else UNMEASURED
         rate = _known(own, node.bytes_per_s)
         if not rate:
             rate = max(typical or default, own.bytes_per_s)
@@ -247,7 +247,7 @@ def _with_uplink_speeds(
     filled, guessed = list(switches), []
     for index in reversed(range(len(switches))):  # children before their parents
         switch = switches[index]
-        own = measured.get(switch.name, Speed())
+        own = measured.get(switch.name, UNMEASURED)
         rate = _known(own, switch.bytes_per_s)
         if switch.parent < 0:
             rate = below[index]

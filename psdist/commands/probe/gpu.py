@@ -58,6 +58,7 @@ def measure(number: int, *, num_bytes: int) -> tuple[Speed, Speed]:
         return Speed(
             latency_s=seconds(lambda: into[:8].copy_(source[:8], non_blocking=True)),
             bytes_per_s=num_bytes / seconds(lambda: into.copy_(source, non_blocking=True)),
+            is_lower_bound=False,
         )
 
     return speed(there, host), speed(host, there)

@@ -157,6 +157,7 @@ def _typical(pairs: Sequence[Pair]) -> Speed:
     return Speed(
         latency_s=statistics.median(pair.latency_s for pair in pairs),
         bytes_per_s=statistics.median(pair.bytes_per_s for pair in pairs),
+        is_lower_bound=False,
     )
 
 

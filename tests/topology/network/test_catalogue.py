@@ -60,15 +60,21 @@ def pair(first: str, second: str, gb_per_s: float, us: float, kind: Kind = "node
     )
 
 
+def speed(
+    *, latency_s: float = 0.0, bytes_per_s: float = 0.0, is_lower_bound: bool = False
+) -> Speed:
+    return Speed(latency_s=latency_s, bytes_per_s=bytes_per_s, is_lower_bound=is_lower_bound)
+
+
 NETWORK = Network(
     date="2025-03-01T12:00:00+01:00",
     hosts=("n3", "n4"),
     mpi="Open MPI v5.0.11",
     components=("ucx",),
     versions={"psdist": "1.0"},
-    classes={"node": Speed(latency_s=2e-6, bytes_per_s=11e9)},
-    node_links={"n3": Speed(bytes_per_s=12e9)},
-    switch_uplinks={"rack1": Speed(bytes_per_s=100e9)},
+    classes={"node": speed(latency_s=2e-6, bytes_per_s=11e9)},
+    node_links={"n3": speed(bytes_per_s=12e9)},
+    switch_uplinks={"rack1": speed(bytes_per_s=100e9)},
     pairs=(pair("n3", "n4", 11.2, 2), pair("n3/package0", "n3/package1", 20, 0.5, "socket")),
 )
 
@@ -98,8 +104,8 @@ def test_what_got_slower_comes_first_and_says_how_much() -> None:
     new = replace(
         NETWORK,
         hosts=("n4", "n5"),
-        node_links={"n3": Speed(bytes_per_s=15e9)},
-        switch_uplinks={"rack1": Speed(bytes_per_s=95e9)},
+        node_links={"n3": speed(bytes_per_s=15e9)},
+        switch_uplinks={"rack1": speed(bytes_per_s=95e9)},
         pairs=(pair("n3", "n4", 4.1, 3), pair("n3/package0", "n3/package1", 18, 0.5, "socket")),
     )
     assert compare(NETWORK, new) == [
@@ -113,19 +119,19 @@ def test_what_got_slower_comes_first_and_says_how_much() -> None:
 
 
 def test_a_change_below_the_threshold_is_not_told() -> None:
-    slower = replace(NETWORK, switch_uplinks={"rack1": Speed(bytes_per_s=80e9)})
+    slower = replace(NETWORK, switch_uplinks={"rack1": speed(bytes_per_s=80e9)})
     assert compare(NETWORK, slower) == ["uplink of rack1: 100 -> 80 GB/s (1.2x slower)"]
     assert compare(NETWORK, slower, threshold=0.3) == []
 
 
 def test_what_only_one_of_them_measured_is_not_compared() -> None:
-    less = replace(NETWORK, pairs=(), classes={"node": Speed(latency_s=2e-6)})
+    less = replace(NETWORK, pairs=(), classes={"node": speed(latency_s=2e-6)})
     assert compare(NETWORK, less) == compare(less, NETWORK) == []
 
 
 def uplink(gb_per_s: float, *, is_lower_bound: bool) -> Network:
-    speed = Speed(bytes_per_s=gb_per_s * GB, is_lower_bound=is_lower_bound)
-    return replace(NETWORK, switch_uplinks={"rack1": speed})
+    measured = speed(bytes_per_s=gb_per_s * GB, is_lower_bound=is_lower_bound)
+    return replace(NETWORK, switch_uplinks={"rack1": measured})
 
 
 def test_a_lower_bound_that_the_other_does_not_contradict_is_no_change() -> None:
@@ -160,7 +166,7 @@ RAW = {"first": "a", "second": "b", "kind": "node", "latency_s": 1, "bytes_per_s
     ("data", "said"),
     [
         (b"", "no JSON"),
-        (b"[]", "a list does not belong there"),
+        (b"[]", "this is a list, not an object"),
         (b"\xff\xfe{}", "no UTF-8"),
         (b"{}\0", "a NUL byte at offset 2"),
         (b"[" * 100_000, "more than 8 deep"),
@@ -172,27 +178,36 @@ RAW = {"first": "a", "second": "b", "kind": "node", "latency_s": 1, "bytes_per_s
         (b"{}", "format None, version None: this psdist reads 'psdist network'"),
         (b'{"format": "psdist plan", "version": 1, "ranks": 1}', "format 'psdist plan', version 1"),
         (changed("version", 2), "version 2: this psdist reads 'psdist network', version 1"),
-        (changed("more", 1), "'more' does not belong there"),
-        (without("pairs"), "pairs is missing"),
-        (changed("date", "yesterday"), "date: 'yesterday'"),
-        (changed("hosts", ["n1", "n 2"]), "hosts: 'n 2'"),
-        (changed("hosts", ["n1", "n1"]), "a name is there twice"),
-        (changed("hosts", "n1"), "hosts: 'n1'"),
-        (changed("mpi", "a\nb"), "mpi: 'a\\nb'"),
-        (changed("classes", {"galaxy": LINK}), "classes: 'galaxy'"),
-        (changed("node_links", {"n1": {"bytes_per_s": 1}}), "latency_s is missing"),
-        (linked(-1), "-1 does not belong"),
-        (linked(True), "True does not belong"),
-        (linked("1"), "'1' does not belong"),
-        (linked(10**400), "a number of 1329 bits does not belong"),
+        (changed("more", 1), "the content has the unknown key 'more'"),
+        (without("pairs"), "the content has no key 'pairs'"),
+        (changed("date", "yesterday"), "date is 'yesterday', not a date of ISO 8601"),
+        (changed("hosts", ["n1", "n 2"]), "hosts[1] is 'n 2', not letters"),
+        (changed("hosts", ["n1", "n1"]), "hosts has 'n1' twice"),
+        (changed("hosts", "n1"), "hosts is 'n1', not a list"),
+        (changed("mpi", "a\nb"), "mpi is 'a\\nb', not at most 255"),
+        (changed("classes", {"galaxy": LINK}), "a key of classes is 'galaxy', not 'node', 'rack'"),
+        (changed("node_links", {"n1": {"bytes_per_s": 1}}), "node_links.n1 has no key 'latency_s'"),
+        (linked(-1), "node_links.n1.bytes_per_s is -1, not greater than or equal to 0"),
+        (linked(True), "is True, not a number"),
+        (linked("1"), "is '1', not a number"),
+        (linked(10**400), "is a number of 1329 bits, not a number that a float holds"),
         (linked(float("nan")), "NaN is no number here"),
-        (changed("node_links", {"n1": {**LINK, "is_lower_bound": 1}}), "is_lower_bound: 1 does"),
-        (encode(NETWORK).replace(b"12000000000.0", b"1e999"), "inf does not belong"),
+        (
+            changed("node_links", {"n1": {**LINK, "is_lower_bound": 1}}),
+            "is_lower_bound is 1, not true or false",
+        ),
+        (
+            encode(NETWORK).replace(b"12000000000.0", b"1e999"),
+            "is inf, not less than or equal to 10000",
+        ),
         (encode(NETWORK).replace(b"12000000000.0", b"9" * 5000), "a number of thousands of digits"),
-        (changed("pairs", [RAW, RAW]), "a pair is in pairs twice"),
-        (changed("pairs", [{**RAW, "kind": "moon"}]), "pairs[0].kind: 'moon'"),
-        (changed("pairs", [{**RAW, "first": "a; b"}]), "pairs[0].first: 'a; b'"),
-        (changed("pairs", [RAW["first"]]), "pairs[0]: 'a'"),
+        (changed("pairs", [RAW, RAW]), "pairs has 'a -> b (node)' twice"),
+        (changed("pairs", [{**RAW, "kind": "moon"}]), "pairs[0].kind is 'moon', not 'node'"),
+        (
+            changed("pairs", [{**RAW, "first": "a; b"}]),
+            "pairs[0].first is 'a; b', not the name of a host",
+        ),
+        (changed("pairs", [RAW["first"]]), "pairs[0] is 'a', not an object"),
     ],
 )
 def test_anything_but_a_catalogue_is_refused_in_one_line(data: bytes, said: str) -> None:
@@ -202,3 +217,10 @@ def test_anything_but_a_catalogue_is_refused_in_one_line(data: bytes, said: str)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
+
+
+def test_a_table_of_a_million_keys_is_one_fault_and_not_a_million() -> None:
+    entries = ",".join(f'"m{number}":0' for number in range(800_000))
+    data = encode(NETWORK).replace(b'"node_links": {', b'"node_links": {' + entries.encode() + b",")
+    with pytest.raises(PlacementError, match="node_links has 800,001 keys, more than 65,536:"):
+        decode(data, where="network.json")

@@ -12,7 +12,7 @@ import pytest
 from psdist.errors import PlacementError
 from psdist.topology.machine.machine import Device, Machine, flat_machine
 from psdist.topology.network import infiniband, rack_table, slurm
-from psdist.topology.network.catalogue import Network, Speed
+from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
 from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
 from psdist.topology.network.sources import build_cluster, parse_tree, port_guids, read_tree
 from psdist.topology.network.tree import Tree
@@ -691,14 +691,30 @@ def test_a_host_without_a_machine_is_refused() -> None:
         build_cluster(["n1", "n2"], {"n1": MACHINE}, tree=None)
 
 
+NOTHING_MEASURED = Network(
+    date="2025-03-01",
+    hosts=(),
+    mpi="",
+    components=(),
+    versions={},
+    classes={},
+    node_links={},
+    switch_uplinks={},
+    pairs=(),
+)
+
+
+def measured(bytes_per_s: float) -> Speed:
+    return replace(UNMEASURED, latency_s=1e-6, bytes_per_s=bytes_per_s)
+
+
 def test_what_was_measured_goes_before_what_the_tree_says() -> None:
-    network = Network(
-        date="2025-03-01",
+    network = replace(
+        NOTHING_MEASURED,
         hosts=("n1", "n5"),
-        mpi="",
-        classes={"node": Speed(bytes_per_s=2 * GB)},
-        node_links={"n1.example.org": Speed(bytes_per_s=3 * GB), "n5": Speed(latency_s=1e-6)},
-        switch_uplinks={"rack1": Speed(bytes_per_s=5 * GB), "elsewhere": Speed(bytes_per_s=1)},
+        classes={"node": measured(2 * GB)},
+        node_links={"n1.example.org": measured(3 * GB), "n5": UNMEASURED},
+        switch_uplinks={"rack1": measured(5 * GB), "elsewhere": measured(1)},
     )
     tree = rack_table.parse(TABLE, where="t")
     cluster = build_cluster(["n1", "n2", "n5"], MACHINE, tree=tree, network=network)
@@ -721,11 +737,9 @@ def test_an_uplink_measured_as_at_least_so_fast_is_never_made_slower_by_that(
 ) -> None:
     uplink = f'uplink = "{listed}"' if listed else ""
     text = f"[[switch]]\nname = 'a'\nnodes = 'n[1-2]'\n{uplink}\n[[switch]]\nname='b'\nnodes='n3'"
-    network = Network(
-        date="2025-03-01",
-        hosts=(),
-        mpi="",
-        switch_uplinks={"a": Speed(bytes_per_s=at_least * GB, is_lower_bound=True)},
+    network = replace(
+        NOTHING_MEASURED,
+        switch_uplinks={"a": replace(measured(at_least * GB), is_lower_bound=True)},
     )
     tree = rack_table.parse(text, where="t")
     cluster = build_cluster(names(3), MACHINE, tree=tree, network=network)
