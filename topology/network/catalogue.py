@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from psdist.topology.text import strict_json
 from psdist.topology.text.models import (
     CLOSED,
+    EACH_ONCE,
     FIRST_FAULT,
     TABLE,
     HostName,
@@ -37,8 +38,6 @@ from psdist.topology.text.models import (
     validated,
 )
 from psdist.topology.text.untrusted import decoded, file_bytes, shown
-
-T = TypeVar("T")
 
 FORMAT = "psdist network"
 VERSION = 1
@@ -75,16 +74,6 @@ _Place: TypeAlias = Annotated[
 ]
 
 
-def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
-    if len(set(items)) < len(items):
-        twice = next(each for each, count in Counter(items).items() if count > 1)
-        raise fault(f"has {shown(twice)} twice")
-    return items
-
-
-_ONCE = AfterValidator(_each_once)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
     """Of a link or a class of links, one direction; 0 where it was not measured."""
@@ -114,7 +103,10 @@ class Pair:
 
 
 def _each_pair_once(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    _each_once(tuple(f"{each.first} -> {each.second} ({each.kind})" for each in pairs))
+    keys = Counter((each.first, each.second, each.kind) for each in pairs)
+    for (first, second, kind), count in keys.items():
+        if count > 1:
+            raise fault(f"has {shown(f'{first} -> {second} ({kind})')} twice")
     return pairs
 
 
@@ -126,10 +118,10 @@ class Network:
 
     date: _Date
     """ISO 8601, of the measurement."""
-    hosts: Annotated[tuple[HostName, ...], FIRST_FAULT, _ONCE]
+    hosts: Annotated[tuple[HostName, ...], FIRST_FAULT, EACH_ONCE]
     mpi: _Label
     """The MPI library's own words."""
-    components: Annotated[tuple[_Label, ...], FIRST_FAULT, _ONCE]
+    components: Annotated[tuple[_Label, ...], FIRST_FAULT, EACH_ONCE]
     """What carried the messages, where the library says: ``ucx``, ``btl/tcp``."""
     versions: Annotated[dict[_Label, _Label], TABLE]
     """Of psdist and of what it stands on."""

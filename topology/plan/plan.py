@@ -11,28 +11,51 @@ check after the start all read. As JSON it is what ``psdist plan --emit json`` w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field
+
+from psdist.topology.text.models import (
+    CLOSED,
+    EACH_ONCE,
+    FIRST_FAULT,
+    TABLE,
+    Amount,
+    HostName,
+    Text,
+    Whole,
+)
+
+MAX_RANKS: Final = 1 << 16
+MAX_CPU: Final = 1 << 16
+
+_Cpus: TypeAlias = Annotated[
+    tuple[Annotated[Whole, Field(ge=0, lt=MAX_CPU)], ...], FIRST_FAULT, EACH_ONCE
+]
+_Place: TypeAlias = Annotated[Whole, Field(ge=-1, lt=MAX_CPU)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRank:
-    rank: int
-    host: str
+    __pydantic_config__ = CLOSED
+
+    rank: Whole
+    host: HostName
     role: Literal["server", "worker"]
-    index: int
+    index: Whole
     """Its number among servers or among workers."""
-    group: int
+    group: Whole
     """Of a worker; -1 for a server."""
-    cores: tuple[int, ...]
+    cores: _Cpus
     """Logical core numbers on its host; () where it is not to be bound."""
-    cpus: tuple[int, ...]
+    cpus: _Cpus
     """OS numbers of the PUs of those cores: what it binds itself to; () where it is not bound."""
-    package: int
+    package: _Place
     """Logical package of its cores; -1 where they are several, or unknown."""
-    numa: int
-    gpu: str
+    numa: _Place
+    gpu: Text
     """PCI bus id of the worker's GPU, or ""."""
-    nic: str
+    nic: Text
     """Name of the nearest network card, or ""."""
 
 
@@ -40,12 +63,14 @@ class PlannedRank:
 class LinkLoad:
     """One link of the tree and what one exchange (a push and its pull) sends over it."""
 
-    name: str
+    __pydantic_config__ = CLOSED
+
+    name: Text
     """``n3``: the link of that node; ``rack1``: the uplinks of that switch."""
     kind: Literal["node", "switch"]
-    num_bytes: float
+    num_bytes: Amount
     """In each direction."""
-    bytes_per_s: float
+    bytes_per_s: Annotated[Amount, Field(gt=0)]
 
     @property
     def seconds(self) -> float:
@@ -54,23 +79,25 @@ class LinkLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    ranks: tuple[PlannedRank, ...]
+    __pydantic_config__ = CLOSED
+
+    ranks: Annotated[tuple[PlannedRank, ...], FIRST_FAULT, Field(max_length=MAX_RANKS)]
     """In rank order."""
-    weights: tuple[float, ...]
+    weights: Annotated[tuple[Amount, ...], FIRST_FAULT]
     """Share of the model's bytes for each server; they sum to 1."""
-    links: tuple[LinkLoad, ...]
-    model_bytes: float
-    placement: str
+    links: Annotated[tuple[LinkLoad, ...], FIRST_FAULT]
+    model_bytes: Amount
+    placement: Text
     """``auto``, ``block``, ``cyclic``: how the servers were placed."""
-    cost_s: float
+    cost_s: Amount
     """Predicted time of one exchange: of the worst link."""
-    bound_s: float
+    bound_s: Amount
     """No placement of the servers, for these groups, can be faster (proved, see docs)."""
-    compared: dict[str, float]
+    compared: Annotated[dict[Text, Amount], TABLE]
     """The same cost in seconds under other placements: ``block``, ``cyclic``."""
-    source: str
+    source: Text
     """Where the tree of switches comes from."""
-    notes: tuple[str, ...] = ()
+    notes: Annotated[tuple[Text, ...], FIRST_FAULT] = ()
 
     @property
     def server_ranks(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ is told, and a table has a limit, because pydantic would keep an error for every
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -36,8 +37,8 @@ from psdist.topology.text.untrusted import HOST_NAME, shown
 
 T = TypeVar("T")
 
-CLOSED: Final = ConfigDict(extra="forbid")
-"""The configuration of a model that takes no unknown keys."""
+CLOSED: Final = ConfigDict(extra="forbid", revalidate_instances="always")
+"""The configuration of a model that takes no unknown keys; what was made here is checked, too."""
 
 MAX_CHARACTERS: Final = 2000
 MAX_TABLE: Final = 1 << 16
@@ -57,6 +58,13 @@ def fits(is_fit: Callable[[Any], object], wanted: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    if len(set(items)) < len(items):
+        twice = next(each for each, count in Counter(items).items() if count > 1)
+        raise fault(f"has {shown(twice)} twice")
+    return items
 
 
 def _within_table(value: object) -> object:
@@ -88,6 +96,8 @@ HostName: TypeAlias = Annotated[
 ]
 FIRST_FAULT: Final = FailFast()
 """For lists of what a file has many of."""
+EACH_ONCE: Final = AfterValidator(_each_once)
+"""For lists where nothing is twice."""
 TABLE: Final = BeforeValidator(_within_table)
 """For objects whose keys the file chooses."""
 
@@ -97,7 +107,7 @@ def validated(adapter: TypeAdapter[T], content: object, *, where: str, remedy: s
     try:
         return adapter.validate_python(content)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False)
+        faults = error.errors(include_url=False)
         raise PlacementError(f"{where}: {_in_words(faults[0])}: {remedy}") from None
 
 
@@ -141,6 +151,8 @@ def _in_words(error: ErrorDetails) -> str:
     where = f"a key of {_words(place[:-2])}" if place[-1:] == ("[key]",) else _words(place)
     if kind == "fault":
         return f"{where} {message}"
+    if kind == "too_long":
+        return f"{where} has more than {error['ctx']['max_length']:,} items"
     wanted = _WANTED.get(kind) or message.removeprefix("Input should be ")
     if kind == "float_type" and isinstance(value, int) and not isinstance(value, bool):
         wanted = "a number that a float holds"

@@ -246,7 +246,7 @@ def shell_words(plan: Plan) -> Plan:
         (other_host, "rank 0: host 'n9' is not in the cluster"),
         (other_core, "rank 0: core 8 is not one of the 8 of n1"),
         (other_cpu, "rank 0: cpu 9 is on none of its cores on n1"),
-        (shell_words, "rank 0: host is 'n1;reboot'"),
+        (shell_words, "ranks[0].host is 'n1;reboot'"),
     ],
 )
 def test_a_plan_for_another_cluster_is_refused_in_one_line(change: Any, expected: str) -> None:
