@@ -6,6 +6,7 @@ missing (an MPI, the cluster) is decided where it is started, in tests/support/m
 tests/support/slurm_cluster.py.
 
     python -m pytest tests                 # everything but what is marked slow
+    python -m pytest tests -n 2 --dist loadgroup --no-loadscope-reorder    # as tests/run.sh does
     python -m pytest tests --all -m slurm  # all of the Slurm tests
 """
 
@@ -19,8 +20,11 @@ from tests.support.slurm_cluster import slurm_cluster
 
 __all__ = ["slurm_cluster"]
 
-# A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster.
+# A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster. Where
+# tests run side by side the cluster comes first: its tests take turns on it and mostly wait, the
+# others fill the time in the order of the stages.
 STAGES = ("mpi", "slurm")
+SIDE_BY_SIDE = ("slurm", "", "mpi")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,13 +47,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if slow:
             config.hook.pytest_deselected(items=slow)
             items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    items.sort(key=_stage)  # stable: within a stage the files' order stays
+    order = SIDE_BY_SIDE if hasattr(config, "workerinput") else ("", *STAGES)
+    items.sort(key=lambda item: order.index(_stage(item)))  # stable: files keep their order
 
 
-def _stage(item: pytest.Item) -> int:
-    return max(
-        (STAGES.index(name) + 1 for name in STAGES if item.get_closest_marker(name)), default=0
-    )
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # Side by side: a file's tests stay together, they share what is started once; there is one
+    # cluster, so all of its tests are one group.
+    stage = _stage(item)
+    group = stage if stage == "slurm" else f"{item.path.stem} {stage}"
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _stage(item: pytest.Item) -> str:
+    return next((name for name in reversed(STAGES) if item.get_closest_marker(name)), "")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -31,10 +31,11 @@ check ruff format --check .
 check mypy --strict
 check lint-imports
 
+# Two tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an end.
 # A test that pytest-timeout cannot end (it hangs inside C) ends the run, with every stack.
 printf '== pytest\n'
 "$venv/bin/python" -m pytest -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
-    "$@" || failed+=" pytest"
+    --numprocesses 2 --dist loadgroup --no-loadscope-reorder "$@" || failed+=" pytest"
 
 if [[ -n $failed ]]; then
     printf 'tests/run.sh: failed:%s\n' "$failed" >&2
