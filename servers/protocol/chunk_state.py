@@ -1,8 +1,8 @@
 """What a server's state machine knows of one chunk: pushes, turns, parked and open replies.
 
-Bookkeeping that concerns one chunk alone; what follows from it for slots, other chunks and the
-history is decided in psdist.servers.protocol.state. Pure, and the same cost for 2 and for 2,000
-groups.
+Bookkeeping that concerns one chunk alone. What follows from it for slots, other chunks and the
+history is decided by whoever applies pushes (psdist.servers.protocol.updates) and lets replies go
+(psdist.servers.protocol.replies). Pure, and the same cost for 2 and for 2,000 groups.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ class ChunkState:
 
     # -- pushes --------------------------------------------------------------------------------
 
-    def newest_of(self, group: int) -> int:
+    def newest_round_of(self, group: int) -> int:
         """The last iteration of ``group`` that has been received here, -1 for none."""
         queue = self.pushes.get(group)
         if queue:
             return queue[-1].clock
         return self.clock.done[group] - (0 if group in self.gathering.pushes else 1)
 
-    def put(self, push: Push) -> None:
+    def add_push(self, push: Push) -> None:
         self.pushes.setdefault(push.group, deque()).append(push)
 
-    def first_of(self, group: int) -> Push | None:
+    def first_push_of(self, group: int) -> Push | None:
         queue = self.pushes.get(group)
         return queue[0] if queue else None
 
-    def take(self, group: int) -> Push:
+    def take_push(self, group: int) -> Push:
         queue = self.pushes[group]
         push = queue.popleft()
         if not queue:

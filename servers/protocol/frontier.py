@@ -20,7 +20,7 @@ class Frontier:
         self._chunks = chunks
         self._at = 0
         self._clock = 0
-        self.find()
+        self.search()
 
     @property
     def chunk(self) -> ChunkState | None:
@@ -34,11 +34,11 @@ class Frontier:
         while self._chunks[self._at].clock.min_done > self._clock:
             self._at += 1
             if self._at == len(self._chunks):
-                self.find()
+                self.search()
                 return True
         return self._at != before
 
-    def find(self) -> None:
+    def search(self) -> None:
         """From scratch: after groups came, left, were suspended or resumed."""
         if self._chunks:
             clocks = [chunk.clock.min_done for chunk in self._chunks]

@@ -60,7 +60,7 @@ class Membership:
         """False if collective ``seq`` is over already (its Resume came first)."""
         if seq <= self._resumed_up_to:
             return False
-        self._members[group].suspended_in = seq
+        self._member(group).suspended_in = seq
         return True
 
     def resume(self, seq: int) -> list[int]:
@@ -74,9 +74,16 @@ class Membership:
         return resumed
 
     def leave(self, group: int) -> None:
-        member = self._members[group]
-        if member.has_left:
-            raise ProtocolError(f"group {group} left twice")
+        member = self._member(group)
         member.has_left = True
         member.suspended_in = None
         self.num_active_workers -= len(member.workers)
+
+    def _member(self, group: int) -> Member:
+        """One that has neither left nor never come."""
+        member = self._members.get(group)
+        if member is None:
+            raise ProtocolError(f"group {group} was suspended or left before it registered")
+        if member.has_left:
+            raise ProtocolError(f"group {group} was suspended or left after it had left")
+        return member

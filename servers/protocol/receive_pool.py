@@ -28,6 +28,9 @@ from psdist.servers.protocol.actions import Accept, Action
 
 ADDS, FRONTIER, STARTS, EARLY = 1, 2, 3, 4
 
+NO_GROUP = -1
+"""Whose offer the chief's initial values are; they need one slot, which is free again at once."""
+
 Key = tuple[int, int]  # (chunk, group)
 
 

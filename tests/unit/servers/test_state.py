@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psdist.protocol.control import Register, Settings, Setup
+from psdist.protocol.control import Leave, Register, Settings, Setup, Suspend
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
@@ -159,3 +159,50 @@ def test_a_server_without_chunks_is_built_as_well() -> None:
     _, answer = core.handle(ControlArrived(worker_id(0), register))
     assert isinstance(answer, SendControl)
     core.check_invariants()
+
+
+def test_initial_values_that_come_a_second_time_undo_nothing() -> None:
+    core = core_of("async")
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
+    loads = []
+    for _ in range(2):
+        (accept,) = core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "ticket"))
+        loads.append(only(core.handle(Arrived(worker_id(0), init, accept.slot)), Load))
+    assert [len(each) for each in loads] == [1, 0]
+    assert core.statistics().duplicates == 1
+    core.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([Leave(group=5, clock=0)], "group 5 was suspended or left before it registered"),
+        ([Suspend(group=5, clock=0, seq=1)], "group 5 was suspended or left before it registered"),
+        (
+            [Leave(group=0, clock=0), Suspend(group=0, clock=0, seq=1)],
+            "group 0 was suspended or left after it had left",
+        ),
+    ],
+)
+def test_membership_that_cannot_be_fails_the_job(messages: list[Any], what: str) -> None:
+    core = core_of("ssp")
+    *_, fail = [
+        action for message in messages for action in core.handle(ControlArrived(0, message))
+    ]
+    assert isinstance(fail, Fail)
+    assert str(fail.error) == what
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_push_that_overtakes_its_settings_waits_for_them(mode: str) -> None:
+    core = core_of(mode, groups=1)
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(0), group=0, chunk=0, length=4, settings=2, weight=1.0
+    )
+    (accept,) = core.handle(Offered(worker_id(0), Kind.PUSH, 0, 4, header))
+    assert only(core.handle(Arrived(worker_id(0), header, accept.slot)), *COMPUTING) == []
+    newer = pack_hyperparameters([{"lr": 0.2}])
+    settings = Settings(version=2, hyper=newer, absent=[3])
+    actions = core.handle(ControlArrived(worker_id(0), settings))
+    step = only(actions, Step)[0]
+    assert (step.hyper, step.absent) == (newer, {3})

@@ -1,0 +1,163 @@
+"""sync: the pushes of a round are summed in group order, then the chunk makes one step; pure.
+
+Whatever the order of arrival, contributions are folded in the order of their groups, so results
+are bitwise the same from run to run. A push that comes before its turn stays with its sender or
+waits in a slot. When every group that is waited for has contributed, the sum is divided by the sum
+of weights and one step is made. A chunk's turn is kept by
+:class:`psdist.servers.protocol.chunk_state.ChunkState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psdist.errors import HyperparameterError, InvariantError
+from psdist.protocol.events import Frame
+from psdist.protocol.optimizers import difference, unpack_hyperparameters
+from psdist.servers.protocol.actions import (
+    Action,
+    Contribution,
+    EmptyStep,
+    Fold,
+    SlotContent,
+    StartSum,
+    Step,
+)
+from psdist.servers.protocol.chunk_state import ChunkState, Gathering, Push
+from psdist.servers.protocol.frontier import Frontier
+from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, NO_GROUP, STARTS
+from psdist.servers.protocol.replies import Replies
+from psdist.servers.protocol.settings import PushSettings, SettingsOfWorkers
+from psdist.servers.protocol.updates import Updates
+
+
+class Gathered(Updates):
+    def __init__(
+        self, *, membership: Membership, settings: SettingsOfWorkers, replies: Replies
+    ) -> None:
+        super().__init__(membership=membership, settings=settings, replies=replies)
+        self._frontier = Frontier(())
+
+    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
+        super().build(chunks, slots)
+        self._frontier = Frontier(chunks)
+
+    def slots_needed(self, index: int, group: int) -> int:
+        if group == NO_GROUP:
+            return ADDS
+        chunk = self._chunks[index]
+        if chunk.pushes.get(group) or chunk.next_in_turn() != group:
+            return EARLY
+        if chunk.gathering.accumulator is not None:
+            return ADDS
+        return FRONTIER if self._frontier.chunk is chunk else STARTS
+
+    def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
+        chunk.add_push(push)
+        return self.proceed(chunk)
+
+    def proceed(self, chunk: ChunkState) -> list[Action]:
+        actions: list[Action] = []
+        while True:
+            group = chunk.next_in_turn()
+            if group is None:
+                if not chunk.gathering.pushes:
+                    return actions
+                target = chunk.target_buffer()
+                if target is None:
+                    return actions  # on_free_buffer comes back here
+                actions += self._step(chunk, target)
+                continue
+            push = chunk.first_push_of(group)
+            if push is None:
+                actions += self.pool.reconsider(chunk.index, group)
+                return actions
+            settings = self._settings.of(chunk, push)
+            if settings is None:
+                return actions
+            chunk.take_push(group)
+            actions += self._fold(chunk, push, settings)
+
+    def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
+        return self.proceed(chunk) if chunk.gathering.pushes else []
+
+    def on_groups_changed(self) -> list[Action]:
+        self._frontier.search()
+        return self._reconsider_frontier()
+
+    def _fold(self, chunk: ChunkState, push: Push, settings: PushSettings) -> list[Action]:
+        """Add the push of the group in turn to the sum."""
+        gathering = chunk.gathering
+        hyper, absent = settings
+        if gathering.hyper is None:
+            gathering.hyper, gathering.hyper_group = hyper, push.group
+        elif hyper != gathering.hyper:
+            different = difference(
+                unpack_hyperparameters(gathering.hyper), unpack_hyperparameters(hyper)
+            )
+            raise HyperparameterError(
+                f"sync iteration {push.clock}: groups {gathering.hyper_group} and {push.group} "
+                f"disagree on hyperparameters: {different}; in sync mode every worker must use "
+                "the same schedule"
+            )
+        gathering.pushes[push.group] = push
+        if push.slot is None:
+            return []
+        gathering.absent = absent if gathering.absent is None else gathering.absent & absent
+        if gathering.accumulator is None:
+            gathering.accumulator = push.slot
+            return [StartSum(chunk.index, push.slot, push.weight)]
+        fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
+        return [fold, *self.pool.release(push.slot)]
+
+    def _step(self, chunk: ChunkState, target: int) -> list[Action]:
+        """All have contributed: one step on the weighted mean."""
+        gathering, chunk.gathering = chunk.gathering, Gathering()
+        pushes = tuple(gathering.pushes.values())
+        contributions = tuple(
+            Contribution(push.group, push.clock, push.weight, push.slot is None) for push in pushes
+        )
+        slot = gathering.accumulator
+        actions: list[Action] = []
+        if slot is None:
+            actions.append(EmptyStep(chunk.index, contributions))
+        else:
+            step = Step(
+                chunk=chunk.index,
+                gradient=slot,
+                content=SlotContent.SUM,
+                gradient_scale=1.0 / sum(push.weight for push in pushes),
+                lr_scale=1.0,
+                hyper=gathering.hyper or b"",
+                absent=gathering.absent or frozenset(),
+                source=chunk.current,
+                target=target,
+                contributions=contributions,
+            )
+            actions.append(self._begin_step(chunk, step))
+        actions += self._replies.advance(chunk, pushes)
+        # Only now: who may have the slot depends on whose turn it is.
+        if slot is not None:
+            actions += self.pool.release(slot)
+        if self._frontier.move():
+            actions += self._reconsider_frontier()
+        return actions
+
+    def _reconsider_frontier(self) -> list[Action]:
+        """The frontier may have moved: its next push needs fewer free slots than before."""
+        chunk = self._frontier.chunk
+        group = None if chunk is None else chunk.next_in_turn()
+        if chunk is None or group is None:
+            return []
+        return self.pool.reconsider(chunk.index, group)
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        lowest = min((chunk.clock.min_done for chunk in self._chunks.values()), default=None)
+        frontier = self._frontier.chunk
+        if frontier is not None and frontier.clock.min_done != lowest:
+            raise InvariantError(
+                f"the frontier, chunk {frontier.index}, is at {frontier.clock.min_done}, another "
+                f"chunk at {lowest}"
+            )

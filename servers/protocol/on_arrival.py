@@ -1,0 +1,62 @@
+"""ssp and async: every push is an optimizer step of its own, on arrival; pure.
+
+The group's mean gradient is applied as it is, with lr x the group's weight (docs/design.md,
+Weights). A push waits only for its settings, or for a parameter buffer while replies from both are
+open; later pushes of other groups are applied meanwhile.
+"""
+
+from __future__ import annotations
+
+from psdist.servers.protocol.actions import Action, Contribution, EmptyStep, SlotContent, Step
+from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.receive_pool import ADDS
+from psdist.servers.protocol.updates import Updates
+
+
+class OnArrival(Updates):
+    def slots_needed(self, index: int, group: int) -> int:  # noqa: ARG002 - the base's signature
+        return ADDS  # its slot is free again at once
+
+    def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
+        chunk.add_push(push)
+        chunk.waiting.append(push.group)
+        return self.proceed(chunk)
+
+    def proceed(self, chunk: ChunkState) -> list[Action]:
+        actions: list[Action] = []
+        for _ in range(len(chunk.waiting)):
+            group = chunk.waiting.popleft()
+            push = chunk.pushes[group][0]
+            settings = self._settings.of(chunk, push)
+            target = chunk.current if push.slot is None else chunk.target_buffer()
+            if settings is None or target is None:
+                chunk.waiting.append(group)
+                continue
+            chunk.take_push(group)
+            contribution = Contribution(group, push.clock, push.weight, push.slot is None)
+            if push.slot is None:
+                actions.append(EmptyStep(chunk.index, (contribution,)))
+            else:
+                hyper, absent = settings
+                step = Step(
+                    chunk=chunk.index,
+                    gradient=push.slot,
+                    content=SlotContent.GRADIENT,
+                    gradient_scale=1.0,
+                    lr_scale=push.weight / self._membership.num_active_workers,
+                    hyper=hyper,
+                    absent=absent,
+                    source=chunk.current,
+                    target=target,
+                    contributions=(contribution,),
+                )
+                actions.append(self._begin_step(chunk, step))
+                actions += self.pool.release(push.slot)
+            actions += self._replies.advance(chunk, (push,))
+        return actions
+
+    def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
+        return self.proceed(chunk) if chunk.waiting else []
+
+    def on_groups_changed(self) -> list[Action]:
+        return []

@@ -1,0 +1,81 @@
+"""Where pushes are applied: what both ways of doing it share; pure.
+
+A push that has arrived waits in its chunk until it can be applied. How, the policy says
+(:class:`psdist.servers.protocol.policy.Applying`):
+
+    ssp, async: psdist.servers.protocol.on_arrival, each push is a step
+    sync:       psdist.servers.protocol.gathering, in group order, then one step for all
+
+What is waited for: the push's settings, a parameter buffer that no open reply reads, and in sync
+the turn. Whoever brings one of these calls ``proceed``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from psdist.errors import InvariantError
+from psdist.protocol.events import Frame
+from psdist.servers.protocol.actions import Action, Step
+from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.receive_pool import ReceivePool
+from psdist.servers.protocol.replies import Replies
+from psdist.servers.protocol.settings import SettingsOfWorkers
+
+
+class Updates(ABC):
+    """The pushes of one server, from their offer to their step."""
+
+    def __init__(
+        self, *, membership: Membership, settings: SettingsOfWorkers, replies: Replies
+    ) -> None:
+        self._membership = membership
+        self._settings = settings
+        self._replies = replies
+        self._chunks: dict[int, ChunkState] = {}
+        self.pool = ReceivePool((), need=self.slots_needed)
+        self.num_steps = 0
+        self.num_copies = 0
+        """Steps that went to the other parameter buffer."""
+
+    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
+        """The chunks of this server, ascending, and the slots that pushes are received into."""
+        self._chunks = {chunk.index: chunk for chunk in chunks}
+        self.pool = ReceivePool(slots, need=self.slots_needed)
+
+    @abstractmethod
+    def slots_needed(self, index: int, group: int) -> int:
+        """How many free slots the group's next push of a chunk needs, see
+        psdist.servers.protocol.receive_pool."""
+
+    @abstractmethod
+    def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
+        """A push was received, the next one of its group."""
+
+    @abstractmethod
+    def proceed(self, chunk: ChunkState) -> list[Action]:
+        """Apply what can be applied to this chunk now."""
+
+    @abstractmethod
+    def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
+        """A reply's buffer is free: a step may have waited for it."""
+
+    @abstractmethod
+    def on_groups_changed(self) -> list[Action]:
+        """Groups came, left, were suspended or resumed."""
+
+    def _begin_step(self, chunk: ChunkState, step: Step) -> Step:
+        chunk.current = step.target
+        self.num_copies += step.source != step.target
+        self.num_steps += 1
+        return step
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything."""
+        for chunk in self._chunks.values():
+            chunk.check_invariants()
+        in_use = sum(chunk.num_slots_held for chunk in self._chunks.values())
+        if in_use > self.pool.num_slots - self.pool.num_free:
+            raise InvariantError(f"{in_use} receive slots in use, more than were taken")

@@ -1,0 +1,98 @@
+"""Replies of one chunk: which leave at once, which are parked, and in what order they leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.ids import worker_id
+from psdist.servers.protocol.actions import Action, Reply
+from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.policy import Policy, Scheduled, Ssp, Sync
+from psdist.servers.protocol.replies import Replies
+
+
+def chunk_of(groups: int = 2, *, is_loaded: bool = True) -> ChunkState:
+    clock = ChunkClock()
+    for group in range(groups):
+        clock.join(group, done=0)
+    return ChunkState(0, clock, is_loaded=is_loaded)
+
+
+def pull(clock: int, *, number: int = 1, flags: int = Flag.NONE) -> Header:
+    return Header(kind=Kind.PULL, sender=worker_id(0), clock=clock, pull_number=number, flags=flags)
+
+
+def pushed(group: int, clock: int) -> tuple[Push, ...]:
+    return (Push(worker_id(group), group, clock, 1.0, 1, None),)
+
+
+def brief(actions: list[Action]) -> list[tuple[int, int, int]]:
+    """(worker, clock, min_done) of each reply."""
+    replies = [action for action in actions if isinstance(action, Reply)]
+    assert len(replies) == len(actions)
+    return [(each.token.peer - worker_id(0), each.clock, each.min_done) for each in replies]
+
+
+def test_a_late_pull_is_parked_and_leaves_with_the_update_that_it_needs() -> None:
+    chunk, replies = chunk_of(), Replies(policy=Ssp(1), pipeline=0)
+    assert replies.answer_pull(chunk, worker_id(0), pull(2)) == []
+    assert list(chunk.parked) == [1]
+    assert brief(replies.advance(chunk, pushed(0, 0))) == [(0, 0, 0)]  # to the push alone
+    assert brief(replies.advance(chunk, pushed(1, 0))) == [(1, 0, 1), (0, 2, 1)]
+    assert not chunk.parked
+    assert replies.num_made == 3
+
+
+def test_a_fresh_pull_is_answered_whatever_the_other_groups_have_done() -> None:
+    chunk, replies = chunk_of(), Replies(policy=Sync(), pipeline=0)
+    assert brief(replies.answer_pull(chunk, worker_id(0), pull(9, flags=Flag.FRESH))) == [(0, 9, 0)]
+
+
+def test_no_pull_is_answered_before_the_initial_values_are_there() -> None:
+    chunk, replies = chunk_of(is_loaded=False), Replies(policy=Ssp(1), pipeline=0)
+    for number, flags in ((1, Flag.FRESH), (2, Flag.NONE)):
+        assert replies.answer_pull(chunk, worker_id(0), pull(0, number=number, flags=flags)) == []
+    answers = replies.answer_unloaded_pulls(chunk)
+    assert [each.pull_number for each in answers if isinstance(each, Reply)] == [1, 2]
+    assert replies.answer_unloaded_pulls(chunk) == []
+
+
+def test_parked_replies_leave_in_the_order_of_what_they_need() -> None:
+    chunk, replies = chunk_of(1), Replies(policy=Sync(), pipeline=0)
+    chunk.clock.join(1, done=0)
+    for clock in (3, 1, 2):
+        assert replies.answer_pull(chunk, worker_id(0), pull(clock)) == []
+    chunk.clock.release_from(1, 0)  # group 1 is not waited for any more
+    chunk.clock.advance(0)
+    chunk.clock.advance(0)
+    assert [clock for _, clock, _ in brief(replies.release(chunk))] == [1, 2]
+    assert list(chunk.parked) == [3]
+
+
+@pytest.mark.parametrize("pipeline", [0, 1, 2])
+def test_outstanding_replies_are_held_to_the_round_that_uses_them(pipeline: int) -> None:
+    chunk, replies = chunk_of(), Replies(policy=Ssp(0), pipeline=pipeline)
+    assert replies.advance(chunk, pushed(0, 0)) == []
+    assert list(chunk.parked) == [1 + pipeline]
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"),
+    [
+        (Ssp(3), [-2, -1, 0, 1]),
+        (Scheduled(((0, Ssp(3)), (3, Ssp(0)))), [-2, -1, 3, 4]),
+        (Scheduled(((0, Sync()),)), [1, 2, 3, 4]),
+    ],
+)
+def test_a_reply_obeys_the_rule_of_the_round_that_uses_it(
+    policy: Policy, needed: list[int]
+) -> None:
+    """The reply to push c is used in round c + 1."""
+    seen = []
+    for clock in range(4):
+        chunk, replies = chunk_of(), Replies(policy=policy, pipeline=0)
+        replies.advance(chunk, pushed(0, clock))
+        seen.append(next(iter(chunk.parked), None))
+    assert seen == [need if need > 0 else None for need in needed]
