@@ -27,9 +27,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeGuard
 
-from psdist.errors import InvariantError, PsdistError
+from psdist.errors import InvariantError, PeerLostError, PsdistError, TransportError
 
 logger = logging.getLogger("psdist")
 
@@ -74,10 +74,18 @@ def fail_with(context: CanFail, error: BaseException) -> NoReturn:
     """End the job because of ``error``."""
     whole = "".join(traceback.format_exception(error))
     logger.info("this rank failed:\n%s", printable(whole).rstrip())
-    if isinstance(error, Exception) and not isinstance(error, PsdistError):
+    if _may_be_a_consequence(error):
         error = context.cause_of(error)
     text, status = format_error(error)
     context.fail(text, status)
+
+
+def _may_be_a_consequence(error: BaseException) -> TypeGuard[Exception]:
+    """Of the death of another rank: what a library or the network says, and no mistake of ours or
+    of the user's."""
+    if isinstance(error, PsdistError):
+        return isinstance(error, TransportError) and not isinstance(error, PeerLostError)
+    return isinstance(error, Exception)
 
 
 def format_error(error: BaseException) -> tuple[str, int]:

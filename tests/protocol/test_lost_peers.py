@@ -75,6 +75,7 @@ def play_until(schedule: Schedule, num_steps: float = float("inf")) -> tuple[Vir
     """The job after so many events, or at its end; and how many there were."""
     network = WatchedNetwork(schedule)
     job = VirtualJob(schedule, network=network)
+    network.after_event = job.check_invariants
     steps = 0
     while steps < num_steps and network.unfinished and network.step():
         steps += 1

@@ -183,13 +183,12 @@ class VirtualJob:
         for worker in self.workers:
             self.network.spawn(worker_id(worker.worker), worker.script())
 
-        self.network.after_event = self._check_invariants
-
-    def _check_invariants(self) -> None:
+    def check_invariants(self) -> None:
         for server in self.servers:
             server.core.check_invariants()
 
     def run(self) -> None:
+        self.network.after_event = self.check_invariants
         self.network.run()
         assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
 
