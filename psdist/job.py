@@ -43,6 +43,7 @@ from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
+from psdist.workers.data.passes import EqualPasses
 from psdist.workers.group import process_group
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
@@ -155,6 +156,7 @@ class Job:
             describe_group=roles.describe_group,
         )
         self._epochs = EpochCounter()
+        self._passes = EqualPasses()
         self._trainer: Trainer | None = None
         self._description: ModelDescription | None = None
         self._model: torch.nn.Module | None = None
@@ -231,7 +233,7 @@ class Job:
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             on_nonfinite=self._config.on_nonfinite,
             history=self._history,
-            on_iteration=self._report_progress,
+            on_iteration=self._on_iteration,
         )
         self._description, self._model = description, model
         self._partition, self._owners = partition, owners
@@ -309,7 +311,7 @@ class Job:
         ``epoch``: by default the number of earlier passes over this dataset object. Other options
         go to torch.utils.data.DataLoader.
         """
-        return shard_loader(
+        made = shard_loader(
             dataset,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -319,14 +321,20 @@ class Job:
             seed=self._config.seed,
             worker=self.worker,
             num_workers=self.num_workers,
-            on_batch=self._on_batch if shard else _ignore_batch,
+            on_batch=(
+                (lambda num_samples, nominal: self._on_batch(num_samples, nominal, len(made)))
+                if shard
+                else _ignore_batch
+            ),
             loader_options=options,
         )
+        return made
 
-    def _on_batch(self, num_samples: int, nominal: int) -> None:
+    def _on_batch(self, num_samples: int, nominal: int, num_batches: int) -> None:
         # Batches of a validation loop are no part of an iteration.
         if self._trainer is not None and torch.is_grad_enabled():
             self._trainer.on_batch(num_samples, nominal)
+            self._passes.on_batch(num_batches)
 
     def pull(self) -> None:
         """Bring the freshest parameters, for evaluation; called by all workers of a group."""
@@ -404,6 +412,7 @@ class Job:
 
     def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
         self._loop.wait_for(self._group.agree(name), name)
+        self._report_progress(now=True)  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, clock=self.clock, group=self._suspended_group)
 
     @property
@@ -418,15 +427,23 @@ class Job:
 
     # -- the end -------------------------------------------------------------------------------
 
+    def _on_iteration(self) -> None:
+        self._passes.end_iteration()
+        self._report_progress()
+
     def _report_progress(self, *, now: bool = False) -> None:
         at_s = time.monotonic()
         if not now and at_s - self._progress_sent_s < _PROGRESS_EVERY_S:
             return
         self._progress_sent_s = at_s
-        samples = self._trainer.num_samples if self._trainer is not None else 0
-        self._context.transport.send_control(
-            REGISTRAR, Progress(worker=self.worker, clock=self.clock, samples=samples)
+        progress = Progress(
+            worker=self.worker,
+            clock=self.clock,
+            samples=self._trainer.num_samples if self._trainer is not None else 0,
+            loader_batches=self._passes.num_batches,
+            loader_until=self._passes.until,
         )
+        self._context.transport.send_control(REGISTRAR, progress)
 
     def finish(self) -> int:
         """The script has ended: leave, and wait until everybody has. Called by psdist itself."""
@@ -447,6 +464,7 @@ class Job:
         told = asdict(statistics)
         told["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
         told["trained_s"] = trained_s
+        self._report_progress(now=True)
         self._loop.done(told)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
         process_group.stop()

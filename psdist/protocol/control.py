@@ -147,11 +147,18 @@ class Metrics(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Control):
-    """A worker to the registrar, a few times a second: for the progress line."""
+    """A worker to the registrar: where it stands. A few times a second, for the progress line, and
+    always before :class:`Enter` and :class:`Done`, which are judged by it.
+
+    The iterations before ``loader_until`` were made of batches of psdist loaders with
+    ``loader_batches`` batches in a pass: all iterations while ``loader_until`` is ``clock``.
+    """
 
     worker: int
     clock: int
     samples: int
+    loader_batches: int = 0
+    loader_until: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,7 @@ from psdist.servers.protocol.registrar import (
     EndJob,
     Registrar,
     RegistrarAction,
+    Warn,
     WriteMetrics,
 )
 from psdist.servers.protocol.state import ServerCore
@@ -95,7 +96,9 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
             ServerLoop(transport, core, options, make_executor=TensorShard, history=history),
             None,
         )
-    registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
+    registrar = Registrar(
+        num_workers=roles.num_workers, num_servers=roles.num_servers, mode=config.mode
+    )
     reporter = Reporter(context, registrar)
     loop = ServerLoop(
         transport,
@@ -162,6 +165,8 @@ class Reporter:
     def on_action(self, action: RegistrarAction) -> None:
         if isinstance(action, WriteMetrics):
             self._context.run_directory.append_metrics(action.line)
+        elif isinstance(action, Warn):
+            logger.warning("%s", action.text)
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure

@@ -8,6 +8,11 @@ have come, every server is told to ``Resume`` the groups that waited; when all s
 answered, every worker gets ``Collected``. So no worker leaves a collective before every server
 counts every group again.
 
+A worker that misses the call goes on alone. It is noticed by what it has finished: a worker that
+has made more iterations than another had when that one entered has *passed* it. Whether that is an
+error follows from the two workers' iterations alone; when their messages come decides only how
+early it is told.
+
     registrar = Registrar(num_workers=4, num_servers=2)
     registrar.handle(Enter(worker=0, seq=1, name="barrier", payload=b""))
 """
@@ -58,7 +63,14 @@ class Complete:
     """All workers are done and all servers have reported."""
 
 
-RegistrarAction = SendControl | WriteMetrics | EndJob | Complete
+@dataclass(slots=True)
+class Warn:
+    """Tell the user; the job goes on."""
+
+    text: str
+
+
+RegistrarAction = SendControl | WriteMetrics | EndJob | Complete | Warn
 
 
 @dataclass(slots=True)
@@ -66,6 +78,9 @@ class _Collective:
     name: str
     """What its first worker called."""
     entered: dict[int, Enter] = field(default_factory=dict)
+    earliest: dict[int, Progress] = field(default_factory=dict)
+    """Of those that have entered, the one with the fewest iterations, by the length of the loaders
+    that these were made of (0: not all of one length)."""
     resumed: set[int] = field(default_factory=set)
     error: str = ""
     """Why it has failed: whoever comes later is told the same."""
@@ -74,9 +89,12 @@ class _Collective:
 class Registrar:
     TAKES = (Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent)
 
-    def __init__(self, *, num_workers: int, num_servers: int) -> None:
+    def __init__(self, *, num_workers: int, num_servers: int, mode: str = "sync") -> None:
         self._num_workers = num_workers
         self._num_servers = num_servers
+        self._mode = mode
+        self._warned_of: set[str] = set()
+        """Names of collectives."""
         self._collectives: dict[int, _Collective] = {}
         self.progress: dict[int, Progress] = {}
         self.done: dict[int, dict[str, Any]] = {}
@@ -88,8 +106,7 @@ class Registrar:
 
     def handle(self, message: Control) -> list[RegistrarAction]:
         if isinstance(message, Progress):
-            self.progress[message.worker] = message
-            return []
+            return self._on_progress(message)
         if isinstance(message, Metrics):
             return self._on_metrics(message.line)
         if isinstance(message, Enter):
@@ -120,6 +137,11 @@ class Registrar:
         collective.entered[message.worker] = message
         if collective.error:
             return self._answer(message.seq, [], collective.error, [message.worker])
+        told = self._look_for_passers(message.seq, collective, message.worker)
+        return told + self._go_on(message, collective) if not collective.error else told
+
+    def _go_on(self, message: Enter, collective: _Collective) -> list[RegistrarAction]:
+        """``message.worker`` has come, and nobody has passed anybody."""
         if message.name != collective.name:
             return self._fail(
                 message.seq,
@@ -130,6 +152,55 @@ class Registrar:
         return self._fail_if_somebody_has_gone(message.seq, collective) or (
             self._resume_if_all_have_come(message.seq, collective)
         )
+
+    def _on_progress(self, message: Progress) -> list[RegistrarAction]:
+        self.progress[message.worker] = message
+        actions: list[RegistrarAction] = []
+        for seq, collective in sorted(self._collectives.items()):
+            actions += self._judge(seq, collective, message)
+        return actions
+
+    def _look_for_passers(
+        self, seq: int, collective: _Collective, worker: int
+    ) -> list[RegistrarAction]:
+        """``worker`` has entered: it may have passed one who had, or have been passed before."""
+        mine = self.progress.get(worker)
+        if mine is None:
+            return []
+        told = self._judge(seq, collective, mine)
+        length = mine.loader_batches if mine.loader_until >= mine.clock else 0
+        earliest = collective.earliest.get(length)
+        if earliest is None or _order(mine) < _order(earliest):
+            collective.earliest[length] = mine
+            for other in sorted(self.progress.values(), key=_order):
+                told += self._judge(seq, collective, other)
+        return told
+
+    def _judge(self, seq: int, collective: _Collective, other: Progress) -> list[RegistrarAction]:
+        """What to do if ``other`` has finished an iteration past somebody's entry."""
+        if collective.error:
+            return []
+        name = collective.name
+        alike = collective.earliest.get(other.loader_batches) if other.loader_batches else None
+        if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:
+            return self._fail(
+                seq,
+                collective,
+                f"{_describe_passing(name, alike, other)}, although both iterate over a job.loader "
+                f"of {other.loader_batches} batches; {name} must be called by every worker, after "
+                "the same iteration",
+            )
+        passed = [first for first in collective.earliest.values() if first.clock < other.clock]
+        if not passed or name in self._warned_of:
+            return []
+        self._warned_of.add(name)
+        return [
+            Warn(
+                f"{_describe_passing(name, min(passed, key=_order), other)}; {name} must be called "
+                f"by every worker: if worker {other.worker} never calls it, that will be an error "
+                "at the end of its script"
+            )
+        ]
 
     def _fail_if_somebody_has_gone(
         self, seq: int, collective: _Collective
@@ -202,6 +273,17 @@ class Registrar:
         return [
             SendControl(worker_id(message.worker), Absent(seq=message.seq, workers=absent)),
         ]
+
+
+def _order(progress: Progress) -> tuple[int, int]:
+    return progress.clock, progress.worker
+
+
+def _describe_passing(name: str, first: Progress, other: Progress) -> str:
+    return (
+        f"worker {first.worker} called {name} after {first.clock} iterations, and worker "
+        f"{other.worker} has finished another one without it"
+    )
 
 
 def _who_called(collective: _Collective) -> str:

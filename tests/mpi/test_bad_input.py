@@ -524,6 +524,27 @@ def test_a_save_on_the_chief_only_names_who_is_absent(group: str, tmp_path: Path
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("mpi", MPIS)
+def test_workers_that_train_on_past_a_save_on_the_chief_are_stopped_at_once(
+    mpi: Mpi, tmp_path: Path
+) -> None:
+    target = tmp_path / "model.safetensors"
+    mistake = "saves_on_the_chief_only_and_trains_on"
+    done = run_script(3, mistake, str(target), run_dir=tmp_path, mpi=mpi)
+    # MPICH's mpiexec mixes in the status of the ranks that it kills.
+    assert done.returncode in ((2,) if mpi == "openmpi" else (2, 2 | signal.SIGKILL, 9)), done.text
+    line = the_line(done, status=done.returncode)
+    assert re.fullmatch(
+        rf"psdist: worker 0 \(rank 1 on {HOST}\): error at {SCRIPT.name} line \d+: worker 0 called "
+        r"save after 4 iterations, and worker 1 has finished another one without it, although both "
+        r"iterate over a job.loader of 4 batches; save must be called by every worker, after the "
+        r"same iteration",
+        line,
+    ), line
+    assert not target.exists()
+
+
+@pytest.mark.mpi
 def test_a_barrier_on_one_worker_and_a_mean_on_another_are_both_named(tmp_path: Path) -> None:
     line = the_line(run_script(3, "calls_barrier_and_mean", run_dir=tmp_path))
     assert re.search(

@@ -77,6 +77,22 @@ def saves_on_the_chief_only() -> None:
         job.save(sys.argv[2])
 
 
+def saves_on_the_chief_only_and_trains_on() -> None:
+    """For ever, over job.loader: the job must end them at the first iteration too many."""
+    import torch
+
+    job, model, optimizer, _ = prepared()
+    samples = torch.utils.data.TensorDataset(torch.ones(64, 4))
+    loader = job.loader(samples, batch_size=8)
+    while True:
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        if job.is_chief:
+            job.save(sys.argv[2])
+
+
 def saves_where_nothing_can_be_written() -> None:
     job, _, _, train = prepared()
     train()

@@ -1,0 +1,195 @@
+"""Who has missed a collective: judged by finished iterations, never by when messages come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psdist.protocol.control import Collected, Control, Done, Enter, Progress
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn
+from psdist.workers.data.passes import EqualPasses
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a worker does: an iteration for each entry of ``batches``, the number of batches in a
+    pass of the psdist loader that it comes from (0: the script's own). Then the collective."""
+
+    batches: tuple[int, ...]
+    call: str | None = "save"
+    """None: the script ends without any call."""
+
+    def messages(self, worker: int, reported: Random | None = None) -> list[Control]:
+        """In the order in which they leave; ``reported`` chooses which iterations are."""
+        passes = EqualPasses()
+        messages: list[Control] = []
+
+        def progress(clock: int) -> Progress:
+            return Progress(
+                worker=worker,
+                clock=clock,
+                samples=clock,
+                loader_batches=passes.num_batches,
+                loader_until=passes.until,
+            )
+
+        for clock, length in enumerate(self.batches):
+            if length:
+                passes.on_batch(length)
+            passes.end_iteration()
+            if reported is None or reported.random() < 0.5:
+                messages.append(progress(clock + 1))
+        messages.append(progress(len(self.batches)))
+        if self.call is None:
+            messages.append(Done(worker=worker, statistics={}))
+        else:
+            messages.append(Enter(worker=worker, seq=1, name=self.call, payload=b""))
+        return messages
+
+
+def has_passed(other: Script, first: Script) -> bool:
+    return first.call is not None and len(other.batches) > len(first.batches)
+
+
+def is_alike(other: Script, first: Script) -> bool:
+    """Whether both iterate over loaders of one length, up to the first iteration too many."""
+    used = {*first.batches, *other.batches[: len(first.batches) + 1]}
+    return bool(first.batches) and len(used) == 1 and 0 not in used
+
+
+def play(scripts: Sequence[Script], mode: str, chance: Random) -> tuple[list[str], list[str]]:
+    """The errors and the warnings, in an order of arrival that ``chance`` chooses."""
+    registrar = Registrar(num_workers=len(scripts), num_servers=1, mode=mode)
+    queues = [each.messages(worker, chance) for worker, each in enumerate(scripts)]
+    actions: list[RegistrarAction] = []
+    while left := [queue for queue in queues if queue]:
+        actions += registrar.handle(chance.choice(left).pop(0))
+    sent = [each.message for each in actions if isinstance(each, SendControl)]
+    errors = [each.error for each in sent if isinstance(each, Collected)]
+    return errors, [each.text for each in actions if isinstance(each, Warn)]
+
+
+scripts = st.builds(
+    Script,
+    batches=st.lists(st.sampled_from([0, 3, 7]), max_size=4).map(tuple)
+    | st.integers(0, 4).map(lambda count: (3,) * count),
+    call=st.sampled_from(["save", "save", "mean", None]),
+)
+
+
+@given(
+    scripts=st.lists(scripts, min_size=2, max_size=4),
+    mode=st.sampled_from(["sync", "ssp", "async"]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_verdict_follows_from_the_scripts_whatever_the_order_of_arrival(
+    scripts: list[Script], mode: str, seed: int
+) -> None:
+    errors, warnings = play(scripts, mode, Random(seed))
+    pairs = [(other, first) for first in scripts for other in scripts if has_passed(other, first)]
+    is_error = mode == "sync" and any(is_alike(other, first) for other, first in pairs)
+    calls = {each.call for each in scripts}
+    if is_error or (len(calls) > 1 and calls != {None}):
+        assert errors
+        assert all(errors)
+    else:
+        assert not errors
+        assert bool(warnings) == bool(pairs)
+    if not is_error:
+        assert not any("although both iterate" in error for error in errors)
+    if is_error and calls == {"save"}:
+        assert all("although both iterate" in error for error in errors)
+    assert len(warnings) <= 2  # one for each name
+
+
+@given(seed=st.integers(0, 2**32))
+def test_the_words_are_the_same_whatever_the_order_of_arrival(seed: int) -> None:
+    alike = [Script((12,) * 5), Script((12,) * 9, call=None)]
+    errors, warnings = play(alike, "sync", Random(seed))
+    assert errors == [
+        "worker 0 called save after 5 iterations, and worker 1 has finished another one without "
+        "it, although both iterate over a job.loader of 12 batches; save must be called by every "
+        "worker, after the same iteration"
+    ]
+    assert warnings == []
+    errors, warnings = play(alike, "async", Random(seed))
+    assert errors == [
+        "save was called by worker 0 only; absent: worker 1, whose script has finished; save must "
+        "be called by every worker"
+    ]
+    assert warnings == [
+        "worker 0 called save after 5 iterations, and worker 1 has finished another one without "
+        "it; save must be called by every worker: if worker 1 never calls it, that will be an "
+        "error at the end of its script"
+    ]
+
+
+def test_a_worker_that_goes_on_is_told_of_at_its_first_iteration_too_many() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    for message in Script((12,) * 5).messages(0):
+        assert registrar.handle(message) == []
+    *on_time, late = Script((12,) * 6).messages(1)[:6]
+    for message in on_time:
+        assert registrar.handle(message) == []
+    (action,) = registrar.handle(late)
+    assert isinstance(action, SendControl)
+    assert isinstance(action.message, Collected)
+    assert "worker 1 has finished another one" in action.message.error
+
+
+def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    told = []
+    for message in [*Script((12,) * 5).messages(0), *Script((12,) * 6).messages(1)]:
+        told += registrar.handle(message)
+    errors = {each.message.error for each in told if isinstance(each, SendControl)}
+    assert [each.peer for each in told if isinstance(each, SendControl)] != []
+    assert len(told) == 2
+    assert len(errors) == 1
+
+
+def test_a_warning_comes_once_for_each_call() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1, mode="ssp")
+    warnings = []
+    for seq, name in enumerate(["mean", "mean", "save"], start=1):
+        for worker, clock in ((0, 2 * seq), (1, 2 * seq + 1)):
+            told = registrar.handle(Progress(worker=worker, clock=clock, samples=0))
+            told += registrar.handle(Enter(worker=worker, seq=seq, name=name, payload=b""))
+            warnings += [each.text for each in told if isinstance(each, Warn)]
+    assert [text.split(" after")[0] for text in warnings] == [
+        "worker 0 called mean",
+        "worker 0 called save",
+    ]
+
+
+# -- what a worker says of its loaders -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [
+        ([], (0, 0)),
+        ([{12}], (12, 1)),
+        ([{12}, {12}, {12}], (12, 3)),
+        ([{12}, set(), {12}], (12, 1)),  # a batch of its own
+        ([{12}, {12}, {7}, {12}], (12, 2)),
+        ([{12}, {12, 7}], (12, 1)),
+        ([set(), {12}], (0, 0)),
+        ([{12, 7}, {12}], (0, 0)),
+    ],
+)
+def test_passes_are_equal_until_the_first_iteration_of_another_kind(
+    iterations: list[set[int]], expected: tuple[int, int]
+) -> None:
+    passes = EqualPasses()
+    for lengths in iterations:
+        for length in [*lengths, *lengths]:
+            passes.on_batch(length)
+        passes.end_iteration()
+    assert (passes.num_batches, passes.until) == expected
