@@ -17,7 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from psdist.topology.machine.packed import (
+    MANY,
+    CoreCpus,
+    Count,
+    CpuSet,
+    Index,
+    MachineName,
+    OsIndex,
+    Speed,
+    row_of,
+)
+from psdist.topology.text.models import CLOSED, Text, Truth
 
 UNKNOWN = -1
 """In place of an index: the source does not say."""
@@ -27,31 +40,31 @@ UNKNOWN = -1
 class Core:
     """A core and its usable PUs (hardware threads)."""
 
-    logical: int
+    logical: Count
     """hwloc's logical number in the whole machine; restricting does not change it."""
-    cpus: tuple[int, ...]
+    cpus: CoreCpus
     """OS numbers of its usable PUs, ascending; never empty."""
-    package: int
-    numa: int
+    package: Index
+    numa: Index
     """The NUMA node of its ordinary memory (DRAM), or UNKNOWN."""
-    l3: int
-    kind: int = 0
+    l3: Index
+    kind: Count = 0
     """Hybrid processors: 0 is the least powerful kind; all 0 where there is one kind only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    os_index: int
-    cpus: frozenset[int]
+    os_index: OsIndex
+    cpus: CpuSet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumaNode:
-    os_index: int
-    cpus: frozenset[int]
+    os_index: OsIndex
+    cpus: CpuSet
     """The PUs near it; several nodes may name the same ones (HBM beside DRAM)."""
-    memory_bytes: int
-    is_dram: bool
+    memory_bytes: Count
+    is_dram: Truth
     """Ordinary memory; False for HBM, CXL or GPU memory that the system shows as a node."""
 
 
@@ -60,18 +73,18 @@ class Device:
     """A GPU or a network card; one entry per PCI function, whatever its many names."""
 
     kind: Literal["gpu", "nic"]
-    names: tuple[str, ...]
+    names: Annotated[tuple[Text, ...], MANY]
     """As the system calls it: ``("cuda0", "nvml0")``, ``("ib0", "mlx5_0")``."""
-    pci: str
+    pci: Text
     """``0000:3b:00.0`` in lower case, or "" where the source has none."""
-    cpus: frozenset[int] | None
+    cpus: CpuSet | None
     """The usable PUs near it; None where the source does not say (not the same as "all")."""
-    package: int
-    numa: int
-    uuid: str = ""
-    port_guids: tuple[int, ...] = ()
+    package: Index
+    numa: Index
+    uuid: Text = ""
+    port_guids: Annotated[tuple[Count, ...], MANY] = ()
     """InfiniBand: the port GUIDs, by which a fabric's listing knows it."""
-    bytes_per_s: float = 0.0
+    bytes_per_s: Speed = 0.0
     """Of its PCI link, one direction; 0 unknown."""
 
     @property
@@ -83,26 +96,28 @@ class Device:
 class DeviceLink:
     """A direct link between two GPUs (or GPU and processor: ``second`` is "")."""
 
-    first: str
-    second: str
+    first: Text
+    second: Text
     """PCI bus ids."""
-    bytes_per_s: float
+    bytes_per_s: Speed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """One host. Only what is online and allowed is in it."""
 
-    name: str
+    __pydantic_config__ = CLOSED
+
+    name: MachineName
     """The host name that the source gives, or ""."""
-    packages: tuple[Package, ...]
-    dies: tuple[frozenset[int], ...]
-    numa_nodes: tuple[NumaNode, ...]
-    l3_groups: tuple[frozenset[int], ...]
-    cores: tuple[Core, ...]
-    devices: tuple[Device, ...] = ()
-    links: tuple[DeviceLink, ...] = ()
-    notes: tuple[str, ...] = ()
+    packages: Annotated[tuple[Annotated[Package, row_of(Package)], ...], MANY]
+    dies: Annotated[tuple[CpuSet, ...], MANY]
+    numa_nodes: Annotated[tuple[Annotated[NumaNode, row_of(NumaNode)], ...], MANY]
+    l3_groups: Annotated[tuple[CpuSet, ...], MANY]
+    cores: Annotated[tuple[Annotated[Core, row_of(Core)], ...], MANY]
+    devices: Annotated[tuple[Annotated[Device, row_of(Device)], ...], MANY] = ()
+    links: Annotated[tuple[Annotated[DeviceLink, row_of(DeviceLink)], ...], MANY] = ()
+    notes: Annotated[tuple[Text, ...], MANY] = ()
     """What was missing or guessed, a sentence each, for people."""
 
     @property

@@ -102,10 +102,15 @@ TABLE: Final = BeforeValidator(_within_table)
 """For objects whose keys the file chooses."""
 
 
-def validated(adapter: TypeAdapter[T], content: object, *, where: str, remedy: str) -> T:
-    """``content`` as the adapter's type, or a PlacementError that ends in ``remedy``."""
+def validated(
+    adapter: TypeAdapter[T], content: object, *, where: str, remedy: str, context: Any = None
+) -> T:
+    """``content`` as the adapter's type, or a PlacementError that ends in ``remedy``.
+
+    ``context`` is what the type's own validators get.
+    """
     try:
-        return adapter.validate_python(content)
+        return adapter.validate_python(content, context=context)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         raise PlacementError(f"{where}: {_in_words(faults[0])}: {remedy}") from None
