@@ -27,7 +27,6 @@ from safetensors import SafetensorError
 from psdist.errors import ModelError, UsageError, UserError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Progress, Setup
-from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizers import (
@@ -42,10 +41,10 @@ from psdist.ranks.failure import printable
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import num_threads
 from psdist.workers import metrics
+from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
 from psdist.workers.data.passes import EqualPasses
 from psdist.workers.group import process_group
-from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
     ModelDescription,
     UseHook,
@@ -58,7 +57,7 @@ from psdist.workers.model.description import (
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.optimizer import LINE, ServedOptimizer
 from psdist.workers.model.saving import check_suffix, write_model
-from psdist.workers.protocol.client import ClientCore
+from psdist.workers.protocol.seat import Seat
 from psdist.workers.trainer import Trainer, WorkerStatistics
 
 _PROGRESS_EVERY_S = 0.25
@@ -134,7 +133,6 @@ class Job:
         """The bound of mode ssp, else None."""
         members = roles.groups[self.group]
         place = members.index(self.worker)
-        self._is_leader = place == 0
         torch.set_num_threads(num_threads(context))
         device = device_of(context)
         if not context.is_so_for_all_of_group(device.type == "cuda"):
@@ -148,10 +146,14 @@ class Job:
             timeout_s=context.config.wait_timeout_s,
             broadcast=context.broadcast_in_group,
         )
-        self._loop = WorkerLoop(
+        self._loop = make_loop(
             context.transport,
-            worker=self.worker,
-            num_servers=roles.num_servers,
+            Seat(
+                worker=self.worker,
+                group=self.group,
+                members=members,
+                num_servers=self.num_servers,
+            ),
             waiting=context.waiting(),
             describe_group=roles.describe_group,
         )
@@ -162,7 +164,6 @@ class Job:
         self._model: torch.nn.Module | None = None
         self._optimizer: ServedOptimizer | None = None
         self._partition: Partition | None = None
-        self._owners: tuple[int, ...] = ()
         self._history: WorkerHistory | None = None
         self._is_finished = False
         self._prepared_s = time.monotonic()
@@ -199,25 +200,7 @@ class Job:
         )
         owners = partition.shard(self._context.roles.shard_weights)
         flat = FlatModel(partition, description.parameters)
-        mine = partition.slices(self._group.size)[self._group.place]
-        self._loop.attach(
-            ClientCore(
-                worker=self.worker,
-                group=self.group,
-                owners=owners,
-                mine=mine,
-                chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
-                credits=self._config.credits,
-            ),
-            gradients=[
-                Frame(flat.gradient_bytes(chunk)) if chunk.index in mine else None
-                for chunk in partition.chunks
-            ],
-            parameters=[
-                Frame(flat.parameter_bytes(chunk)) if chunk.index in mine else None
-                for chunk in partition.chunks
-            ],
-        )
+        self._loop.take_slice(partition, owners=owners, credits=self._config.credits, frames=flat)
         if self._config.record:
             folder = self._context.run_directory.path / "history"
             self._history = WorkerHistory(folder, self.worker)
@@ -236,25 +219,13 @@ class Job:
             on_iteration=self._on_iteration,
         )
         self._description, self._model = description, model
-        self._partition, self._owners = partition, owners
-        if self.is_chief:
-            setup = Setup(
-                partition=partition.encode(),
-                optimizer=description.optimizer,
-                hyper=packed_hyperparameters(optimizer),
-            )
-            self._loop.send_setup(
-                setup,
-                (
-                    (chunk.index, owners[chunk.index], Frame(flat.parameter_bytes(chunk)))
-                    for chunk in partition.chunks
-                ),
-            )
-        if self._is_leader:
-            self._loop.register(self.group, self._context.roles.groups[self.group])
-            self._loop.wait_until(
-                lambda: self._loop.is_registered and self._loop.is_set_up, "the servers"
-            )
+        self._partition = partition
+        setup = Setup(
+            partition=partition.encode(),
+            optimizer=description.optimizer,
+            hyper=packed_hyperparameters(optimizer),
+        )
+        self._loop.join(setup if self.is_chief else None)
         for _, tensor in description.untrained:
             self._take_from_chief(tensor)
         self._trainer.pull()
@@ -405,20 +376,13 @@ class Job:
             path,
             self._description.saved_names(self._model),
             self._partition,
-            pull=lambda frames: self._loop.pull(
-                clock=self.clock, chunks=range(len(frames)), into=frames
-            ),
+            pull=lambda frames: self._loop.copy(frames, clock=self.clock),
         )
 
     def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
         self._loop.wait_for(self._group.agree(name), name)
         self._report_progress(now=True)  # the registrar judges by it who has missed the call
-        return self._loop.collective(name, payload, clock=self.clock, group=self._suspended_group)
-
-    @property
-    def _suspended_group(self) -> int | None:
-        """The group to suspend while this worker is in a collective: its leader says so."""
-        return self.group if self._is_leader and self._loop.is_registered else None
+        return self._loop.collective(name, payload)
 
     def _prepared(self, what: str) -> Trainer:
         if self._trainer is None:
@@ -454,8 +418,6 @@ class Job:
         self._loop.wait_for(self._group.agree("finish"), "finish")
         if self._history is not None:
             self._history.close()
-        if self._is_leader and self._loop.is_registered:
-            self._loop.leave(self.group, self.clock)
         statistics = (
             self._trainer.statistics()
             if self._trainer is not None
@@ -465,7 +427,7 @@ class Job:
         told["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
         told["trained_s"] = trained_s
         self._report_progress(now=True)
-        self._loop.done(told)
+        self._loop.finish(told)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
         process_group.stop()
         self._context.close()

@@ -1,14 +1,14 @@
-"""The worker's loop: executes what the client's state machine decides, and waits.
+"""The worker's loop: executes what the worker's state machine decides, and waits.
 
-Two layers of calls: ``begin_*`` and ``turn`` never block (an actor in a virtual network uses
-these), ``push``, ``pull`` and ``collective`` wait with back-off, warnings that name who is missing
-and a deadline.
+Two layers of calls: ``begin_*``, ``finish`` and ``turn`` never block (an actor in a virtual network
+uses these), the others wait with back-off, warnings that name who is missing and a deadline.
 
-    loop = WorkerLoop(transport, worker=0, num_servers=2, waiting=Waiting(...))
-    loop.attach(core, gradients=frames, parameters=frames)
-    loop.push(clock=0, settings=loop.settings(hyper, absent), weight=1.0, empty=())
+    loop = make_loop(transport, seat, waiting=Waiting(...))       # psdist.workers.assembly
+    loop.take_slice(partition, owners=owners, credits=4, frames=memory)
+    loop.push(clock=0, hyper=packed, absent=(), weight=1.0, empty=())
 
-It moves bytes into parameter memory only inside ``push`` and ``pull``.
+It owns the frames of this worker's chunks and moves bytes into parameter memory only inside
+``push`` and ``pull``. It decides nothing: that is psdist.workers.protocol.core.
 """
 
 from __future__ import annotations
@@ -16,47 +16,46 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from psdist.errors import CollectiveError, InvariantError, PeerLostError
-from psdist.protocol.control import (
-    Absent,
-    Collected,
-    Control,
-    Done,
-    Enter,
-    Leave,
-    Metrics,
-    Missing,
-    Register,
-    Registered,
-    Settings,
-    Setup,
-    Stop,
-    Suspend,
-    WhoIsAbsent,
-    WhoIsMissing,
-)
-from psdist.protocol.events import ControlArrived, Event, Frame, PeerLost, Sent
-from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.control import Metrics, Setup
+from psdist.protocol.events import Frame, Sent
+from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
-from psdist.workers.protocol.client import (
+from psdist.workers.protocol.actions import (
+    AcceptCopy,
     AcceptReply,
-    ClientAction,
-    ClientCore,
+    Action,
     DiscardReply,
+    InitialSent,
+    SendControl,
+    SendInitial,
     SendPull,
     SendPush,
+    Warn,
 )
+from psdist.workers.protocol.core import WorkerCore
 
 logger = logging.getLogger("psdist")
 
 _REST_S = 0.02
 """How long a wait for the group blocks at a time: it returns at once when the group has come, and
 turns of the loop between are for warnings."""
+
+
+class ChunkFrames(Protocol):
+    """Frames over a worker's flat memory on the host, chunk by chunk."""
+
+    def gradient_frame(self, chunk: Chunk) -> Frame:
+        """A new frame, whose payload is what a push of ``chunk`` sends."""
+        ...
+
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        """A new frame, whose payload is where a reply about ``chunk`` lands."""
+        ...
 
 
 def _nothing() -> None: ...
@@ -84,44 +83,46 @@ def wait_for_group(pending: Pending[Any], what: str) -> Wait:
     )
 
 
-class WorkerLoop:
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        worker: int,
-        num_servers: int,
-        waiting: Waiting,
-        describe_group: Callable[[int], str] = lambda group: f"group {group}",
-    ) -> None:
-        self.transport = transport
-        self._worker = worker
-        self._servers = [server_id(server) for server in range(num_servers)]
-        self._waiting = waiting
-        self._describe_group = describe_group
-        self._core: ClientCore | None = None
-        self._gradients: Sequence[Frame | None] = ()
-        self._parameters: Sequence[Frame | None] = ()
-        self._setup_sends = 0
-        self._pull_frames: dict[int, Frame] = {}
-        self._registered: set[int] = set()
-        self._collected: dict[int, Collected] = {}
-        self._seq = 0
-        self._settings: tuple[bytes, tuple[int, ...]] | None = None
-        self._settings_version = 0
-        self.is_stopped = False
+@dataclass(frozen=True, slots=True)
+class _InitialValues:
+    """Whose frame it is, and of which chunk."""
 
-    def attach(
-        self,
-        core: ClientCore,
-        *,
-        gradients: Sequence[Frame | None],
-        parameters: Sequence[Frame | None],
+    loop: WorkerLoop
+    chunk: int
+
+
+class WorkerLoop:
+    def __init__(self, transport: Transport, core: WorkerCore, *, waiting: Waiting) -> None:
+        self.transport = transport
+        self.core = core
+        self._waiting = waiting
+        self._frames: ChunkFrames | None = None
+        self._chunks: Sequence[Chunk] = ()
+        self._gradients: dict[int, Frame] = {}
+        self._parameters: dict[int, Frame] = {}
+        self._pulls: dict[int, Frame] = {}
+        self._copy: Sequence[Frame] = ()
+        self._execute: dict[type, Callable[[Any], None]] = {
+            SendPush: self._send_push,
+            SendPull: self._send_pull,
+            SendInitial: self._send_initial,
+            SendControl: self._send_control,
+            AcceptReply: self._accept_reply,
+            AcceptCopy: self._accept_copy,
+            DiscardReply: self._discard_reply,
+            Warn: self._warn,
+        }
+
+    def take_slice(
+        self, partition: Partition, *, owners: Sequence[int], credits: int, frames: ChunkFrames
     ) -> None:
-        """From now on pushes read ``gradients[chunk]``, replies land in ``parameters[chunk]``."""
-        self._core = core
-        self._gradients = gradients
-        self._parameters = parameters
+        """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`."""
+        self.core.take_slice(partition, owners=owners, credits=credits)
+        self._frames, self._chunks = frames, partition.chunks
+        for index in self.core.mine:
+            chunk = partition.chunks[index]
+            self._gradients[index] = frames.gradient_frame(chunk)
+            self._parameters[index] = frames.parameter_frame(chunk)
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -131,233 +132,178 @@ class WorkerLoop:
         if event is None:
             return False
         while event is not None:
-            self._handle(event)
+            if isinstance(event, Sent):
+                self._on_sent(event.frame)
+            else:
+                self._do(self.core.handle(event))
             event = self.transport.poll()
         return True
 
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, ControlArrived):
-            self._on_control(event.message)
-        elif isinstance(event, Sent):
-            # Of a push or a pull the answer says the same (transport.base).
-            if event.frame.owner is self:
-                self._setup_sends -= 1
-        elif isinstance(event, PeerLost):
-            raise PeerLostError(event.who)
-        else:
-            self._do(self.core.handle(event))
+    def _on_sent(self, frame: Frame) -> None:
+        # Of a push or a pull the answer says the same (transport.base). Over one transport there
+        # may have been another loop before this one, whose frames are not ours.
+        owner = frame.owner
+        if isinstance(owner, _InitialValues) and owner.loop is self:
+            self._do(self.core.handle(InitialSent(owner.chunk)))
 
-    @property
-    def core(self) -> ClientCore:
-        if self._core is None:
-            raise InvariantError("a data message came before the client was attached")
-        return self._core
-
-    def _do(self, actions: Iterable[ClientAction]) -> None:
+    def _do(self, actions: Iterable[Action]) -> None:
+        execute = self._execute
         for action in actions:
-            if isinstance(action, SendPush):
-                frame = self._gradients[action.header.chunk]
-                if frame is None:
-                    raise InvariantError(f"no gradient memory for chunk {action.header.chunk}")
-                action.header.pack_into(frame.header)
-                self.transport.send(server_id(action.server), frame)
-            elif isinstance(action, AcceptReply):
-                frame = self._parameters[action.chunk]
-                if frame is None:
-                    raise InvariantError(f"no parameter memory for chunk {action.chunk}")
-                self.transport.accept(action.ticket, frame)
-            elif isinstance(action, SendPull):
-                frame = self._pull_frames.setdefault(action.header.chunk, Frame())
-                action.header.pack_into(frame.header)
-                self.transport.send(server_id(action.server), frame)
-            elif isinstance(action, DiscardReply):
-                self.transport.accept(action.ticket, Frame(memoryview(bytearray(action.num_bytes))))
+            execute[type(action)](action)
 
-    def _on_control(self, message: Control) -> None:
-        if isinstance(message, Collected):
-            self._collected[message.seq] = message
-        elif isinstance(message, Registered):
-            self._registered.add(message.server)
-        elif isinstance(message, Stop):
-            self.is_stopped = True
-        elif isinstance(message, Missing):
-            told = "; ".join(
-                f"{self._describe_group(group)} at iteration {clock}"
-                for group, clock in zip(message.groups, message.clocks, strict=True)
-            )
-            logger.warning("chunk %d waits for %s", message.chunk, told or "no group")
-        elif isinstance(message, Absent):
-            workers = ", ".join(str(worker) for worker in message.workers)
-            logger.warning("the collective waits for worker %s", workers or "none")
+    # -- one method per action -----------------------------------------------------------------
 
-    # -- set-up --------------------------------------------------------------------------------
+    def _send_push(self, action: SendPush) -> None:
+        frame = self._gradients[action.header.chunk]
+        action.header.pack_into(frame.header)
+        self.transport.send(action.peer, frame)
 
-    def send_setup(self, setup: Setup, initial: Iterable[tuple[int, int, Frame]]) -> None:
-        """The chief: describe the model to every server and send (chunk, server, values)."""
-        for server in self._servers:
-            self.transport.send_control(server, setup)
-        for chunk, server, frame in initial:
-            frame.owner = self
-            Header(
-                kind=Kind.INIT, sender=self.transport.me, chunk=chunk, length=frame.capacity
-            ).pack_into(frame.header)
-            self._setup_sends += 1
-            self.transport.send(server_id(server), frame)
+    def _send_pull(self, action: SendPull) -> None:
+        chunk = action.header.chunk
+        frame = self._pulls.get(chunk)
+        if frame is None:
+            frame = self._pulls[chunk] = Frame()
+        action.header.pack_into(frame.header)
+        self.transport.send(action.peer, frame)
 
-    @property
-    def is_set_up(self) -> bool:
-        return not self._setup_sends
+    def _send_initial(self, action: SendInitial) -> None:
+        assert self._frames is not None
+        chunk = action.header.chunk
+        frame = self._frames.parameter_frame(self._chunks[chunk])
+        frame.owner = _InitialValues(self, chunk)
+        action.header.pack_into(frame.header)
+        self.transport.send(action.peer, frame)
 
-    def register(self, group: int, workers: Sequence[int]) -> None:
-        """A group's leader: tell every server; :attr:`is_registered` when all have answered."""
-        for server in self._servers:
-            self.transport.send_control(
-                server, Register(group=group, workers=list(workers), clock=0)
-            )
+    def _send_control(self, action: SendControl) -> None:
+        self.transport.send_control(action.peer, action.message)
 
-    @property
-    def is_registered(self) -> bool:
-        return len(self._registered) == len(self._servers)
+    def _accept_reply(self, action: AcceptReply) -> None:
+        self.transport.accept(action.ticket, self._parameters[action.chunk])
 
-    # -- push and pull -------------------------------------------------------------------------
+    def _accept_copy(self, action: AcceptCopy) -> None:
+        self.transport.accept(action.ticket, self._copy[action.chunk])
 
-    def settings(self, hyper: bytes, absent: Sequence[int], servers: Iterable[int]) -> int:
-        """The version of these settings; ``servers`` are told first if it is a new one."""
-        settings = (hyper, tuple(absent))
-        if settings != self._settings:
-            self._settings = settings
-            self._settings_version += 1
-            message = Settings(version=self._settings_version, hyper=hyper, absent=list(absent))
-            for server in servers:
-                self.transport.send_control(server_id(server), message)
-        return self._settings_version
+    def _discard_reply(self, action: DiscardReply) -> None:
+        self.transport.accept(action.ticket, Frame(memoryview(bytearray(action.num_bytes))))
+
+    def _warn(self, action: Warn) -> None:
+        logger.warning("%s", action.text)
+
+    # -- calls that do not wait ----------------------------------------------------------------
+
+    def begin_setup(self, setup: Setup) -> None:
+        self._do(self.core.begin_setup(setup))
+
+    def begin_register(self) -> None:
+        self._do(self.core.begin_register())
 
     def begin_push(
-        self, *, clock: int, settings: int, weight: float, empty: Collection[int]
-    ) -> None:
-        self._do(self.core.begin_push(clock=clock, settings=settings, weight=weight, empty=empty))
-
-    def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
-        self._do(self.core.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
-
-    def push(self, *, clock: int, settings: int, weight: float, empty: Collection[int]) -> None:
-        """Push iteration ``clock``; returns with the parameters for the next one in place."""
-        self.begin_push(clock=clock, settings=settings, weight=weight, empty=empty)
-        self.carry_on(self.wait_for_replies(f"the replies to iteration {clock}"))
-
-    def pull(
         self,
         *,
         clock: int,
-        chunks: Collection[int],
-        is_fresh: bool = True,
-        into: Sequence[Frame | None] | None = None,
+        hyper: bytes,
+        absent: Sequence[int],
+        weight: float,
+        empty: Collection[int],
     ) -> None:
-        """Bring ``chunks`` into the parameter memory, or into other frames."""
-        kept = self._parameters
-        if into is not None:
-            self._parameters = into
-        try:
-            self.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh)
-            self.carry_on(self.wait_for_replies("parameters"))
-        finally:
-            self._parameters = kept
-
-    def wait_for_replies(self, what: str) -> Wait:
-        """Until everything that was pushed and asked for is answered."""
-        return Wait(lambda: self.core.is_idle, what, ask=self._ask_who_is_missing)
-
-    def _ask_who_is_missing(self) -> None:
-        for chunk, server in self.core.awaited()[:1]:
-            logger.warning("waiting for chunk %d from server %d", chunk, server)
-            self.transport.send_control(server_id(server), WhoIsMissing(chunk=chunk))
-
-    # -- collectives and the end ---------------------------------------------------------------
-
-    def begin_collective(self, name: str, payload: bytes, *, clock: int, group: int | None) -> int:
-        """Enter; ``group`` (its leader only) is suspended until all have come. Returns its number,
-        for :meth:`collected`."""
-        self._seq += 1
-        if group is not None:
-            for server in self._servers:
-                self.transport.send_control(
-                    server, Suspend(group=group, clock=clock, seq=self._seq)
-                )
-        enter = Enter(worker=self._worker, seq=self._seq, name=name, payload=payload)
-        self.transport.send_control(REGISTRAR, enter)
-        return self._seq
-
-    def collected(self, seq: int) -> list[bytes] | None:
-        """What every worker brought, in worker order; None until all have come. Raises
-        :class:`CollectiveError`."""
-        if seq not in self._collected:
-            return None
-        answer = self._collected.pop(seq)
-        if answer.error:
-            raise CollectiveError(answer.error)
-        return answer.payloads
-
-    def collective(
-        self, name: str, payload: bytes = b"", *, clock: int = 0, group: int | None = None
-    ) -> list[bytes]:
-        seq = self.begin_collective(name, payload, clock=clock, group=group)
-        self.wait_until(
-            lambda: seq in self._collected,
-            f"the other workers in {name}",
-            ask=lambda: self.transport.send_control(
-                REGISTRAR, WhoIsAbsent(worker=self._worker, seq=seq)
-            ),
+        """See :meth:`WorkerCore.begin_push`."""
+        self._do(
+            self.core.begin_push(
+                clock=clock, hyper=hyper, absent=absent, weight=weight, empty=empty
+            )
         )
-        payloads = self.collected(seq)
-        assert payloads is not None
-        return payloads
 
-    def leave(self, group: int, clock: int) -> None:
-        """A group's leader: nobody waits for this group's iterations from ``clock`` on."""
-        for server in self._servers:
-            self.transport.send_control(server, Leave(group=group, clock=clock))
+    def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
+        """See :meth:`WorkerCore.begin_pull`."""
+        self._do(self.core.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
 
-    def done(self, statistics: dict[str, Any]) -> None:
-        """This worker's script has finished; :attr:`is_stopped` when everybody's has."""
-        self.transport.send_control(REGISTRAR, Done(worker=self._worker, statistics=statistics))
+    def begin_collective(self, name: str, payload: bytes = b"") -> None:
+        """See :meth:`WorkerCore.begin_collective`."""
+        self._do(self.core.begin_collective(name, payload))
+
+    def finish(self, statistics: dict[str, Any]) -> None:
+        """This worker's script has finished, and with its leader's the group's."""
+        self._do(self.core.begin_leave())
+        self._do(self.core.begin_done(statistics))
 
     def log(self, line: dict[str, Any]) -> None:
         """One line for metrics.jsonl."""
         self.transport.send_control(REGISTRAR, Metrics(line=line))
 
+    # -- calls that wait -----------------------------------------------------------------------
+
+    def join(self, setup: Setup | None = None) -> None:
+        """Come into the job: the chief describes the model (``setup``), a group's leader registers
+        it; returns when all servers have answered."""
+        if setup is not None:
+            self.begin_setup(setup)
+        if self.core.seat.is_leader:
+            self.begin_register()
+        self.carry_on(self._wait_until(lambda: not self.core.is_joining))
+
+    def push(
+        self,
+        *,
+        clock: int,
+        hyper: bytes,
+        absent: Sequence[int],
+        weight: float,
+        empty: Collection[int],
+    ) -> None:
+        """Push iteration ``clock``; returns with the parameters for the next one in place."""
+        self.begin_push(clock=clock, hyper=hyper, absent=absent, weight=weight, empty=empty)
+        self.carry_on(self.wait_for_replies())
+
+    def pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool = True) -> None:
+        """Bring ``chunks`` of this worker's slice into the parameter memory."""
+        self.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh)
+        self.carry_on(self.wait_for_replies())
+
+    def copy(self, frames: Sequence[Frame], *, clock: int) -> None:
+        """Fill a frame for every chunk of the model with the newest there is; the parameter memory
+        stays as it is."""
+        self._copy = frames
+        try:
+            self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
+            self.carry_on(self.wait_for_replies())
+        finally:
+            self._copy = ()
+
+    def collective(self, name: str, payload: bytes = b"") -> list[bytes]:
+        """What every worker brought to this collective, in worker order, once all have come.
+        Raises :class:`CollectiveError`."""
+        self.begin_collective(name, payload)
+        self.carry_on(self._wait_until(lambda: self.core.is_collected))
+        return self.core.take_collected()
+
     def wait_until_stopped(self, waiting: Waiting) -> None:
         """Until everybody's script has finished; that may take as long as it takes."""
-        while not self.is_stopped:
-            if self.turn():
-                waiting.reset()
-            else:
-                waiting.idle("the other workers to finish")
+        self.carry_on(self._wait_until(lambda: self.core.is_stopped), waiting)
 
     def wait_for(self, pending: Pending[T], what: str) -> T:
         """The result of an operation of this worker's group, when it has come."""
         self.carry_on(wait_for_group(pending, what))
         return pending.result()
 
-    def carry_on(self, wait: Wait) -> None:
-        """Wait as ``wait`` says."""
-        self.wait_until(wait.is_done, wait.what, ask=wait.ask, rest=wait.rest)
+    def wait_for_replies(self) -> Wait:
+        """Until everything that was pushed and asked for is answered."""
+        return self._wait_until(lambda: self.core.is_idle)
 
-    def wait_until(
-        self,
-        is_done: Callable[[], bool],
-        what: str,
-        *,
-        ask: Callable[[], None] = _nothing,
-        rest: Callable[[], None] = _nothing,
-    ) -> None:
-        """Take turns until ``is_done``; after ``warn_s`` warn and ``ask`` who is missing. See
-        :class:`Wait`."""
-        waiting = self._waiting
+    def _wait_until(self, is_done: Callable[[], bool]) -> Wait:
+        """For what the machine waits for now."""
+        return Wait(is_done, self.core.awaits(), ask=self._ask_who_is_missing)
+
+    def _ask_who_is_missing(self) -> None:
+        self._do(self.core.ask_who_is_missing())
+
+    def carry_on(self, wait: Wait, waiting: Waiting | None = None) -> None:
+        """Take turns until ``wait`` is done; after ``warn_s`` warn and ask who is missing."""
+        waiting = waiting or self._waiting
         waiting.reset()
-        while not is_done():
-            rest()
+        while not wait.is_done():
+            wait.rest()
             if self.turn():
                 waiting.reset()
-            elif waiting.idle(what):
-                logger.warning("still waiting for %s", what)
-                ask()
+            elif waiting.idle(wait.what):
+                logger.warning("still waiting for %s", wait.what)
+                wait.ask()

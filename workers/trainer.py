@@ -124,15 +124,13 @@ class Trainer:
         self._on_iteration = on_iteration
         slices = partition.slices(group.size)
         self._mine = slices[group.place]
-        self._my_servers = sorted({owners[chunk] for chunk in self._mine})
         self._batch = (0, 0)
         """(samples, samples of a full batch) handed out and not yet used."""
         self._samples_in_iteration = 0
         self._nominal_in_iteration = 0
         self._samples = 0
         self._staleness: Counter[int] = Counter()
-        # What is in memory now. Not what the client's core says: a save pulls newer versions, but
-        # into memory of its own.
+        # Of what is in memory now.
         self._min_done = [NEVER] * len(self._mine)
         # By chunk: position, and 1 where its bytes are to be checksummed.
         self._versions = torch.zeros((len(partition.chunks), 2), dtype=torch.int64)
@@ -221,7 +219,7 @@ class Trainer:
             yield from self._reduce(share=weight / group_weight)
         everywhere = set(absent).intersection(*(row.absent for row in table))
         self._begin_push(group_weight, hyper, sorted(everywhere))
-        yield self._loop.wait_for_replies(f"the replies to iteration {self.clock}")
+        yield self._loop.wait_for_replies()
         yield from self._take_new_values("optimizer.step")
         self._commit_uses()
         self._samples += self._samples_in_iteration
@@ -297,8 +295,9 @@ class Trainer:
             for chunk in self._mine
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
-        settings = self._loop.settings(hyper, absent, self._my_servers)
-        self._loop.begin_push(clock=self.clock, settings=settings, weight=weight, empty=empty)
+        self._loop.begin_push(
+            clock=self.clock, hyper=hyper, absent=absent, weight=weight, empty=empty
+        )
 
     def pull(self) -> None:
         """The freshest parameters that the mode allows; every worker of the group calls it.
@@ -313,7 +312,7 @@ class Trainer:
         """As :meth:`pull`, but hands out what there is to wait for."""
         yield from self._in_group(self._group.agree("pull"), "pull")
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
-        yield self._loop.wait_for_replies("parameters")
+        yield self._loop.wait_for_replies()
         yield from self._take_new_values("pull")
 
     def _take_new_values(self, call: str) -> Generator[Wait, None, None]:
@@ -352,12 +351,12 @@ class Trainer:
         return self._samples
 
     def statistics(self) -> WorkerStatistics:
-        core = self._loop.core
+        counts = self._loop.core.counts()
         return WorkerStatistics(
             clock=self.clock,
             samples=self._samples,
-            bytes_pushed=core.bytes_pushed,
-            bytes_pulled=core.bytes_pulled,
+            bytes_pushed=counts.bytes_pushed,
+            bytes_pulled=counts.bytes_pulled,
             max_staleness_seen=max(self._staleness, default=0),
             staleness=dict(sorted(self._staleness.items())),
         )

@@ -23,8 +23,9 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.virtual import VirtualNetwork
 from psdist.transport.waiting import Waiting
+from psdist.workers.assembly import make_loop
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.loop import WorkerLoop
+from psdist.workers.protocol.seat import Seat
 from tests.support.process_groups import run_in_group
 
 PARTS = ("agree", "reduce", "gather")
@@ -39,10 +40,9 @@ def measure(channel: GroupChannel, *, num_bytes: int, repeats: int) -> dict[str,
     slices = [[span] for span in spans]
     gradient, values = torch.ones(length), torch.ones(length)
     row = [1.0, 0.0, 0.0]
-    loop = WorkerLoop(
+    loop = make_loop(
         VirtualNetwork().endpoint(worker_id(channel.place)),  # brings nothing
-        worker=channel.place,
-        num_servers=1,
+        Seat(worker=channel.place, group=0, members=(channel.place,), num_servers=1),
         waiting=Waiting(is_spinning=False),
     )
 

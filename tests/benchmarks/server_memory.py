@@ -10,15 +10,13 @@ do. Bytes are those of the server's own statistics; no time is measured.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from psdist.protocol.control import Setup
-from psdist.protocol.events import Frame
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.memory import allocate
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop, ServerOptions
@@ -28,8 +26,10 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
+from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.protocol.client import ClientCore
+from psdist.workers.model.plain import PlainMemory, allocate_buffers
+from psdist.workers.protocol.seat import Seat
 
 STALENESS = 3
 PIECE_ELEMENTS = 1 << 18
@@ -52,7 +52,7 @@ def measure(
         registrar=Registrar(num_workers=num_groups, num_servers=1),
     )
     network.spawn(server_id(0), server.actor())
-    gradients = [allocate(chunk.num_bytes) for chunk in partition.chunks]
+    gradients = allocate_buffers(partition)
     for worker in range(num_groups):
         script = _train(network, partition, worker, gradients, optimizer=optimizer)
         network.spawn(worker_id(worker), script)
@@ -92,56 +92,34 @@ def _train(
     iterations: int = 6,
 ) -> Actor:
     """A group of one worker; each iteration takes it another time, so that groups drift apart."""
-    owners = partition.shard([1.0])
-    loop = WorkerLoop(
+    loop = make_loop(
         network.endpoint(worker_id(worker)),
-        worker=worker,
-        num_servers=1,
+        Seat(worker=worker, group=worker, members=(worker,), num_servers=1),
         waiting=Waiting(is_spinning=False),
     )
-    core = ClientCore(
-        worker=worker,
-        group=worker,
-        owners=owners,
-        mine=range(len(partition.chunks)),
-        chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
-        credits=4,
-    )
-    memory = [allocate(chunk.num_bytes) for chunk in partition.chunks]
-    loop.attach(
-        core,
-        gradients=[Frame(gradient) for gradient in gradients],
-        parameters=[Frame(chunk) for chunk in memory],
-    )
+    memory = PlainMemory(partition, gradients=gradients)
+    loop.take_slice(partition, owners=partition.shard([1.0]), credits=4, frames=memory)
     hyper = pack_hyperparameters([{"lr": 0.01}])
     if worker == 0:
         setup = Setup(
             partition=partition.encode(), optimizer=f"torch.optim.{optimizer}", hyper=hyper
         )
-        loop.send_setup(setup, ((i, 0, Frame(chunk)) for i, chunk in enumerate(memory)))
-    loop.register(worker, [worker])
-    while True:
-        loop.turn()
-        if loop.is_registered and loop.is_set_up:
-            break
-        yield None
-    loop.begin_pull(clock=0, chunks=range(len(memory)), is_fresh=True)
-    yield from _until_idle(loop)
+        loop.begin_setup(setup)
+    loop.begin_register()
+    yield from _until(loop, lambda: not loop.core.is_joining)
+    loop.begin_pull(clock=0, chunks=loop.core.mine, is_fresh=True)
+    yield from _until(loop, lambda: loop.core.is_idle)
     for clock in range(iterations):
         yield 1e-3 * (1 + (worker + clock) % 3)
-        version = loop.settings(hyper, (), [0])
-        loop.begin_push(clock=clock, settings=version, weight=1.0, empty=())
-        yield from _until_idle(loop)
-    loop.leave(worker, iterations)
-    loop.done({})
-    while not loop.is_stopped:
-        yield None
-        loop.turn()
+        loop.begin_push(clock=clock, hyper=hyper, absent=(), weight=1.0, empty=())
+        yield from _until(loop, lambda: loop.core.is_idle)
+    loop.finish({})
+    yield from _until(loop, lambda: loop.core.is_stopped)
 
 
-def _until_idle(loop: WorkerLoop) -> Iterator[float | None]:
+def _until(loop: WorkerLoop, is_over: Callable[[], bool]) -> Iterator[float | None]:
     loop.turn()
-    while not loop.core.is_idle:
+    while not is_over():
         yield None
         loop.turn()
 

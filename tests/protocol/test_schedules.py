@@ -23,8 +23,10 @@ from psdist.servers.protocol.actions import Step
 from psdist.servers.protocol.policy import Ssp, Sync
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
-from psdist.workers.loop import WorkerLoop
-from tests.support.protocol import Schedule, VirtualJob, VirtualWorker, play
+from psdist.workers.assembly import make_loop
+from psdist.workers.model.plain import PlainMemory
+from psdist.workers.protocol.seat import Seat
+from tests.support.protocol import Schedule, VirtualJob, VirtualWorker, play, small_partition
 
 NUM_SCHEDULES = 2000
 BLOCK = 100
@@ -139,16 +141,15 @@ def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
         puller = job.workers[1]
 
         def pull(worker: VirtualWorker = puller, is_fresh: bool = is_fresh) -> Iterator[Any]:
-            worker.loop.register(1, [1])
-            yield from worker._until(lambda: worker.loop.is_registered)
+            worker.loop.begin_register()
+            yield from worker._until(lambda: worker.core.is_registered)
             yield from worker._collective("prepare")
             worker.loop.begin_pull(clock=1, chunks=worker.mine, is_fresh=is_fresh)
             yield from worker._until(lambda: worker.core.is_idle)
             waited[is_fresh] = worker.job.network.now_s
             worker.history.close()
-            worker.loop.leave(1, 0)
-            worker.loop.done({})
-            yield from worker._until(lambda: worker.loop.is_stopped)
+            worker.loop.finish({})
+            yield from worker._until(lambda: worker.core.is_stopped)
 
         job.network._actors[puller.loop.transport.me] = pull()
         job.network.run(until=lambda is_fresh=is_fresh: is_fresh in waited)
@@ -201,29 +202,26 @@ def test_a_worker_after_another_is_not_told_that_its_setup_is_sent() -> None:
         while True:
             event = server.poll()
             if isinstance(event, Offered):
-                server.accept(event.ticket, Frame(memoryview(bytearray(8))))
+                server.accept(event.ticket, Frame(memoryview(bytearray(event.num_bytes))))
             elif isinstance(event, Arrived):
                 return
             else:
                 yield None
 
     network.spawn(server_id(0), receive())
-    first, second = (
-        WorkerLoop(
-            network.endpoint(worker_id(0)),
-            worker=0,
-            num_servers=1,
-            waiting=Waiting(is_spinning=False),
-        )
-        for _ in range(2)
-    )
-    setup = Setup(partition=b"", optimizer="", hyper=b"")
-    first.send_setup(setup, [(0, 0, Frame(memoryview(bytearray(8))))])
+    partition = small_partition(1)
+    seat = Seat(worker=0, group=0, members=(0,), num_servers=1)
+    transport, waiting = network.endpoint(worker_id(0)), Waiting(is_spinning=False)
+    first, second = (make_loop(transport, seat, waiting=waiting) for _ in range(2))
+    for loop in (first, second):
+        loop.take_slice(partition, owners=[0], credits=1, frames=PlainMemory(partition))
+    first.begin_setup(Setup(partition=b"", optimizer="", hyper=b""))
     network.run(until=lambda: not network.unfinished)
     assert not first.turn()
     network.run()
     assert second.turn()
-    assert second.is_set_up
+    assert second.core.is_set_up
+    assert not first.core.is_set_up
 
 
 # -- broken on purpose -------------------------------------------------------------------------

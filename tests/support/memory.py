@@ -15,21 +15,17 @@ import numpy as np
 import torch
 
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_tensor
-from psdist.protocol.partition import Partition
+from psdist.protocol.memory import as_tensor
+from psdist.protocol.partition import Chunk, Partition
+from psdist.workers.model.plain import PlainMemory
 
 
-class TensorMemory:
+class TensorMemory(PlainMemory):
     def __init__(self, partition: Partition) -> None:
+        super().__init__(partition)
         self.partition = partition
-        self.parameters = [allocate(chunk.num_bytes) for chunk in partition.chunks]
-        self.gradients = [allocate(chunk.num_bytes) for chunk in partition.chunks]
-
-    def parameter_frames(self) -> list[Frame]:
-        return [Frame(memory) for memory in self.parameters]
-
-    def gradient_frames(self) -> list[Frame]:
-        return [Frame(memory) for memory in self.gradients]
+        self.parameters = [self.parameter_bytes(chunk) for chunk in partition.chunks]
+        self.gradients = [self.gradient_bytes(chunk) for chunk in partition.chunks]
 
     def fill_parameters(self) -> None:
         """Every chunk with 0, 1, 2 ... and its own index on top."""
@@ -60,10 +56,10 @@ class SizeMemory:
         self.partition = partition
         self.parameters = self.gradients = [memoryview(b"")] * len(partition.chunks)
 
-    def parameter_frames(self) -> list[Frame]:
-        return [Frame(capacity=chunk.num_bytes) for chunk in self.partition.chunks]
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        return Frame(capacity=chunk.num_bytes)
 
-    gradient_frames = parameter_frames
+    gradient_frame = parameter_frame
 
     def fill_parameters(self) -> None:
         """There is nothing to fill."""

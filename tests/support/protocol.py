@@ -2,7 +2,7 @@
 
 A :class:`Schedule` says everything that is random about a run (mode, groups, delays, who computes
 how long, where collectives stand, what is empty or absent), made from one seed; :func:`play` runs
-it and returns the job for looking at. Servers' invariants are checked after every event, the
+it and returns the job for looking at. Everybody's invariants are checked after every event, the
 recorded history after the run.
 
     job = play(Schedule.from_seed(7))
@@ -31,8 +31,10 @@ from psdist.servers.shard.executor import MakeExecutor
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
-from psdist.workers.loop import WorkerLoop
-from psdist.workers.protocol.client import ClientCore
+from psdist.workers.assembly import make_loop
+from psdist.workers.protocol.actions import Action
+from psdist.workers.protocol.core import WorkerCore, WorkerEvent
+from psdist.workers.protocol.seat import Seat
 from tests.support.memory import SizeMemory, TensorMemory
 
 CHUNK_BYTES = 4 * 64
@@ -190,6 +192,8 @@ class VirtualJob:
     def run(self) -> None:
         self.network.after_event = self.check_invariants
         self.network.run()
+        for worker in self.workers:
+            worker.core.check_invariants()
         assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
 
     def history(self) -> History:
@@ -219,6 +223,18 @@ class VirtualJob:
         return torch.cat(parts)
 
 
+def check_after_every_event(core: WorkerCore) -> None:
+    """From now on a worker's machine looks at itself whenever it has handled something."""
+    handle = core.handle
+
+    def handle_and_check(event: WorkerEvent) -> list[Action]:
+        actions = handle(event)
+        core.check_invariants()
+        return actions
+
+    core.handle = handle_and_check  # type: ignore[method-assign]
+
+
 class VirtualWorker:
     def __init__(self, job: VirtualJob, worker: int, group: int) -> None:
         schedule = job.schedule
@@ -233,25 +249,19 @@ class VirtualWorker:
         self.parameters = self.memory.parameters
         self.clock = 0
         self.at = 0  # how far in its script, for the group's barrier
-        self.loop = WorkerLoop(
+        self.seat = Seat(
+            worker=worker, group=group, members=job.groups[group], num_servers=schedule.servers
+        )
+        self.loop = make_loop(
             job.network.endpoint(worker_id(worker)),
-            worker=worker,
-            num_servers=schedule.servers,
+            self.seat,
             waiting=Waiting(is_spinning=False),
         )
-        self.core = ClientCore(
-            worker=worker,
-            group=group,
-            owners=job.owners,
-            mine=self.mine,
-            chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
-            credits=schedule.credits,
+        self.loop.take_slice(
+            partition, owners=job.owners, credits=schedule.credits, frames=self.memory
         )
-        self.loop.attach(
-            self.core,
-            gradients=self.memory.gradient_frames(),
-            parameters=self.memory.parameter_frames(),
-        )
+        self.core = self.loop.core
+        check_after_every_event(self.core)
         self.positions = np.zeros(len(partition.chunks), dtype=np.int64)
         self.staleness_seen: list[int] = []
 
@@ -259,11 +269,11 @@ class VirtualWorker:
 
     def script(self) -> Iterator[float | None]:  # type: ignore[return]
         job, loop, schedule = self.job, self.loop, self.job.schedule
-        if self.worker == 0:
+        if self.seat.is_chief:
             self._send_setup()
-        if self.place == 0:
-            loop.register(self.group, job.groups[self.group])
-            yield from self._until(lambda: loop.is_registered and loop.is_set_up)
+        if self.seat.is_leader:
+            loop.begin_register()
+            yield from self._until(lambda: not self.core.is_joining)
         loop.begin_pull(clock=0, chunks=self.mine, is_fresh=True)
         yield from self._until(lambda: self.core.is_idle)
         yield from self._share()
@@ -280,23 +290,18 @@ class VirtualWorker:
             collectives.pop(0)
             yield from self._collective("barrier")
         self.history.close()
-        if self.place == 0:
-            loop.leave(self.group, self.clock)
-        loop.done({})
-        yield from self._until(lambda: loop.is_stopped)
+        loop.finish({})
+        yield from self._until(lambda: self.core.is_stopped)
 
     def _send_setup(self) -> None:
         job = self.job
         self.memory.fill_parameters()
-        initial = self.memory.parameter_frames()
-        frames = [(chunk, owner, initial[chunk]) for chunk, owner in enumerate(job.owners)]
-        self.loop.send_setup(
+        self.loop.begin_setup(
             Setup(
                 partition=job.partition.encode(),
                 optimizer="torch.optim.SGD",
                 hyper=self._hyper(job.schedule.lr),
-            ),
-            frames,
+            )
         )
 
     def _hyper(self, lr: float) -> bytes:
@@ -324,10 +329,12 @@ class VirtualWorker:
             for chunk in self.job.partition.chunks
             if is_skipped or all(segment.piece in absent for segment in chunk.segments)
         }
-        servers = sorted({self.job.owners[chunk] for chunk in self.mine})
-        version = self.loop.settings(self._hyper(lr), absent, servers)
         self.loop.begin_push(
-            clock=self.clock, settings=version, weight=weight, empty=empty & set(self.mine)
+            clock=self.clock,
+            hyper=self._hyper(lr),
+            absent=absent,
+            weight=weight,
+            empty=empty & set(self.mine),
         )
         yield from self._until(lambda: self.core.is_idle)
         self.clock += 1
@@ -351,15 +358,18 @@ class VirtualWorker:
             yield 1e-6
 
     def _note_uses(self) -> None:
-        self.staleness_seen += [self.core.staleness(chunk, self.clock) for chunk in self.mine]
+        versions = self.core.versions
+        self.staleness_seen += [
+            max(0, self.clock - versions[chunk].min_done) for chunk in self.mine
+        ]
         chunks, owners = np.arange(len(self.positions)), self.job.owners
         positions = self.positions.copy()
         self.history.uses(self.clock, chunks, owners, positions, **self.memory.checksums())
 
     def _collective(self, name: str) -> Iterator[float | None]:
-        group = self.group if self.place == 0 else None
-        seq = self.loop.begin_collective(name, b"", clock=self.clock, group=group)
-        yield from self._until(lambda: self.loop.collected(seq) is not None)
+        self.loop.begin_collective(name)
+        yield from self._until(lambda: self.core.is_collected)
+        self.core.take_collected()
 
     def _until(self, is_done: Callable[[], bool]) -> Iterator[float | None]:
         self.loop.turn()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from psdist.errors import ModelError, UsageError
+from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 
@@ -169,6 +170,14 @@ class FlatModel:
     def gradient_bytes(self, chunk: Chunk) -> memoryview:
         """Host memory of a chunk's gradient."""
         return _part(self._gradients.on_host, chunk)
+
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        """A new frame over :meth:`parameter_bytes`."""
+        return Frame(self.parameter_bytes(chunk))
+
+    def gradient_frame(self, chunk: Chunk) -> Frame:
+        """A new frame over :meth:`gradient_bytes`."""
+        return Frame(self.gradient_bytes(chunk))
 
 
 def _stretch(

@@ -1,5 +1,6 @@
-"""What a worker decides, without doing any of it: events in, actions out.
+"""What a worker decides, without doing any of it: events and commands in, actions out.
 
-Imports psdist/protocol and errors only: no torch, no MPI, no time, no randomness; the same objects
-run over MPI, in tests and in simulations. psdist.workers.loop carries the actions out.
+One state machine, WorkerCore in core, put together from a module per subject. Imports
+psdist/protocol and errors only: no torch, no MPI, no time, no randomness; the same objects run
+over MPI, in tests and in simulations. psdist.workers.loop carries the actions out.
 """

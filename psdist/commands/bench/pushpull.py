@@ -31,7 +31,6 @@ from rich.table import Table
 
 from psdist.config.sources import resolve
 from psdist.protocol.control import Setup
-from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
@@ -44,8 +43,10 @@ from psdist.servers.protocol.policy import Async
 from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.tensors import TensorShard
+from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.protocol.client import ClientCore
+from psdist.workers.model.plain import PlainMemory
+from psdist.workers.protocol.seat import Seat
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI
@@ -197,43 +198,34 @@ class _ServerSide(_Side):
 class _WorkerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
         context, partition = self.context, self.partition
-        worker = worker_of(context.me)
-        buffer = partition.buffers[0]
-        gradients, parameters = (allocate(buffer.num_elements * 4) for _ in range(2))
-        as_tensor(gradients, "float32", buffer.num_elements).fill_(1.0)
-        spans = [
-            slice(chunk.start * 4, chunk.start * 4 + chunk.num_bytes) for chunk in partition.chunks
-        ]
-        core = ClientCore(
-            worker=worker,
-            group=worker,
-            owners=self.owners,
-            mine=range(len(self.owners)),
-            chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
-            credits=context.config.credits,
+        num_servers, worker = context.roles.num_servers, worker_of(context.me)
+        memory = PlainMemory(partition)
+        for chunk in partition.chunks:
+            as_tensor(memory.gradient_bytes(chunk), "float32", chunk.length).fill_(1.0)
+        seat = Seat(worker=worker, group=worker, members=(worker,), num_servers=num_servers)
+        loop = make_loop(context.transport, seat, waiting=context.waiting())
+        loop.take_slice(
+            partition, owners=self.owners, credits=context.config.credits, frames=memory
         )
-        loop = WorkerLoop(
-            context.transport,
-            worker=worker,
-            num_servers=context.roles.num_servers,
-            waiting=context.waiting(),
-        )
-        loop.attach(
-            core,
-            gradients=[Frame(gradients[span]) for span in spans],
-            parameters=[Frame(parameters[span]) for span in spans],
-        )
-        self._in_turn(lambda: self._set_up(loop, worker, parameters, spans))
+        self._in_turn(lambda: self._set_up(loop))
         clock = 0
         times: list[list[float]] = [[], [], []]
 
         def push() -> None:
-            version = loop.settings(_HYPER, [], range(context.roles.num_servers))
-            loop.push(clock=clock, settings=version, weight=1.0, empty=())
+            loop.push(clock=clock, hyper=_HYPER, absent=(), weight=1.0, empty=())
 
-        by_server = [self.chunks_of(server) for server in range(context.roles.num_servers)]
-        whole = [(allocate(self.bytes_of(s)), allocate(self.bytes_of(s)))
-                 for s in range(context.roles.num_servers)]  # fmt: skip
+        in_chunks = [
+            [
+                (memory.gradient_bytes(chunk), memory.parameter_bytes(chunk))
+                for chunk in partition.chunks
+                if self.owners[chunk.index] == server
+            ]
+            for server in range(num_servers)
+        ]
+        whole = [
+            (allocate(self.bytes_of(server)), allocate(self.bytes_of(server)))
+            for server in range(num_servers)
+        ]
         for data, _ in whole:  # until it is written, all of it is one page of zeros
             as_tensor(data, "float32", len(data) // 4).fill_(1.0)
         for _ in range(repeats + _WARM_UP):
@@ -243,13 +235,8 @@ class _WorkerSide(_Side):
             pairs = [[pair] for pair in whole]
             times[1].append(_exchange(self.between, pairs, context.roles.server_ranks))
             self.between.Barrier()
-            pairs = [
-                [(gradients[spans[chunk]], parameters[spans[chunk]]) for chunk in chunks]
-                for chunks in by_server
-            ]
-            times[2].append(_exchange(self.between, pairs, context.roles.server_ranks))
-        loop.leave(worker, clock)
-        loop.done({})
+            times[2].append(_exchange(self.between, in_chunks, context.roles.server_ranks))
+        loop.finish({})
         loop.wait_until_stopped(context.waiting())
         return [each[_WARM_UP:] for each in times]
 
@@ -262,23 +249,10 @@ class _WorkerSide(_Side):
         self.between.Ibarrier().Wait()
         return took_s
 
-    def _set_up(
-        self, loop: WorkerLoop, worker: int, parameters: memoryview, spans: list[slice]
-    ) -> None:
-        if worker == 0:
-            setup = Setup(
-                partition=self.partition.encode(), optimizer="torch.optim.SGD", hyper=_HYPER
-            )
-            loop.send_setup(
-                setup,
-                (
-                    (chunk, self.owners[chunk], Frame(parameters[span]))
-                    for chunk, span in enumerate(spans)
-                ),
-            )
-        loop.register(worker, [worker])
-        loop.wait_until(lambda: loop.is_registered and loop.is_set_up, "the servers")
-        loop.pull(clock=0, chunks=range(len(spans)))
+    def _set_up(self, loop: WorkerLoop) -> None:
+        setup = Setup(partition=self.partition.encode(), optimizer="torch.optim.SGD", hyper=_HYPER)
+        loop.join(setup if loop.core.seat.is_chief else None)
+        loop.pull(clock=0, chunks=loop.core.mine)
 
 
 def _exchange(

@@ -14,10 +14,12 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
+from psdist.workers.assembly import make_loop
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
 from psdist.workers.loop import WorkerLoop
+from psdist.workers.protocol.seat import Seat
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
 
@@ -42,10 +44,9 @@ def test_processes_sum_in_worker_order_and_gather_agree_and_broadcast(size: int)
 
 def loop_of(place: int, *, timeout_s: float) -> WorkerLoop:
     network = VirtualNetwork()  # nothing comes: the worker waits for its group only
-    return WorkerLoop(
+    return make_loop(
         network.endpoint(worker_id(place)),
-        worker=place,
-        num_servers=1,
+        Seat(worker=place, group=0, members=(place,), num_servers=1),
         waiting=Waiting(is_spinning=False, timeout_s=timeout_s),
     )
 

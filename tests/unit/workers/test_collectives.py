@@ -1,0 +1,103 @@
+"""The collectives of the job, as one worker's machine takes part in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.errors import CollectiveError, ProtocolError
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Enter,
+    Suspend,
+)
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.workers.protocol.actions import (
+    Warn,
+)
+from tests.support.worker_machine import (
+    Network,
+    collect,
+    control,
+    make_core,
+    messages,
+    push,
+    register,
+)
+
+
+def test_a_registered_leader_suspends_its_group_before_it_enters() -> None:
+    core = make_core()
+    register(core)
+    network = Network(core, seed=0)
+    for _ in range(2):
+        network.do(push(core))
+        network.run()
+    actions = core.begin_collective("save", b"payload")
+    suspend = Suspend(group=7, clock=2, seq=1)
+    assert messages(actions) == [
+        (server_id(0), suspend),
+        (server_id(1), suspend),
+        (REGISTRAR, Enter(worker=0, seq=1, name="save", payload=b"payload")),
+    ]
+
+
+def test_nobody_else_suspends_a_group() -> None:
+    not_registered, not_leader = make_core(), make_core(1, members=(0, 1))
+    for core in (not_registered, not_leader):
+        assert [type(each) for _, each in messages(core.begin_collective("mean"))] == [Enter]
+
+
+def test_answers_belong_to_their_collective_whatever_came_before() -> None:
+    core = make_core()
+    for seq in (1, 2, 3):
+        core.begin_collective("mean", b"")
+        for old in range(1, seq):
+            collect(core, old)
+            assert not core.is_collected
+        collect(core, seq)
+        assert core.is_collected
+        assert core.take_collected() == [b"mine"]
+        collect(core, seq)
+        assert not core.is_collected
+    assert core.counts().duplicates == 0 + 1 + 2 + 3
+
+
+def test_a_failed_collective_is_an_error_in_the_registrars_words_and_is_over() -> None:
+    core = make_core()
+    core.begin_collective("save", b"")
+    collect(core, 1, error="save was called by worker 0 only")
+    with pytest.raises(CollectiveError, match=r"^save was called by worker 0 only$"):
+        core.take_collected()
+    assert core.begin_collective("save", b"")
+
+
+@pytest.mark.parametrize("peer", [REGISTRAR, server_id(1), worker_id(3)])
+@pytest.mark.parametrize("kind", ["Collected", "Absent"])
+def test_an_answer_to_what_was_not_entered_is_an_error_that_names_the_peer(
+    peer: int, kind: str
+) -> None:
+    core = make_core()
+    core.begin_collective("mean", b"")
+    seq = 2 if peer == REGISTRAR else 1
+    message = (
+        Collected(seq=seq, payloads=[], error="")
+        if kind == "Collected"
+        else Absent(seq=seq, workers=[1])
+    )
+    name = "worker 3" if peer == worker_id(3) else f"server {peer}"
+    with pytest.raises(ProtocolError, match=rf"worker 0: {name} sent {kind} of collective {seq}"):
+        control(core, peer, message)
+
+
+def test_who_is_absent_is_said_while_it_matters_and_not_afterwards() -> None:
+    core = make_core()
+    core.begin_collective("mean", b"")
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[2, 5])) == [
+        Warn("the collective waits for workers 2, 5")
+    ]
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[5])) == [
+        Warn("the collective waits for worker 5")
+    ]
+    collect(core, 1)
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[5])) == []

@@ -1,0 +1,284 @@
+"""What the subjects of the worker's machine have to do with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.protocol.control import (
+    Collected,
+    Control,
+    Missing,
+    Registered,
+    Settings,
+    WhoIsAbsent,
+    WhoIsMissing,
+)
+from psdist.protocol.events import Arrived, PeerLost
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.workers.protocol.actions import (
+    InitialSent,
+    SendControl,
+    SendPush,
+    Warn,
+)
+from psdist.workers.protocol.core import WorkerCore
+from psdist.workers.protocol.seat import Seat
+from tests.support.worker_machine import (
+    OWNERS,
+    PARTITION,
+    SETUP,
+    Network,
+    collect,
+    control,
+    make_core,
+    messages,
+    push,
+    reply_to,
+)
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def test_settings_go_ahead_of_the_first_push_that_was_made_under_them_and_once() -> None:
+    core = make_core(credits=9)
+    network = Network(core, seed=0, duplicate_rate=0.0)
+    seen: list[tuple[int, list[tuple[int, Control]]]] = []
+    for hyper, absent in ((b"a", ()), (b"a", ()), (b"b", ()), (b"b", (1,)), (b"b", ()), (b"b", ())):
+        actions = push(core, hyper=hyper, absent=absent)
+        kinds = [isinstance(action, SendControl) for action in actions]
+        assert kinds == sorted(kinds, reverse=True), "settings come behind a push"
+        pushes = [action for action in actions if isinstance(action, SendPush)]
+        (version,) = {action.header.settings for action in pushes}
+        seen.append((version, messages(actions)))
+        network.do(actions)
+        network.run()
+    assert [version for version, _ in seen] == [1, 1, 2, 3, 4, 4]
+    assert [len(told) for _, told in seen] == [2, 0, 2, 2, 2, 0]
+    assert seen[3][1] == [
+        (server_id(server), Settings(version=3, hyper=b"b", absent=[1])) for server in (0, 1)
+    ]
+
+
+def test_settings_go_to_the_servers_of_the_workers_own_slice_only() -> None:
+    seat = Seat(worker=0, group=0, members=(0, 1), num_servers=2)
+    core = WorkerCore(seat)
+    core.take_slice(PARTITION, owners=(0, 0, 0, 1, 1, 1), credits=2)
+    assert [peer for peer, _ in messages(push(core))] == [server_id(0)]
+
+
+# -- what may not begin before what is over -----------------------------------------------------
+
+
+def in_a_collective(core: WorkerCore) -> None:
+    core.begin_collective("mean", b"")
+
+
+def in_a_push(core: WorkerCore) -> None:
+    push(core)
+
+
+def done(core: WorkerCore) -> None:
+    core.begin_done({})
+
+
+def nothing(_core: WorkerCore) -> None:
+    pass
+
+
+FORBIDDEN: list[tuple[str, Callable[[WorkerCore], None], Callable[[WorkerCore], Any]]] = [
+    ("a push in a push", in_a_push, push),
+    ("a pull in a push", in_a_push,
+     lambda core: core.begin_pull(clock=1, chunks=[0], is_fresh=True)),
+    ("a push in a collective", in_a_collective, push),
+    ("a collective in a collective", in_a_collective, in_a_collective),
+    ("a collective in a push", in_a_push, in_a_collective),
+    ("done in a push", in_a_push, done),
+    ("done in a collective", in_a_collective, done),
+    ("a push after the end", done, push),
+    ("a collective after the end", done, in_a_collective),
+    ("done twice", done, done),
+    ("an iteration left out", nothing, lambda core: push(core, clock=1)),
+    ("a second slice", nothing, lambda core: core.take_slice(PARTITION, owners=OWNERS, credits=1)),
+    ("an answer before it is here", in_a_collective, lambda core: core.take_collected()),
+    ("a registration twice", lambda core: core.begin_register(), WorkerCore.begin_register),
+    ("a setup twice", lambda core: core.begin_setup(SETUP), lambda core: core.begin_setup(SETUP)),
+    ("values that were not sent", nothing, lambda core: core.handle(InitialSent(0))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "then"), [case[1:] for case in FORBIDDEN],
+                         ids=[case[0] for case in FORBIDDEN])  # fmt: skip
+def test_what_may_not_begin_now_is_refused_and_changes_nothing(
+    before: Callable[[WorkerCore], None], then: Callable[[WorkerCore], Any]
+) -> None:
+    core = make_core()
+    before(core)
+    with pytest.raises(InvariantError):
+        then(core)
+    core.check_invariants()
+
+
+def test_only_the_chief_describes_the_model_and_only_a_leader_registers() -> None:
+    with pytest.raises(InvariantError, match="worker 1 described the model; the chief does"):
+        make_core(1, members=(1,)).begin_setup(SETUP)
+    with pytest.raises(InvariantError, match="worker 1 registered group 7; its leader, worker 0"):
+        make_core(1, members=(0, 1)).begin_register()
+    with pytest.raises(InvariantError, match="worker 0 has no slice yet"):
+        WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=1)).begin_setup(SETUP)
+
+
+def test_the_loss_of_a_peer_is_an_error_that_names_it() -> None:
+    core = make_core()
+    push(core)
+    with pytest.raises(PeerLostError, match=r"^server 1 \(rank 3 on n2\) has died; this version"):
+        core.handle(PeerLost(server_id(1), "server 1 (rank 3 on n2)"))
+
+
+# -- long waits ---------------------------------------------------------------------------------
+
+
+def test_a_long_wait_says_what_for_and_asks_whoever_knows_more() -> None:
+    core = make_core()
+    assert core.awaits() == "nothing"
+    core.begin_setup(SETUP)
+    core.begin_register()
+    control(core, server_id(1), Registered(group=7, server=1))
+    assert core.awaits() == "the servers"
+    assert core.ask_who_is_missing() == [
+        Warn("not registered yet with server 0"),
+        Warn("6 chunks of initial values not taken yet"),
+    ]
+    control(core, server_id(0), Registered(group=7, server=0))
+    for chunk in range(6):
+        core.handle(InitialSent(chunk))
+    core.begin_collective("save")
+    assert core.awaits() == "the other workers in save"
+    assert core.ask_who_is_missing() == [
+        SendControl(REGISTRAR, WhoIsAbsent(worker=0, seq=1)),
+    ]
+    collect(core, 1)
+    core.take_collected()
+    push(core)
+    assert core.awaits() == "the replies to iteration 0"
+    assert core.ask_who_is_missing() == [
+        Warn("waiting for chunk 0 from server 0"),
+        SendControl(server_id(0), WhoIsMissing(chunk=0)),
+    ]
+
+
+def test_a_long_wait_for_parameters_and_for_the_end_is_named() -> None:
+    core = make_core()
+    core.begin_pull(clock=0, chunks=[3], is_fresh=True)
+    assert core.awaits() == "parameters"
+    assert Warn("waiting for chunk 3 from server 1") in core.ask_who_is_missing()
+    core = make_core()
+    core.begin_done({})
+    assert core.awaits() == "the other workers to finish"
+
+
+def test_who_is_missing_is_said_while_the_chunk_is_awaited_and_not_afterwards() -> None:
+    core = make_core(credits=9)
+    push(core)
+    answer = Missing(chunk=0, groups=[2, 3], clocks=[5, 6])
+    assert control(core, server_id(0), answer) == [
+        Warn("chunk 0 waits for group 2 on n2 at iteration 5; group 3 on n3 at iteration 6")
+    ]
+    assert control(core, server_id(0), Missing(chunk=0, groups=[], clocks=[])) == [
+        Warn("chunk 0 waits for no group")
+    ]
+    with pytest.raises(ProtocolError, match="server 1 sent Missing about chunk 0"):
+        control(core, server_id(1), answer)
+    with pytest.raises(ProtocolError, match=r"server 0 sent Missing .* 1 groups and 0 clocks"):
+        control(core, server_id(0), Missing(chunk=0, groups=[2], clocks=[]))
+    header = reply_to(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
+    core.handle(Arrived(server_id(0), header, None))
+    assert control(core, server_id(0), answer) == []
+
+
+# -- the invariants themselves ------------------------------------------------------------------
+
+
+def break_credits(core: WorkerCore) -> None:
+    core._transfers._outstanding[0] += 1
+
+
+def lose_a_message(core: WorkerCore) -> None:
+    core._transfers._queues[0].pop()
+
+
+def forget_a_reply(core: WorkerCore) -> None:
+    del core._transfers._awaited[0]
+
+
+def leave_a_credit_unused(core: WorkerCore) -> None:
+    transfers = core._transfers
+    transfers._queues[0].appendleft(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
+    transfers._outstanding[0] -= 1
+
+
+def queue_out_of_order(core: WorkerCore) -> None:
+    core._transfers._queues[0].reverse()
+
+
+def await_another_iteration(core: WorkerCore) -> None:
+    core._transfers._awaited[0] = (5, 0)
+
+
+def go_back(core: WorkerCore) -> None:
+    core._settings.version = 0
+
+
+def invent_settings(core: WorkerCore) -> None:
+    core._settings.version = 9
+
+
+def answer_the_future(core: WorkerCore) -> None:
+    core._collectives._num_answered = 4
+
+
+def be_registered_unasked(core: WorkerCore) -> None:
+    core._membership._registered.add(0)
+
+
+def leave_unregistered(core: WorkerCore) -> None:
+    core._membership.has_left = True
+
+
+def stop_before_done(core: WorkerCore) -> None:
+    core._membership.is_stopped = True
+
+
+def be_done_in_a_push(core: WorkerCore) -> None:
+    core._membership.is_done = True
+
+
+def hold_an_old_answer(core: WorkerCore) -> None:
+    core._collectives._answer = Collected(seq=3, payloads=[], error="")
+
+
+def receive_no_chunk(core: WorkerCore) -> None:
+    core._transfers._incoming[99] = (
+        core._transfers._incoming.get(99) or type(core._transfers._queues[0])()
+    )
+
+
+BREAKS = [
+    break_credits, lose_a_message, forget_a_reply, leave_a_credit_unused, queue_out_of_order,
+    await_another_iteration, go_back, invent_settings, answer_the_future, be_registered_unasked,
+    leave_unregistered, stop_before_done, be_done_in_a_push, hold_an_old_answer, receive_no_chunk,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("break_it", BREAKS, ids=lambda each: each.__name__)
+def test_a_state_that_contradicts_itself_is_caught(break_it: Callable[[WorkerCore], None]) -> None:
+    core = make_core(credits=1)
+    push(core)
+    core.check_invariants()
+    break_it(core)
+    with pytest.raises(InvariantError):
+        core.check_invariants()

@@ -1,0 +1,86 @@
+"""Actions for the worker's loop to execute, in order, and what the loop reports back.
+
+The machine (psdist.workers.protocol.core) decides, the loop (psdist.workers.loop) executes on real
+memory and the network. Headers name chunks; the memory behind a chunk is the loop's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.protocol.control import Control
+from psdist.protocol.header import Header
+
+
+@dataclass(slots=True)
+class SendPush:
+    """Send this header, and behind it the first ``header.length`` bytes of the chunk's gradient."""
+
+    peer: int
+    header: Header
+
+
+@dataclass(slots=True)
+class SendPull:
+    """Send this header alone."""
+
+    peer: int
+    header: Header
+
+
+@dataclass(slots=True)
+class SendInitial:
+    """Send this header and the chunk's initial parameters; :class:`InitialSent` comes back."""
+
+    peer: int
+    header: Header
+
+
+@dataclass(slots=True)
+class SendControl:
+    peer: int
+    message: Control
+
+
+@dataclass(slots=True)
+class AcceptReply:
+    """Receive the offered parameters of ``chunk`` into place."""
+
+    ticket: Any
+    chunk: int
+
+
+@dataclass(slots=True)
+class AcceptCopy:
+    """Receive the offered parameters of ``chunk`` into the copy that is being made."""
+
+    ticket: Any
+    chunk: int
+
+
+@dataclass(slots=True)
+class DiscardReply:
+    """Receive an offered message that nobody waits for, and forget it."""
+
+    ticket: Any
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class Warn:
+    """Tell people, in one line."""
+
+    text: str
+
+
+Action = (
+    SendPush | SendPull | SendInitial | SendControl | AcceptReply | AcceptCopy | DiscardReply | Warn
+)
+
+
+@dataclass(slots=True)
+class InitialSent:
+    """From the loop: the network has given back the initial values of ``chunk``."""
+
+    chunk: int

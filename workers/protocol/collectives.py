@@ -1,0 +1,102 @@
+"""The collectives of the job, as one worker takes part in them: prepare, save, mean, barrier.
+
+Every worker counts its collectives; the number tells the registrar which ones belong together. One
+is under way at a time. An answer to an earlier one is a duplicate, an answer to one that this
+worker has not entered is an error.
+
+    collectives = Collectives(seat)
+    collectives.begin("mean", payload)    # Enter, for the registrar
+    collectives.on_collected(REGISTRAR, answer)
+    collectives.take()                    # what every worker brought
+"""
+
+from __future__ import annotations
+
+from psdist.errors import CollectiveError, InvariantError, ProtocolError
+from psdist.protocol.control import Absent, Collected, Enter, WhoIsAbsent
+from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.workers.protocol.actions import Action, SendControl, Warn
+from psdist.workers.protocol.seat import Seat
+
+
+class Collectives:
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self.seq = 0
+        """Number of the last collective that was entered."""
+        self.name = ""
+        """What it is called."""
+        self._num_answered = 0
+        self._answer: Collected | None = None
+        self.duplicates = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a collective was entered and its answer has not come."""
+        return self._num_answered < self.seq
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer is here and was not taken."""
+        return self._answer is not None
+
+    def begin(self, name: str, payload: bytes) -> Enter:
+        """Enter the next collective."""
+        if self.is_waiting or self.is_answered:
+            raise InvariantError(
+                f"worker {self._seat.worker}: {name} began before {self.name}, collective "
+                f"{self.seq}, was over"
+            )
+        self.seq += 1
+        self.name = name
+        return Enter(worker=self._seat.worker, seq=self.seq, name=name, payload=payload)
+
+    def on_collected(self, peer: int, message: Collected) -> list[Action]:
+        self._check_answer(peer, "Collected", message.seq)
+        if message.seq <= self._num_answered:
+            self.duplicates += 1
+            return []
+        self._num_answered = message.seq
+        self._answer = message
+        return []
+
+    def take(self) -> list[bytes]:
+        """What every worker brought, in worker order. Raises :class:`CollectiveError`."""
+        if self._answer is None:
+            raise InvariantError(
+                f"worker {self._seat.worker}: collective {self.seq} was taken before its answer"
+            )
+        answer, self._answer = self._answer, None
+        if answer.error:
+            raise CollectiveError(answer.error)
+        return answer.payloads
+
+    def ask_who_is_absent(self) -> SendControl:
+        return SendControl(REGISTRAR, WhoIsAbsent(worker=self._seat.worker, seq=self.seq))
+
+    def on_absent(self, peer: int, message: Absent) -> list[Action]:
+        self._check_answer(peer, "Absent", message.seq)
+        if message.seq <= self._num_answered:
+            return []  # late: whom it names has come since
+        noun = "worker" if len(message.workers) == 1 else "workers"
+        names = ", ".join(str(worker) for worker in message.workers)
+        return [Warn(f"the collective waits for {noun} {names or 'that are on their way'}")]
+
+    def _check_answer(self, peer: int, name: str, seq: int) -> None:
+        if peer != REGISTRAR or not 1 <= seq <= self.seq:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent {name} of collective "
+                f"{seq}; this worker has entered {self.seq}, and server {REGISTRAR} answers them"
+            )
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself."""
+        if not self.seq - 1 <= self._num_answered <= self.seq:
+            raise InvariantError(
+                f"{self._num_answered} collectives answered, {self.seq} entered: one is under way "
+                "at most"
+            )
+        if self._answer is not None and self._answer.seq != self.seq:
+            raise InvariantError(
+                f"holds the answer to collective {self._answer.seq}, not to {self.seq}"
+            )

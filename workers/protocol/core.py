@@ -1,0 +1,331 @@
+"""The worker's state machine: what a worker decides, without doing any of it.
+
+Events and commands are the only ways in; both return actions for the loop to execute, in order.
+Commands (``begin_...``) are what the worker's script brings about, events what the network brings;
+predicates (``is_...``) say what is still waited for. Time, memory and the network never appear.
+
+    core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=2))
+    core.take_slice(partition, owners=owners, credits=4)
+    actions = core.begin_push(clock=0, hyper=packed, absent=(), weight=1.0, empty=())
+    while not core.is_idle: actions = core.handle(event)
+
+Each subject is decided in a module of its own: transfers, settings, collectives, membership. What
+they have to do with each other is decided here: which settings go ahead of a push, when a group is
+suspended, what may not begin before what is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from operator import le
+from typing import Any
+
+from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Missing,
+    Registered,
+    Setup,
+    Stop,
+    WhoIsMissing,
+)
+from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
+from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
+from psdist.protocol.partition import Partition
+from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
+from psdist.workers.protocol.collectives import Collectives
+from psdist.workers.protocol.membership import Membership
+from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol.settings import SettingsVersions
+from psdist.workers.protocol.transfers import Transfers, Version
+
+WorkerEvent = Offered | Arrived | ControlArrived | InitialSent | PeerLost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferCounts:
+    """A snapshot; counts since the start."""
+
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    duplicates: int = 0
+    """Replies and answers that came a second time."""
+
+
+class WorkerCore:
+    def __init__(
+        self, seat: Seat, *, describe_group: Callable[[int], str] = lambda group: f"group {group}"
+    ) -> None:
+        """``describe_group(group)`` names a group to people."""
+        self.seat = seat
+        self._describe_group = describe_group
+        self._membership = Membership(seat)
+        self._collectives = Collectives(seat)
+        self._settings = SettingsVersions()
+        self._slice: Transfers | None = None
+        self._handlers: dict[type, Callable[[Any], list[Action]]] = {
+            Offered: self._on_data_too_early,
+            Arrived: self._on_data_too_early,
+            ControlArrived: self._on_control,
+            InitialSent: self._on_initial_sent,
+            PeerLost: self._on_peer_lost,
+        }
+        self._control: dict[type, Callable[[int, Any], list[Action]]] = {
+            Registered: self._membership.on_registered,
+            Stop: self._membership.on_stop,
+            Collected: self._collectives.on_collected,
+            Absent: self._collectives.on_absent,
+            Missing: self._on_missing,
+        }
+        self._checked = (0, 0, 0)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def handle(self, event: WorkerEvent) -> list[Action]:
+        """What to do about ``event``, in order. Raises :class:`ProtocolError` naming a peer that
+        has broken a rule, :class:`PeerLostError` naming one that has died."""
+        return self._handlers[type(event)](event)
+
+    def _on_control(self, event: ControlArrived) -> list[Action]:
+        handler = self._control.get(type(event.message))
+        if handler is None:
+            raise ProtocolError(
+                f"worker {self.seat.worker}: {describe_peer(event.peer)} sent "
+                f"{type(event.message).__name__}, which no worker takes"
+            )
+        return handler(event.peer, event.message)
+
+    def _on_initial_sent(self, event: InitialSent) -> list[Action]:
+        return self._membership.on_initial_sent(event.chunk)
+
+    def _on_peer_lost(self, event: PeerLost) -> list[Action]:
+        raise PeerLostError(event.who)
+
+    def _on_data_too_early(self, event: Offered | Arrived) -> list[Action]:
+        raise ProtocolError(
+            f"worker {self.seat.worker}: {describe_peer(event.peer)} sent parameters before this "
+            "worker had a model"
+        )
+
+    # -- coming --------------------------------------------------------------------------------
+
+    def take_slice(self, partition: Partition, *, owners: Sequence[int], credits: int) -> None:
+        """The model is cut: this worker pushes its part of the chunks. ``owners``: chunk -> server;
+        ``credits``: messages outstanding at one server, at most."""
+        if self._slice is not None:
+            raise InvariantError(f"worker {self.seat.worker} took a second slice")
+        self._slice = Transfers(
+            self.seat,
+            owners=owners,
+            mine=partition.slices(len(self.seat.members))[self.seat.place],
+            chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
+            credits=credits,
+        )
+        self._handlers[Offered] = self._slice.on_offered
+        self._handlers[Arrived] = self._slice.on_arrived
+
+    def begin_setup(self, setup: Setup) -> list[Action]:
+        """The chief: describe the model to every server and send it its chunks' values;
+        :attr:`is_set_up` when the network has given all of them back."""
+        transfers = self._transfers
+        return self._membership.begin_setup(
+            setup, owners=transfers.owners, chunk_bytes=transfers.chunk_bytes
+        )
+
+    def begin_register(self) -> list[Action]:
+        """A group's leader: every server counts the group; :attr:`is_registered` when all have
+        answered."""
+        return self._membership.begin_register()
+
+    @property
+    def is_set_up(self) -> bool:
+        return self._membership.is_set_up
+
+    @property
+    def is_registered(self) -> bool:
+        return self._membership.is_registered
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether servers still owe answers to the setup or the registration."""
+        return self._membership.is_joining
+
+    # -- push and pull -------------------------------------------------------------------------
+
+    @property
+    def _transfers(self) -> Transfers:
+        if self._slice is None:
+            raise InvariantError(f"worker {self.seat.worker} has no slice yet")
+        return self._slice
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every push and pull is answered."""
+        return self._slice is None or self._slice.is_idle
+
+    @property
+    def clock(self) -> int:
+        """Iterations that this worker has pushed."""
+        return self._slice.clock if self._slice is not None else 0
+
+    @property
+    def mine(self) -> Sequence[int]:
+        """The chunks of this worker's slice, ascending."""
+        return self._transfers.mine
+
+    @property
+    def versions(self) -> Sequence[Version]:
+        """What each chunk in this worker's memory contains; kept for its own slice."""
+        return self._transfers.versions
+
+    def begin_push(
+        self,
+        *,
+        clock: int,
+        hyper: bytes,
+        absent: Sequence[int],
+        weight: float,
+        empty: Collection[int],
+    ) -> list[Action]:
+        """Push iteration ``clock`` of this worker's slice, made under these settings: ``hyper``,
+        the packed hyperparameters, and ``absent``, the pieces without a gradient.
+
+        ``weight``: the group's, in full batches of one worker; chunks in ``empty`` are pushed
+        without bytes. The replies bring the parameters for the next iteration.
+        """
+        if self._collectives.is_waiting or self._membership.is_done:
+            raise InvariantError(
+                f"worker {self.seat.worker} pushes iteration {clock} inside a collective or after "
+                "its end"
+            )
+        transfers = self._transfers
+        transfers.require_next(clock)
+        settings = self._settings.update(hyper, absent)
+        actions: list[Action] = []
+        if settings is not None:
+            actions += [SendControl(server_id(server), settings) for server in transfers.servers]
+        return actions + transfers.begin_push(
+            clock=clock, settings=self._settings.version, weight=weight, empty=empty
+        )
+
+    def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
+        """Bring ``chunks`` into place: the newest there is (``is_fresh``), or what the mode allows
+        for iteration ``clock``."""
+        return self._transfers.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh)
+
+    def begin_copy(self, *, clock: int, chunks: Collection[int]) -> list[Action]:
+        """Bring the newest there is of ``chunks`` into memory aside; nothing in place changes."""
+        return self._transfers.begin_copy(clock=clock, chunks=chunks)
+
+    def _on_missing(self, peer: int, message: Missing) -> list[Action]:
+        awaited = dict(self._slice.awaited()) if self._slice is not None else {}
+        if len(message.groups) != len(message.clocks) or (
+            message.chunk in awaited and peer != server_id(awaited[message.chunk])
+        ):
+            raise ProtocolError(
+                f"worker {self.seat.worker}: {describe_peer(peer)} sent Missing about chunk "
+                f"{message.chunk}, {len(message.groups)} groups and {len(message.clocks)} clocks"
+            )
+        if message.chunk not in awaited:
+            return []  # late: the chunk has come since
+        groups = "; ".join(
+            f"{self._describe_group(group)} at iteration {clock}"
+            for group, clock in zip(message.groups, message.clocks, strict=True)
+        )
+        return [Warn(f"chunk {message.chunk} waits for {groups or 'no group'}")]
+
+    # -- collectives and the end ---------------------------------------------------------------
+
+    def begin_collective(self, name: str, payload: bytes = b"") -> list[Action]:
+        """Enter the next collective of the job with ``payload``; :attr:`is_collected` when
+        everybody has come. A group is suspended meanwhile."""
+        if not self.is_idle or self._membership.is_done:
+            raise InvariantError(
+                f"worker {self.seat.worker}: {name} began during a push or pull, or after the end"
+            )
+        enter = self._collectives.begin(name, payload)
+        suspend = self._membership.suspend(clock=self.clock, seq=enter.seq)
+        return [*suspend, SendControl(REGISTRAR, enter)]
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether the answer to the collective is here."""
+        return self._collectives.is_answered
+
+    def take_collected(self) -> list[bytes]:
+        """What every worker brought, in worker order. Raises :class:`CollectiveError`."""
+        return self._collectives.take()
+
+    def begin_leave(self) -> list[Action]:
+        """The group's script has finished: nobody waits for iterations from :attr:`clock` on. Only
+        the leader of a registered group has something to send."""
+        return self._membership.begin_leave(clock=self.clock)
+
+    def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
+        """This worker's script has finished; :attr:`is_stopped` when everybody's has.
+        ``statistics`` go into summary.json."""
+        if not self.is_idle or self._collectives.is_waiting:
+            raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
+        return self._membership.begin_done(statistics)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._membership.is_stopped
+
+    # -- for people and tests ------------------------------------------------------------------
+
+    def awaits(self) -> str:
+        """What is waited for now, in words that follow "still waiting for"."""
+        if not self.is_idle:
+            return self._transfers.describe()
+        if self._collectives.is_waiting:
+            return f"the other workers in {self._collectives.name}"
+        if self._membership.is_joining:
+            return "the servers"
+        if self._membership.is_done and not self.is_stopped:
+            return "the other workers to finish"
+        return "nothing"
+
+    def ask_who_is_missing(self) -> list[Action]:
+        """A wait has become long: tell people who owes answers, and ask whoever knows more."""
+        if not self.is_idle:
+            chunk, server = self._transfers.awaited()[0]
+            return [
+                Warn(f"waiting for chunk {chunk} from server {server}"),
+                SendControl(server_id(server), WhoIsMissing(chunk=chunk)),
+            ]
+        if self._collectives.is_waiting:
+            return [self._collectives.ask_who_is_absent()]
+        return self._membership.describe_joining()
+
+    def counts(self) -> TransferCounts:
+        control = self._membership.duplicates + self._collectives.duplicates
+        if self._slice is None:
+            return TransferCounts(duplicates=control)
+        return TransferCounts(
+            bytes_pushed=self._slice.bytes_pushed,
+            bytes_pulled=self._slice.bytes_pulled,
+            duplicates=self._slice.duplicates + control,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself, or has gone back since the
+        last check. Linear in the chunks."""
+        self._membership.check_invariants()
+        self._collectives.check_invariants()
+        if self._slice is not None:
+            self._slice.check_invariants()
+        now = (self.clock, self._settings.version, self._collectives.seq)
+        if not all(map(le, self._checked, now)):
+            raise InvariantError(
+                f"clock, settings and collective went back from {self._checked} to {now}"
+            )
+        self._checked = now
+        if self._settings.version > self.clock:
+            raise InvariantError(
+                f"{self._settings.version} versions of settings in {self.clock} iterations"
+            )
+        if self._membership.is_done and (not self.is_idle or self._collectives.is_waiting):
+            raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")

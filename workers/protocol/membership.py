@@ -1,0 +1,179 @@
+"""How a worker and its group come into the job and leave it: set-up, registration, leave, done.
+
+The chief describes the model to every server and sends the initial values of every chunk. A
+group's leader registers the group with every server, suspends it in collectives and takes its
+leave; the other workers of the group send nothing of all this. Every worker says when its script
+has finished, and waits for Stop.
+
+    membership = Membership(seat)
+    membership.begin_register()           # a SendControl for every server
+    membership.on_registered(server_id(0), Registered(group=0, server=0))
+    membership.is_registered              # once every server has answered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.control import Control, Done, Leave, Register, Registered, Setup, Stop, Suspend
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
+from psdist.workers.protocol.actions import Action, SendControl, SendInitial, Warn
+from psdist.workers.protocol.seat import Seat
+
+
+class Membership:
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._has_described = False
+        self._initial: set[int] = set()
+        """Chunks whose initial values the network still has."""
+        self._has_asked = False
+        self._registered: set[int] = set()
+        """Servers that have answered."""
+        self.has_left = False
+        self.is_done = False
+        """Whether this worker has said that its script has finished."""
+        self.is_stopped = False
+        """Whether everybody's has, and the job is complete."""
+        self.duplicates = 0
+
+    # -- coming --------------------------------------------------------------------------------
+
+    def begin_setup(
+        self, setup: Setup, *, owners: Sequence[int], chunk_bytes: Sequence[int]
+    ) -> list[Action]:
+        """The chief: describe the model to every server and send it its chunks' values."""
+        if not self._seat.is_chief or self._has_described:
+            raise InvariantError(
+                f"worker {self._seat.worker} described the model; the chief does, once"
+            )
+        self._has_described = True
+        self._initial = set(range(len(owners)))
+        sender = worker_id(self._seat.worker)
+        actions = self._to_every_server(setup)
+        for chunk, owner in enumerate(owners):
+            header = Header(kind=Kind.INIT, sender=sender, chunk=chunk, length=chunk_bytes[chunk])
+            actions.append(SendInitial(server_id(owner), header))
+        return actions
+
+    def on_initial_sent(self, chunk: int) -> list[Action]:
+        if chunk not in self._initial:
+            raise InvariantError(f"initial values of chunk {chunk} came back, but were not sent")
+        self._initial.remove(chunk)
+        return []
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the memory of the initial values is the worker's again."""
+        return not self._initial
+
+    def begin_register(self) -> list[Action]:
+        """A group's leader: from now on every server counts the group."""
+        if not self._seat.is_leader or self._has_asked:
+            raise InvariantError(
+                f"worker {self._seat.worker} registered group {self._seat.group}; its leader, "
+                f"worker {self._seat.members[0]}, does, once"
+            )
+        self._has_asked = True
+        members = list(self._seat.members)
+        return self._to_every_server(Register(group=self._seat.group, workers=members, clock=0))
+
+    def on_registered(self, peer: int, message: Registered) -> list[Action]:
+        is_ours = self._has_asked and message.group == self._seat.group
+        is_known = 0 <= message.server < self._seat.num_servers
+        if not is_ours or not is_known or peer != server_id(message.server):
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent Registered for group "
+                f"{message.group} as server {message.server}; "
+                + (
+                    f"this worker asked servers 0 to {self._seat.num_servers - 1} to register "
+                    f"group {self._seat.group}"
+                    if self._has_asked
+                    else "this worker has asked for none"
+                )
+            )
+        if message.server in self._registered:
+            self.duplicates += 1
+        self._registered.add(message.server)
+        return []
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether every server counts the group; known to its leader only."""
+        return len(self._registered) == self._seat.num_servers
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether servers still owe answers to what was begun here."""
+        return bool(self._initial) or (self._has_asked and not self.is_registered)
+
+    def describe_joining(self) -> list[Action]:
+        """For people who have waited long: which servers have not answered."""
+        silent = set(range(self._seat.num_servers)) - self._registered if self._has_asked else set()
+        warnings: list[Action] = []
+        if silent:
+            names = ", ".join(str(server) for server in sorted(silent))
+            warnings.append(Warn(f"not registered yet with server {names}"))
+        if self._initial:
+            warnings.append(Warn(f"{len(self._initial)} chunks of initial values not taken yet"))
+        return warnings
+
+    # -- going ---------------------------------------------------------------------------------
+
+    def suspend(self, *, clock: int, seq: int) -> list[Action]:
+        """The group enters collective ``seq``: its leader says so where it is registered."""
+        if not self._speaks_for_group:
+            return []
+        return self._to_every_server(Suspend(group=self._seat.group, clock=clock, seq=seq))
+
+    def begin_leave(self, *, clock: int) -> list[Action]:
+        """The group's script has finished ``clock`` iterations: nobody waits for more of them."""
+        if not self._speaks_for_group:
+            return []
+        self.has_left = True
+        return self._to_every_server(Leave(group=self._seat.group, clock=clock))
+
+    @property
+    def _speaks_for_group(self) -> bool:
+        return self._seat.is_leader and self.is_registered and not self.has_left
+
+    def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
+        """This worker's script has finished."""
+        if self.is_done:
+            raise InvariantError(f"worker {self._seat.worker} was done twice")
+        self.is_done = True
+        return [SendControl(REGISTRAR, Done(worker=self._seat.worker, statistics=statistics))]
+
+    def on_stop(self, peer: int, _message: Stop) -> list[Action]:
+        if peer != REGISTRAR or not self.is_done:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent Stop"
+                + (
+                    f"; server {REGISTRAR} says when the job is complete"
+                    if peer != REGISTRAR
+                    else " before this worker's script had finished"
+                )
+            )
+        self.duplicates += self.is_stopped
+        self.is_stopped = True
+        return []
+
+    def _to_every_server(self, message: Control) -> list[Action]:
+        return [SendControl(server_id(server), message) for server in range(self._seat.num_servers)]
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself."""
+        seat = self._seat
+        if self._registered and not self._has_asked:
+            raise InvariantError(f"servers {self._registered} registered a group unasked")
+        if not self._registered <= set(range(seat.num_servers)):
+            raise InvariantError(f"{self._registered} registered, of {seat.num_servers} servers")
+        if self._initial and not self._has_described:
+            raise InvariantError(f"initial values of {self._initial} without a description")
+        if self.has_left and not self.is_registered:
+            raise InvariantError(f"group {seat.group} has left before it was registered")
+        if self.is_stopped and not self.is_done:
+            raise InvariantError(f"worker {seat.worker} was stopped before it was done")

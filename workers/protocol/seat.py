@@ -1,0 +1,33 @@
+"""Where one worker stands in the job: its number, its group, how many servers there are.
+
+seat = Seat(worker=3, group=1, members=(2, 3), num_servers=2)
+seat.is_leader                        # False: worker 2 leads group 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    worker: int
+    group: int
+    members: tuple[int, ...]
+    """The workers of the group; the first is its leader."""
+    num_servers: int
+
+    @property
+    def place(self) -> int:
+        """Index of this worker in its group."""
+        return self.members.index(self.worker)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0, whose values everybody starts with."""
+        return self.worker == 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker speaks for its group to the servers."""
+        return self.worker == self.members[0]

@@ -1,0 +1,306 @@
+"""Which pushes and pulls leave when, and which replies are taken; pure.
+
+``begin_push`` starts an iteration's pushes of this worker's slice, ``begin_pull`` and
+``begin_copy`` ask for chunks; all return actions, and the events return more until ``is_idle``.
+
+At most ``credits`` messages are outstanding at one server, in ascending order of chunks (a server's
+freedom from deadlock rests on that, see psdist.servers.protocol.receive_pool), and each worker
+starts at another server. The reply to a push is the pull.
+
+    transfers = Transfers(seat, owners=owners, mine=range(8), chunk_bytes=sizes, credits=4)
+    for action in transfers.begin_push(clock=0, settings=1, weight=1.0, empty=()): ...
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.events import Arrived, Offered
+from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.ids import describe_peer, server_id, worker_id
+from psdist.workers.protocol.actions import (
+    AcceptCopy,
+    AcceptReply,
+    Action,
+    DiscardReply,
+    SendPull,
+    SendPush,
+)
+from psdist.workers.protocol.seat import Seat
+
+_REPLY = int(Kind.REPLY)
+
+
+@dataclass(slots=True)
+class Version:
+    """What a chunk in the worker's memory contains. A copy that is made aside changes nothing."""
+
+    position: int = 0
+    min_done: int = 0
+    clock: int = -1
+    is_checksummed: bool = False
+
+
+class Transfers:
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        owners: Sequence[int],
+        mine: Collection[int],
+        chunk_bytes: Sequence[int],
+        credits: int,
+    ) -> None:
+        """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
+        ``chunk_bytes``: payload of each chunk."""
+        if len(chunk_bytes) != len(owners) or not set(mine) <= set(range(len(owners))):
+            raise InvariantError(
+                f"worker {seat.worker}: a slice of chunks {sorted(mine)}, {len(owners)} owners and "
+                f"{len(chunk_bytes)} sizes do not fit together"
+            )
+        self._seat = seat
+        self.owners = owners
+        self.mine = sorted(mine)
+        self.servers = sorted({owners[chunk] for chunk in mine})
+        """The servers of this worker's slice."""
+        self.chunk_bytes = chunk_bytes
+        self._credits = credits
+        self._queues: dict[int, deque[Header]] = {server: deque() for server in sorted(set(owners))}
+        self._outstanding = dict.fromkeys(self._queues, 0)  # messages without a reply yet
+        self._awaited: dict[int, tuple[int, int]] = {}
+        """Chunk -> clock of the reply that is awaited and the number of the pull that it answers
+        (0: a push). Replies of one clock differ by what came between them, and any may come a
+        second time."""
+        self._num_pulls = 0
+        self._is_copying = False
+        # One transfer at a time may write a chunk's memory: a duplicate could otherwise land on
+        # top of the reply that came first.
+        self._incoming: dict[int, deque[Offered]] = {}
+        self.clock = 0
+        """Iterations whose push has begun."""
+        self.versions = [Version() for _ in owners]
+        self.bytes_pushed = 0
+        self.bytes_pulled = 0
+        self.duplicates = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything is answered, so the gradient memory is the worker's again: a reply proves
+        that its push has arrived, whether or not the network has said ``Sent`` yet."""
+        return not self._awaited
+
+    def require_next(self, clock: int) -> None:
+        """:class:`InvariantError` unless iteration ``clock`` may be pushed now."""
+        if clock != self.clock or self._awaited:
+            raise InvariantError(
+                f"worker {self._seat.worker} pushes iteration {clock} after {self.clock} "
+                f"iterations, {len(self._awaited)} replies outstanding"
+            )
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def begin_push(
+        self, *, clock: int, settings: int, weight: float, empty: Collection[int]
+    ) -> list[Action]:
+        """Push iteration ``clock`` of every chunk of the slice; chunks in ``empty`` have no
+        gradient: their message only advances the clock."""
+        sender, group, sizes = worker_id(self._seat.worker), self._seat.group, self.chunk_bytes
+        headers = (
+            Header(
+                kind=Kind.PUSH,
+                sender=sender,
+                group=group,
+                chunk=chunk,
+                clock=clock,
+                settings=settings,
+                weight=weight,
+                length=0 if chunk in empty else sizes[chunk],
+            )
+            for chunk in self.mine
+        )
+        actions = self._begin(headers)
+        self.clock += 1
+        return actions
+
+    def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
+        """Ask for ``chunks``, into place: the newest there is (``is_fresh``), or what the mode
+        allows for iteration ``clock``."""
+        return self._begin_pull(clock, chunks, Flag.FRESH if is_fresh else Flag.NONE)
+
+    def begin_copy(self, *, clock: int, chunks: Collection[int]) -> list[Action]:
+        """Ask for the newest there is of ``chunks``, into memory of its own."""
+        return self._begin_pull(clock, chunks, Flag.FRESH, is_copying=True)
+
+    def _begin_pull(
+        self, clock: int, chunks: Collection[int], flags: int, *, is_copying: bool = False
+    ) -> list[Action]:
+        self._num_pulls += 1
+        headers = (
+            Header(
+                kind=Kind.PULL,
+                sender=worker_id(self._seat.worker),
+                group=self._seat.group,
+                chunk=chunk,
+                clock=clock,
+                pull_number=self._num_pulls,
+                flags=flags,
+            )
+            for chunk in sorted(chunks)
+        )
+        return self._begin(headers, is_copying=is_copying)
+
+    def _begin(self, headers: Iterable[Header], *, is_copying: bool = False) -> list[Action]:
+        if self._awaited:
+            raise InvariantError(
+                f"worker {self._seat.worker}: a push or pull began before the last one was over"
+            )
+        self._is_copying = is_copying
+        for header in headers:
+            self._queues[self.owners[header.chunk]].append(header)
+            self._awaited[header.chunk] = header.clock, header.pull_number
+        servers = [server for server, queue in self._queues.items() if queue]
+        first = self._seat.worker % len(servers) if servers else 0
+        actions: list[Action] = []
+        for server in servers[first:] + servers[:first]:
+            actions += self._send_next(server)
+        return actions
+
+    def _send_next(self, server: int) -> list[Action]:
+        queue = self._queues[server]
+        actions: list[Action] = []
+        while queue and self._outstanding[server] < self._credits:
+            header = queue.popleft()
+            self._outstanding[server] += 1
+            if header.kind == Kind.PULL:
+                actions.append(SendPull(server_id(server), header))
+            else:
+                self.bytes_pushed += header.length
+                actions.append(SendPush(server_id(server), header))
+        return actions
+
+    # -- events --------------------------------------------------------------------------------
+
+    def on_offered(self, event: Offered) -> list[Action]:
+        if event.kind != _REPLY or event.chunk >= len(self.owners):
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(event.peer)} sent a message of kind "
+                f"{event.kind} about chunk {event.chunk}, which no worker takes"
+            )
+        if event.chunk in self._incoming:
+            self._incoming[event.chunk].append(event)
+            return []
+        return [self._accept(event)]
+
+    def on_arrived(self, event: Arrived) -> list[Action]:
+        actions = self._on_reply(event.peer, event.header)
+        later = self._incoming.pop(event.header.chunk, None)
+        if later:
+            action = self._accept(later.popleft())
+            if isinstance(action, DiscardReply):
+                actions += [DiscardReply(each.ticket, each.num_bytes) for each in later]
+                self.duplicates += len(later)
+            else:
+                self._incoming[event.header.chunk] = later
+            actions.append(action)
+        return actions
+
+    def _accept(self, offer: Offered) -> AcceptReply | AcceptCopy | DiscardReply:
+        if offer.chunk in self._awaited:
+            self._incoming[offer.chunk] = deque()
+            if self._is_copying:
+                return AcceptCopy(offer.ticket, offer.chunk)
+            return AcceptReply(offer.ticket, offer.chunk)
+        self.duplicates += 1
+        return DiscardReply(offer.ticket, offer.num_bytes)
+
+    def _on_reply(self, peer: int, header: Header) -> list[Action]:
+        chunk = header.chunk
+        if self._awaited.get(chunk) != (header.clock, header.pull_number):
+            self._check_late(peer, header)
+            self.duplicates += 1
+            return []
+        server = self.owners[chunk]
+        if (
+            peer != server_id(server)
+            or header.length != self.chunk_bytes[chunk]
+            or header.kind != _REPLY
+        ):
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
+                f"{header.kind}, {header.length} bytes, about chunk {chunk}; server {server} owes "
+                f"a reply of {self.chunk_bytes[chunk]} bytes"
+            )
+        del self._awaited[chunk]
+        self._outstanding[server] -= 1
+        self.bytes_pulled += header.length
+        if not self._is_copying:
+            version = self.versions[chunk]
+            version.position = header.position
+            version.min_done = header.min_done
+            version.clock = header.clock
+            version.is_checksummed = bool(header.flags & Flag.CHECKSUMMED)
+        return self._send_next(server)
+
+    def _check_late(self, peer: int, header: Header) -> None:
+        """A reply that nobody waits for must be one that was waited for: :class:`ProtocolError`."""
+        chunk, pull = header.chunk, header.pull_number
+        if header.kind != _REPLY or chunk >= len(self.owners):
+            problem = f"a message of kind {header.kind} about chunk {chunk}, which no worker takes"
+        elif peer != server_id(self.owners[chunk]):
+            problem = f"a reply about chunk {chunk} of server {self.owners[chunk]}"
+        elif pull > self._num_pulls:
+            problem = f"a reply to pull {pull}; this worker has made {self._num_pulls}"
+        elif not pull and header.clock >= self.clock:
+            problem = (
+                f"a reply to iteration {header.clock} of chunk {chunk}; this worker has pushed "
+                f"{self.clock} iterations"
+            )
+        else:
+            return
+        raise ProtocolError(f"worker {self._seat.worker}: {describe_peer(peer)} sent {problem}")
+
+    # -- for people and tests ------------------------------------------------------------------
+
+    def awaited(self) -> list[tuple[int, int]]:
+        """(chunk, server) of the replies that are missing."""
+        return [(chunk, self.owners[chunk]) for chunk in sorted(self._awaited)]
+
+    def describe(self) -> str:
+        """What the replies that are missing are replies to."""
+        _, number = next(iter(self._awaited.values()))
+        return "parameters" if number else f"the replies to iteration {self.clock - 1}"
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself. Linear in the chunks."""
+        num_awaited = dict.fromkeys(self._queues, 0)
+        for chunk, (clock, pull) in self._awaited.items():
+            num_awaited[self.owners[chunk]] += 1
+            is_known = (pull == self._num_pulls) if pull else (clock == self.clock - 1)
+            if not is_known or (not pull and chunk not in self.mine):
+                raise InvariantError(
+                    f"chunk {chunk} waits for clock {clock} or pull {pull}, which is not under way"
+                )
+        for server, queue in self._queues.items():
+            outstanding = self._outstanding[server]
+            if not 0 <= outstanding <= self._credits:
+                raise InvariantError(
+                    f"{outstanding} messages outstanding at server {server}, {self._credits} "
+                    "credits"
+                )
+            if outstanding + len(queue) != num_awaited[server]:
+                raise InvariantError(
+                    f"server {server} owes {num_awaited[server]} replies; {outstanding} messages "
+                    f"were sent and {len(queue)} wait"
+                )
+            if queue and outstanding < self._credits:
+                raise InvariantError(f"credits of server {server} are unused while chunks wait")
+            chunks = [header.chunk for header in queue]
+            if chunks != sorted(set(chunks)) or not self._awaited.keys() >= set(chunks):
+                raise InvariantError(f"chunks {chunks} wait for server {server}, not in order")
+        if not set(self._incoming) <= set(range(len(self.owners))):
+            raise InvariantError(
+                f"replies about chunks {sorted(self._incoming)} are being received"
+            )
