@@ -12,7 +12,6 @@ psdist.workers.model.saving.
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import time
@@ -24,10 +23,10 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 
-from psdist.errors import ModelError, UsageError, UserError
+from psdist.errors import UsageError, UserError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.control import Progress, Setup
-from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
+from psdist.protocol.control import Setup
+from psdist.protocol.ids import worker_of
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizers import (
     OptimizerKind,
@@ -43,24 +42,20 @@ from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
-from psdist.workers.data.passes import EqualPasses
 from psdist.workers.group import process_group
 from psdist.workers.model.description import (
     ModelDescription,
     UseHook,
-    first_difference,
+    agree_on_model,
     has_made_steps,
-    pack_lines,
     packed_hyperparameters,
-    unpack_lines,
 )
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.model.optimizer import LINE, ServedOptimizer
+from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix, write_model
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer, WorkerStatistics
-
-_PROGRESS_EVERY_S = 0.25
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
@@ -158,7 +153,7 @@ class Job:
             describe_group=roles.describe_group,
         )
         self._epochs = EpochCounter()
-        self._passes = EqualPasses()
+        self._standing = Standing(self.worker, context.transport)
         self._trainer: Trainer | None = None
         self._description: ModelDescription | None = None
         self._model: torch.nn.Module | None = None
@@ -167,7 +162,6 @@ class Job:
         self._history: WorkerHistory | None = None
         self._is_finished = False
         self._prepared_s = time.monotonic()
-        self._progress_sent_s = 0.0
 
     # -- set-up --------------------------------------------------------------------------------
 
@@ -189,7 +183,12 @@ class Job:
                 "so pass a new optimizer to job.prepare"
             )
         description = ModelDescription.of(model, optimizer)
-        self._agree_on_model(description.lines(optimizer))
+        agree_on_model(
+            description.lines(optimizer),
+            worker=self.worker,
+            ranks=self._context.roles.worker_ranks,
+            collective=lambda payload: self._collective("prepare", payload),
+        )
         marks = traits(description.optimizer, extra=self._config.optimizers)
         check_mode(marks, self._config.mode)
         chunk_bytes = self._config.chunk_bytes
@@ -216,7 +215,7 @@ class Job:
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             on_nonfinite=self._config.on_nonfinite,
             history=self._history,
-            on_iteration=self._on_iteration,
+            on_iteration=lambda: self._standing.end_iteration(self.clock, self._num_samples),
         )
         self._description, self._model = description, model
         self._partition = partition
@@ -234,22 +233,6 @@ class Job:
         self._prepared_s = time.monotonic()
         self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
         return model, self._optimizer
-
-    def _agree_on_model(self, lines: list[str]) -> None:
-        """:class:`ModelError` naming the worker and the first difference, the same everywhere."""
-        packed = pack_lines(lines)
-        digests = self._collective("prepare", hashlib.sha256(packed).digest())
-        other = next((w for w, digest in enumerate(digests) if digest != digests[0]), None)
-        if other is None:
-            return
-        shown = self._collective("prepare", packed if self.worker in (0, other) else b"")
-        difference = first_difference(unpack_lines(shown[0]), unpack_lines(shown[other]))
-        roles = self._context.roles
-        raise ModelError(
-            f"the model differs between workers 0 and {other} "
-            f"(rank {roles.worker_ranks[other]}): {difference}; all workers must build the same "
-            "model and optimizer (values may differ, the chief's are used)"
-        )
 
     def _take_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():
@@ -305,7 +288,7 @@ class Job:
         # Batches of a validation loop are no part of an iteration.
         if self._trainer is not None and torch.is_grad_enabled():
             self._trainer.on_batch(num_samples, nominal)
-            self._passes.on_batch(num_batches)
+            self._standing.on_batch(num_batches)
 
     def pull(self) -> None:
         """Bring the freshest parameters, for evaluation; called by all workers of a group."""
@@ -326,7 +309,7 @@ class Job:
             "clock": self.clock,
         }
         self._loop.log({**line, "values": plain})
-        self._report_progress(now=True)
+        self._tell_standing()
 
     # -- collectives ---------------------------------------------------------------------------
 
@@ -357,7 +340,7 @@ class Job:
         is_untrained = self._optimizer.has_unused_gradients
         brought = self._collective("save", b"untrained" if is_untrained else b"")
         if any(brought):
-            raise _save_of_initial_values([w for w, each in enumerate(brought) if each])
+            raise refuse_untrained([w for w, each in enumerate(brought) if each])
         problem = b""
         if self.is_chief:
             try:
@@ -381,7 +364,7 @@ class Job:
 
     def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
         self._loop.wait_for(self._group.agree(name), name)
-        self._report_progress(now=True)  # the registrar judges by it who has missed the call
+        self._tell_standing()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload)
 
     def _prepared(self, what: str) -> Trainer:
@@ -389,25 +372,14 @@ class Job:
             raise UsageError(f"job.{what} before job.prepare: there is no model yet")
         return self._trainer
 
+    @property
+    def _num_samples(self) -> int:
+        return self._trainer.num_samples if self._trainer is not None else 0
+
+    def _tell_standing(self) -> None:
+        self._standing.tell(self.clock, self._num_samples)
+
     # -- the end -------------------------------------------------------------------------------
-
-    def _on_iteration(self) -> None:
-        self._passes.end_iteration()
-        self._report_progress()
-
-    def _report_progress(self, *, now: bool = False) -> None:
-        at_s = time.monotonic()
-        if not now and at_s - self._progress_sent_s < _PROGRESS_EVERY_S:
-            return
-        self._progress_sent_s = at_s
-        progress = Progress(
-            worker=self.worker,
-            clock=self.clock,
-            samples=self._trainer.num_samples if self._trainer is not None else 0,
-            loader_batches=self._passes.num_batches,
-            loader_until=self._passes.until,
-        )
-        self._context.transport.send_control(REGISTRAR, progress)
 
     def finish(self) -> int:
         """The script has ended: leave, and wait until everybody has. Called by psdist itself."""
@@ -426,7 +398,7 @@ class Job:
         told = asdict(statistics)
         told["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
         told["trained_s"] = trained_s
-        self._report_progress(now=True)
+        self._tell_standing()
         self._loop.finish(told)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
         process_group.stop()
@@ -436,11 +408,3 @@ class Job:
 
 def _ignore_batch(_num_samples: int, _nominal: int) -> None:
     """Validation batches neither weigh nor count."""
-
-
-def _save_of_initial_values(workers: list[int]) -> UsageError:
-    return UsageError(
-        f"job.save: {describe_workers(workers)} computed gradients and never called "
-        f"optimizer.step(), so the servers still hold the initial values; keep what job.prepare "
-        f"returns ({LINE}) and call step() of that optimizer in every iteration"
-    )

@@ -9,7 +9,8 @@ It reads the module and the optimizer and changes neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,31 @@ def packed_hyperparameters(optimizer: torch.optim.Optimizer) -> bytes:
 def has_made_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its state says so; Adagrad has state, with step 0, before its first one."""
     return any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values())
+
+
+def agree_on_model(
+    lines: list[str],
+    *,
+    worker: int,
+    ranks: Sequence[int],
+    collective: Callable[[bytes], list[bytes]],
+) -> None:
+    """Compare ``lines`` with all other workers'; ``collective`` gives back what each has brought.
+
+    :class:`ModelError`, the same everywhere, that names a worker, with its rank in ``ranks``, and
+    the first difference. The lines themselves travel only where there is one.
+    """
+    packed = pack_lines(lines)
+    digests = collective(hashlib.sha256(packed).digest())
+    other = next((w for w, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is None:
+        return
+    shown = collective(packed if worker in (0, other) else b"")
+    difference = first_difference(unpack_lines(shown[0]), unpack_lines(shown[other]))
+    raise ModelError(
+        f"the model differs between workers 0 and {other} (rank {ranks[other]}): {difference}; all "
+        "workers must build the same model and optimizer (values may differ, the chief's are used)"
+    )
 
 
 def first_difference(mine: list[str], theirs: list[str]) -> str:

@@ -10,7 +10,7 @@ train this worker alone: from then on its ``step()`` is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any, Final, NoReturn
 
@@ -18,8 +18,9 @@ import torch
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from psdist.errors import UsageError
+from psdist.protocol.ids import describe_workers
 
-LINE: Final = "model, optimizer = job.prepare(model, optimizer)"
+_LINE: Final = "model, optimizer = job.prepare(model, optimizer)"
 """What a script must have."""
 
 
@@ -95,10 +96,19 @@ class ServedOptimizer(torch.optim.Optimizer):
         )
 
 
+def refuse_untrained(workers: Sequence[int]) -> UsageError:
+    """For a save when these workers have gradients that no step has used."""
+    return UsageError(
+        f"job.save: {describe_workers(workers)} computed gradients and never called "
+        "optimizer.step(), so the servers still hold the initial values; keep what job.prepare "
+        f"returns ({_LINE}) and call step() of that optimizer in every iteration"
+    )
+
+
 def _refuse_step(_original: torch.optim.Optimizer, *_arguments: Any, **_options: Any) -> NoReturn:
     raise UsageError(
         "this optimizer was passed to job.prepare, and its own step() would train this worker "
-        f"alone; keep what job.prepare returns ({LINE}) and call step() of that optimizer"
+        f"alone; keep what job.prepare returns ({_LINE}) and call step() of that optimizer"
     )
 
 
