@@ -104,6 +104,7 @@ class ServerLoop:
         self.registrar = registrar
         self.is_finished = False
         self._is_asked_to_finish = False
+        self._holds_nothing = False
         self._options = options
         self._make_executor = make_executor
         self._history = history
@@ -134,6 +135,8 @@ class ServerLoop:
         while not self.is_finished:
             if self.turn():
                 waiting.reset()
+                if self._holds_nothing:
+                    waiting.relax()
             else:
                 waiting.idle("messages")
                 on_idle()
@@ -242,6 +245,7 @@ class ServerLoop:
         partition = self._partition = Partition.decode(setup.partition)
         owners = partition.shard(options.shard_weights)
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
+        self._holds_nothing = not mine
         spec = ShardSpec(
             partition=partition,
             chunks=tuple(mine),

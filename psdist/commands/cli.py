@@ -224,6 +224,9 @@ def plan(
     model_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Of the model's parameters, such as 4G.")
     ] = "1G",
+    chunk_bytes: Annotated[
+        str, typer.Option(metavar="SIZE|auto", help="As the run's setting chunk_bytes.")
+    ] = "auto",
     emit: Annotated[
         str | None,
         typer.Option(
@@ -262,6 +265,7 @@ def plan(
         group=group,
         placement=placement,
         model_bytes=model_bytes,
+        chunk_bytes=chunk_bytes,
         launcher=emit,
         out=out,
         svg=svg,

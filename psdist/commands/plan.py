@@ -9,18 +9,27 @@ emitting are psdist.topology's; this puts them together.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from psdist.config.settings import (
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    allowed_values,
+    parse_size,
+)
 from psdist.errors import PlacementError
+from psdist.protocol.partition import auto_chunk_bytes, chunk_bytes_for_all, empty_servers
 from psdist.topology.draw import svg as draw_svg
 from psdist.topology.draw import text as draw_text
+from psdist.topology.draw.drawing import size as draw_size
 from psdist.topology.emit import files as emit
 from psdist.topology.emit.files import Emission, Launcher
 from psdist.topology.machine import live
@@ -30,6 +39,7 @@ from psdist.topology.network import catalogue as network
 from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
 from psdist.topology.network.rack_table import parse_speed
 from psdist.topology.network.sources import build_cluster, read_tree
+from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import Grouping, PlanRequest, Strategy, plan_ahead
 from psdist.topology.plan.what_if import what_if
 from psdist.topology.text import hostlist
@@ -64,6 +74,7 @@ class PlanOptions:
     group: str = "node"
     placement: str = "auto"
     model_bytes: str = "1G"
+    chunk_bytes: str = "auto"
     launcher: str | None = None
     out: Path | None = None
     svg: Path | None = None
@@ -77,18 +88,27 @@ def run(options: PlanOptions) -> int:
     Nothing is written before all of it is made.
     """
     launcher = _launcher(options)
+    model_bytes = parse_bytes(options.model_bytes)
     request = PlanRequest(
         servers=_servers(options.servers),
         group=_one_of(options.group, GROUPINGS, "--group"),
         placement=_one_of(options.placement, STRATEGIES, "--placement"),
-        model_bytes=parse_bytes(options.model_bytes),
+        model_bytes=model_bytes,
     )
     cluster = _cluster(options)
     workers, server_nodes = _workers(options, [node.name for node in cluster.nodes])
-    plan = plan_ahead(cluster, request, workers=workers, server_nodes=server_nodes)
+    chunks = _Chunks.of(model_bytes, options.chunk_bytes)
+    plan = _plan(cluster, request, chunks, workers=workers, server_nodes=server_nodes)
     text = draw_text.tree(plan, cluster)
     if options.explain:
-        alternatives = what_if(cluster, plan, request, workers=workers, server_nodes=server_nodes)
+        alternatives = what_if(
+            cluster,
+            plan,
+            request,
+            workers=workers,
+            server_nodes=server_nodes,
+            is_useful=lambda other: not chunks.empty_servers(other),
+        )
         text += "\n" + draw_text.explain(plan, cluster, alternatives=alternatives)
     drawing = "" if options.svg is None else draw_svg.picture(plan, cluster)
     if launcher is not None:
@@ -102,6 +122,70 @@ def run(options: PlanOptions) -> int:
         _write(options.svg, drawing)
     _show(text)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chunks:
+    """How a run cuts a model of this size, as far as that is known before there is one."""
+
+    model_bytes: float
+    chunk_bytes: int
+
+    @classmethod
+    def of(cls, model_bytes: float, chunk_bytes: str) -> _Chunks:
+        if chunk_bytes == "auto":
+            size: object = auto_chunk_bytes(int(model_bytes))
+        else:
+            size = parse_size(chunk_bytes)
+        if not isinstance(size, int) or not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
+            raise PlacementError(
+                f"--chunk-bytes {chunk_bytes[:40]!r}: must be {allowed_values('chunk_bytes')}"
+            )
+        return cls(model_bytes=model_bytes, chunk_bytes=size)
+
+    @property
+    def number(self) -> int:
+        return max(1, math.ceil(self.model_bytes / self.chunk_bytes))
+
+    def empty_servers(self, plan: Plan) -> tuple[int, ...]:
+        return empty_servers(plan.weights, self.number)
+
+    @property
+    def words(self) -> str:
+        noun = "chunk" if self.number == 1 else f"chunks of {self.chunk_bytes:,} bytes"
+        return f"{draw_size(self.model_bytes)} are cut into {self.number} {noun}"
+
+
+def _plan(
+    cluster: Cluster,
+    request: PlanRequest,
+    chunks: _Chunks,
+    *,
+    workers: Sequence[int],
+    server_nodes: Sequence[str],
+) -> Plan:
+    """A plan in which every server gets a chunk; raises PlacementError where it cannot be."""
+    plan = plan_ahead(cluster, request, workers=workers, server_nodes=server_nodes)
+    note: tuple[str, ...] = ()
+    while empty := chunks.empty_servers(plan):
+        useful = len(plan.weights) - len(empty)
+        if request.servers != "auto":
+            size = chunk_bytes_for_all(chunks.model_bytes, plan.weights)
+            finer = (
+                f", or cut it finer, --chunk-bytes {size} (in the run: chunk_bytes)"
+                if size >= MIN_CHUNK_BYTES
+                else ""
+            )
+            raise PlacementError(
+                f"--servers {request.servers}: {len(empty)} of them would hold nothing, since "
+                f"{chunks.words}; ask for {useful}{finer}"
+            )
+        fewer = replace(request, servers=useful)
+        plan = plan_ahead(cluster, fewer, workers=workers, server_nodes=server_nodes)
+        note = (
+            f"no more servers, which would hold nothing: {chunks.words}; --chunk-bytes cuts finer",
+        )
+    return replace(plan, notes=(*plan.notes, *note))
 
 
 def parse_bytes(text: str) -> float:

@@ -19,8 +19,10 @@ partition from the same description, so only the description travels.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -155,7 +157,7 @@ class Partition:
             by_buffer.setdefault((piece.dtype, piece.optimizer_group), []).append(index)
         total = sum(piece.num_elements * ITEM_BYTES[piece.dtype] for piece in pieces)
         if chunk_bytes is None:
-            chunk_bytes = min(max(total // AUTO_CHUNKS, AUTO_MIN_BYTES), AUTO_MAX_BYTES)
+            chunk_bytes = auto_chunk_bytes(total)
         buffers: list[Buffer] = []
         chunks: list[Chunk] = []
         for (dtype, group), members in by_buffer.items():
@@ -277,6 +279,44 @@ class Partition:
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise ProtocolError(f"a partition that cannot be read: {error!r}") from error
         return cls.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=whole_tensors)
+
+
+def auto_chunk_bytes(num_bytes: int) -> int:
+    """The size of a chunk that is chosen for a model of so many bytes."""
+    return min(max(num_bytes // AUTO_CHUNKS, AUTO_MIN_BYTES), AUTO_MAX_BYTES)
+
+
+def empty_servers(weights: Sequence[float], num_chunks: int) -> tuple[int, ...]:
+    """The servers to which :meth:`Partition.shard` gives none of so many chunks of one size.
+
+    Without a partition, before there is a model: a server gets its first chunk after all that
+    fill another one to less than that first chunk fills it.
+    """
+
+    def gets_one(server: int) -> bool:
+        weight, before = weights[server], 0
+        if weight <= 0:
+            return False
+        for other, its in enumerate(weights):
+            # Chunks k = 1, 2 ... of another server with k / its < 1 / weight; among equals the
+            # lower number goes first. The server itself adds none.
+            most = its / weight
+            before += math.floor(most) if other < server else max(0, math.ceil(most) - 1)
+        return before < num_chunks
+
+    # Whoever weighs more gets one earlier.
+    order = sorted(range(len(weights)), key=lambda server: (weights[server], -server))
+    num_empty = bisect.bisect_left(order, True, key=gets_one)
+    return tuple(sorted(order[:num_empty]))
+
+
+def chunk_bytes_for_all(num_bytes: float, weights: Sequence[float]) -> int:
+    """A size of chunks, in whole KiB, with which every server gets one; 0 where there is none.
+
+    The share of the smallest weight: if that server got no chunk of such a size, each other one
+    would hold at most its own share, and together less than the model.
+    """
+    return int(min(weights) / sum(weights) * num_bytes) // 1024 * 1024
 
 
 def _aligned(num_elements: int) -> int:

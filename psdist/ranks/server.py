@@ -13,12 +13,14 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from psdist.config.settings import MIN_CHUNK_BYTES
 from psdist.history.writers import RunRecord, ServerHistory, write_run
 from psdist.install.launcher import WATCHED_VARIABLE
 from psdist.protocol.ids import REGISTRAR, server_id
-from psdist.protocol.partition import Partition
+from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
 from psdist.report.progress import ProgressDisplay
 from psdist.servers.loop import ServerLoop, ServerOptions
@@ -120,6 +122,7 @@ class Reporter:
         self._context = context
         self._registrar = registrar
         self._model_bytes: int | None = None
+        self._empty_servers: list[int] | None = None
         context.on_abort = self._on_abort
         style = context.config.progress
         if style == "auto":
@@ -139,14 +142,11 @@ class Reporter:
         """The model is known: the history can say what was promised."""
         context = self._context
         self._model_bytes = partition.num_bytes
-        idle = sorted(set(range(context.roles.num_servers)) - set(owners))
-        if idle:
+        self._empty_servers = sorted(set(range(context.roles.num_servers)) - set(owners))
+        if self._empty_servers:
             logger.warning(
-                "the model is cut into %d chunks of at most %d bytes, so server %s holds nothing; "
-                "ask for fewer servers or set chunk_bytes",
-                len(partition.chunks),
-                partition.max_chunk_bytes,
-                ", ".join(str(server) for server in idle),
+                "%s",
+                empty_servers_line(partition, context.roles.shard_weights, self._empty_servers),
             )
         if not context.config.record:
             return
@@ -222,6 +222,7 @@ class Reporter:
             "mode": context.config.mode,
             "staleness": context.config.staleness if context.config.mode == "ssp" else None,
             "servers": context.roles.num_servers,
+            "empty_servers": self._empty_servers,
             "workers": context.roles.num_workers,
             "groups": len(context.roles.groups),
             "clocks": clocks,
@@ -248,6 +249,24 @@ class Reporter:
         if plan is None or not plan.links or self._model_bytes is None:
             return None
         return plan.cost_s * self._model_bytes / plan.model_bytes
+
+
+def empty_servers_line(partition: Partition, weights: Sequence[float], empty: Sequence[int]) -> str:
+    """Which servers hold nothing, why, and what to set."""
+    who = f"servers {', '.join(map(str, empty))} hold nothing and only wait"
+    if len(empty) == 1:
+        who = f"server {empty[0]} holds nothing and only waits"
+    num_chunks = len(partition.chunks)
+    chunks = f"{_count(num_chunks, 'chunk')} of at most {partition.max_chunk_bytes:,} bytes"
+    if partition.whole_tensors:
+        why = f"this optimizer needs whole tensors, so the model is {chunks}"
+    elif num_chunks < len(weights):
+        why = f"the model of {partition.num_bytes:,} bytes is cut into {chunks}"
+    else:
+        why = f"the share that the plan gives them is smaller than a chunk, {chunks}"
+    size = 0 if partition.whole_tensors else chunk_bytes_for_all(partition.num_bytes, weights)
+    finer = f", or chunk_bytes = {size} so that each holds some" if size >= MIN_CHUNK_BYTES else ""
+    return f"{who}: {why}; set servers = {len(weights) - len(empty)}{finer}"
 
 
 def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:

@@ -18,11 +18,16 @@ class Waiting:
 
     Blocking MPI calls take a whole core; with more ranks than cores that starves the ranks one
     waits for. So a wait spins only where a core is to spare, and otherwise sleeps for times that
-    double from ``FIRST_SLEEP_S`` to ``LAST_SLEEP_S``.
+    double from ``FIRST_SLEEP_S`` to ``LAST_SLEEP_S``. In a long wait they grow with it up to
+    ``LONGEST_SLEEP_S``, so that an idle rank takes less than 1 % of a core; what ends the wait is
+    seen ``LONG_SHARE`` of it later at most.
     """
 
     FIRST_SLEEP_S = 20e-6
     LAST_SLEEP_S = 1e-3
+    LONGEST_SLEEP_S = 20e-3
+    LONG_SHARE = 0.0025
+    RELAXED_SHARE = 0.01
     SPINS = 64
     """Empty polls before the first sleep: a reply that is on its way comes within these."""
 
@@ -39,9 +44,16 @@ class Waiting:
         self.is_spinning = is_spinning
         self.warn_s = warn_s
         self.timeout_s = timeout_s
+        self._share = self.LONG_SHARE
         self._clock = clock
         self._sleep = sleep
         self.reset()
+
+    def relax(self) -> None:
+        """No step waits for this rank: from now on it never spins and sleeps longer sooner, up to
+        ``RELAXED_SHARE`` of a wait."""
+        self.is_spinning = False
+        self._share = self.RELAXED_SHARE
 
     def reset(self) -> None:
         """Something happened: start over."""
@@ -67,7 +79,8 @@ class Waiting:
                 )
             if not self.is_spinning:
                 self._sleep(self._sleep_s)
-                self._sleep_s = min(2 * self._sleep_s, self.LAST_SLEEP_S)
+                last_s = max(self.LAST_SLEEP_S, self._share * waited_s)
+                self._sleep_s = min(2 * self._sleep_s, last_s, self.LONGEST_SLEEP_S)
             if waited_s > self._warn_at_s:
                 self._warn_at_s *= 2
                 return True

@@ -7,7 +7,7 @@ Each change is planned in full, by the planner that made the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from psdist.errors import PlacementError
@@ -23,10 +23,11 @@ def what_if(
     *,
     workers: Sequence[int],
     server_nodes: Iterable[str] = (),
+    is_useful: Callable[[Plan], bool] = lambda _plan: True,
 ) -> list[tuple[str, float]]:
     """Pairs of a change, in words, and the cost in seconds with it; arguments as plan_ahead's.
 
-    A change for which there is no room is left out.
+    A change for which there is no room, or whose plan is not useful, is left out.
     """
     count = len(plan.weights)
     changes: list[tuple[str, float]] = []
@@ -43,7 +44,8 @@ def what_if(
             )
         except PlacementError:
             return
-        changes.append((words, found.cost_s))
+        if is_useful(found):
+            changes.append((words, found.cost_s))
 
     attempt("one more server", cluster, servers=count + 1)
     everywhere = len(cluster.nodes)

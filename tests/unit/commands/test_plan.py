@@ -189,6 +189,19 @@ def test_what_does_not_go_into_memory_is_refused_and_not_compared(
         ({"servers": "\u0663"}, "--servers '\u0663': must be a whole number"),
         ({"servers": "15"}, "15 servers asked for, but there is room for 14 on 2 nodes"),
         ({"model_bytes": "0.5"}, "--model-bytes '0.5': not a size"),
+        (
+            {"model_bytes": "1MiB", "servers": "4"},
+            "--servers 4: 3 of them would hold nothing, since 1.05 MB are cut into 1 chunk; ask "
+            "for 1, or cut it finer, --chunk-bytes 262144 (in the run: chunk_bytes)",
+        ),
+        (
+            {"model_bytes": "10M", "servers": "14", "placement": "block"},
+            "--servers 14: 6 of them would hold nothing, since 10.0 MB are cut into 8 chunks of "
+            "1,250,000 bytes; ask for 8",
+        ),
+        ({"model_bytes": "6K", "servers": "2"}, "since 6.00 KB are cut into 1 chunk; ask for 1"),
+        ({"chunk_bytes": "1KiB"}, "--chunk-bytes '1KiB': must be a size from 4KiB to 256MiB"),
+        ({"chunk_bytes": "4 bytes"}, "--chunk-bytes '4 bytes': must be a size from 4KiB"),
         ({"link": "25"}, "--link: '25' is 25 bytes per second, too slow for a network"),
         ({"launcher": "lsf"}, "--emit 'lsf': must be one of slurm"),
         ({"out": Path("there")}, "--out 'there': no files are written without --emit"),
@@ -207,6 +220,32 @@ def test_a_mistake_is_one_line_and_nothing_is_printed_or_written(
     assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
     assert sorted(here.iterdir()) == before
+
+
+def planned(here: Path, **changes: Any) -> dict[str, Any]:
+    assert run(options(launcher="json", **changes)) == 0
+    plan: dict[str, Any] = json.loads((here / "plan" / "plan.json").read_text())
+    return plan
+
+
+def test_no_server_is_planned_that_would_hold_nothing(here: Path) -> None:
+    usual = planned(here, model_bytes="1G")
+    assert len(usual["weights"]) == 2
+    small = planned(here, model_bytes="1MiB")
+    assert small["weights"] == [1.0]
+    assert any("no more servers, which would hold nothing" in note for note in small["notes"])
+    finer = planned(here, model_bytes="1MiB", chunk_bytes="256KiB")
+    assert len(finer["weights"]) == 2
+
+
+@pytest.mark.usefixtures("here")
+def test_what_would_help_names_no_server_that_would_hold_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(options(model_bytes="100M", servers="2", explain=True))
+    assert "one more server" in capsys.readouterr().out
+    run(options(model_bytes="1MiB", servers="2", chunk_bytes="512KiB", explain=True))
+    assert "one more server" not in capsys.readouterr().out
 
 
 def test_a_machine_file_may_have_an_equals_sign_in_its_name(here: Path) -> None:

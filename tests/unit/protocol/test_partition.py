@@ -18,6 +18,7 @@ from psdist.protocol.partition import (
     ITEM_BYTES,
     Partition,
     Piece,
+    empty_servers,
     master_dtype,
 )
 
@@ -181,6 +182,34 @@ def test_a_server_without_weight_holds_nothing(partition: Partition, num_servers
     weights = [0.0] * num_servers
     weights[-1] = 1.0
     assert set(partition.shard(weights)) == {num_servers - 1}
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.5, 1.0, 3.0]), min_size=1, max_size=7),
+    st.integers(1, 40),
+)
+def test_which_servers_get_no_chunk_is_known_without_a_partition(
+    weights: list[float], num_chunks: int
+) -> None:
+    if sum(weights) == 0:
+        weights[-1] = 1.0
+    piece = Piece(
+        name="p",
+        shape=(num_chunks * ALIGN,),
+        stride=(1,),
+        dtype="float32",
+        optimizer_group=0,
+    )
+    partition = Partition.cut([piece], chunk_bytes=4 * ALIGN)
+    assert len(partition.chunks) == num_chunks
+    owners = set(partition.shard(weights))
+    assert set(empty_servers(weights, num_chunks)) == set(range(len(weights))) - owners
+
+
+def test_of_very_many_servers_those_without_a_chunk_are_found() -> None:
+    weights = [1.0] * 20_000
+    assert empty_servers(weights, 1) == tuple(range(1, 20_000))
+    assert empty_servers(weights, 10**12) == ()
 
 
 @given(PIECES, CHUNK_BYTES, st.integers(1, 7))

@@ -49,6 +49,41 @@ def test_sleeps_double_up_to_the_longest() -> None:
     assert max(clock.sleeps) == last
 
 
+@pytest.mark.parametrize("is_relaxed", [False, True])
+def test_in_a_long_wait_sleeps_are_a_share_of_it_up_to_the_longest(is_relaxed: bool) -> None:
+    clock = Clock()
+    waiting = back_off(clock)
+    if is_relaxed:
+        waiting.relax()
+    share = Waiting.RELAXED_SHARE if is_relaxed else Waiting.LONG_SHARE
+    while clock.now_s < 10.0:
+        before_s, num_sleeps = clock.now_s, len(clock.sleeps)
+        waiting.idle("the moon")
+        for sleep_s in clock.sleeps[num_sleeps:]:
+            assert sleep_s <= max(Waiting.LAST_SLEEP_S, share * before_s)
+            assert sleep_s <= Waiting.LONGEST_SLEEP_S
+    assert clock.sleeps[-1] == Waiting.LONGEST_SLEEP_S
+    waiting.reset()
+    idle(waiting, Waiting.SPINS + 1)
+    assert clock.sleeps[-1] == Waiting.FIRST_SLEEP_S
+
+
+def test_a_relaxed_wait_never_spins_and_polls_rarely() -> None:
+    # A poll and a sleep cost some 20 us: below 1 % of a core even if something came every second.
+    clock = Clock()
+    waiting = Waiting(is_spinning=True, clock=clock, sleep=clock.sleep)
+    waiting.relax()
+    num_polls = 0
+    while clock.now_s < 1.0:
+        waiting.idle("the moon")
+        num_polls += 1
+    assert num_polls < 450
+    clock.now_s += 10.0
+    num_sleeps = len(clock.sleeps)
+    idle(waiting, 100)
+    assert min(clock.sleeps[num_sleeps + 1 :]) == Waiting.LONGEST_SLEEP_S
+
+
 def test_after_something_happened_a_wait_starts_over() -> None:
     clock = Clock()
     waiting = back_off(clock, timeout_s=0.5)
