@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
 from psdist.workers.data.passes import EqualPasses
+from psdist.workers.data.position import Position, length_of
 from psdist.workers.group import process_group
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
@@ -157,6 +159,7 @@ class Job:
         )
         self._epochs = EpochCounter()
         self._passes = EqualPasses()
+        self._position = Position()
         self._trainer: Trainer | None = None
         self._description: ModelDescription | None = None
         self._model: torch.nn.Module | None = None
@@ -180,6 +183,7 @@ class Job:
         optimizer groups must agree on all workers (:class:`ModelError`); the optimizer must be
         one that servers accept (:class:`OptimizerRefusedError`).
         """
+        self._context.reach("preparing")
         if self._trainer is not None:
             raise UsageError("job.prepare was called twice; a job trains one model")
         if has_made_steps(optimizer):
@@ -261,6 +265,7 @@ class Job:
         self._collective("prepare")
         model.register_forward_pre_hook(UseHook(self._trainer.note_use))
         self._prepared_s = time.monotonic()
+        self._context.reach("training")
         self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
         return model, self._optimizer
 
@@ -302,39 +307,46 @@ class Job:
         drop_last: bool = False,
         shard: bool = True,
         epoch: int | None = None,
+        epochs: int | None = None,
         **options: Any,
     ) -> EpochLoader:
         """A DataLoader over this worker's part of ``dataset``.
 
         ``batch_size`` is per worker. Every sample once per epoch, shuffled by (seed, epoch), the
         same number of batches on every worker; ``shard=False`` gives everybody everything.
-        ``epoch``: by default the number of earlier passes over this dataset object. Other options
-        go to torch.utils.data.DataLoader.
+        ``epoch``: by default the number of earlier passes over this dataset object. ``epochs``:
+        how many passes the script will make, so that the display of progress can say when they
+        end; it changes nothing else. Other options go to torch.utils.data.DataLoader.
         """
-        made = shard_loader(
+        position = Position(epochs=epochs)
+
+        def start_pass() -> int:
+            number = self._epochs.start_pass(dataset, shard=shard, epoch=epoch)
+            position.start_pass(epoch=number, num_batches=length_of(loader))
+            return number
+
+        loader = shard_loader(
             dataset,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
             shard=shard,
-            epoch=lambda: self._epochs.start_pass(dataset, shard=shard, epoch=epoch),
+            epoch=start_pass,
             seed=self._config.seed,
             worker=self.worker,
             num_workers=self.num_workers,
-            on_batch=(
-                (lambda num_samples, nominal: self._on_batch(num_samples, nominal, len(made)))
-                if shard
-                else _ignore_batch
-            ),
+            on_batch=partial(self._on_batch, position) if shard else _ignore_batch,
             loader_options=options,
         )
-        return made
+        return loader
 
-    def _on_batch(self, num_samples: int, nominal: int, num_batches: int) -> None:
+    def _on_batch(self, position: Position, num_samples: int, nominal: int) -> None:
         # Batches of a validation loop are no part of an iteration.
         if self._trainer is not None and torch.is_grad_enabled():
             self._trainer.on_batch(num_samples, nominal)
-            self._passes.on_batch(num_batches)
+            position.use_batch()
+            self._position = position
+            self._passes.on_batch(position.batches)
 
     def pull(self) -> None:
         """Bring the freshest parameters, for evaluation; called by all workers of a group."""
@@ -436,12 +448,19 @@ class Job:
         if not now and at_s - self._progress_sent_s < _PROGRESS_EVERY_S:
             return
         self._progress_sent_s = at_s
+        trainer, position = self._trainer, self._position
         progress = Progress(
             worker=self.worker,
             clock=self.clock,
-            samples=self._trainer.num_samples if self._trainer is not None else 0,
+            samples=trainer.num_samples if trainer is not None else 0,
             loader_batches=self._passes.num_batches,
             loader_until=self._passes.until,
+            epoch=position.epoch,
+            epochs=position.epochs,
+            batch=position.batch,
+            batches=position.batches,
+            staleness=trainer.staleness if trainer is not None else 0,
+            waited_s=trainer.waited_s if trainer is not None else 0.0,
         )
         self._context.transport.send_control(REGISTRAR, progress)
 
