@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
+from psdist.workers.data.position import Position, length_of
 from psdist.workers.group import process_group
 from psdist.workers.model.description import (
     ModelDescription,
@@ -175,6 +177,7 @@ class Job:
         optimizer groups must agree on all workers (:class:`ModelError`); the optimizer must be
         one that servers accept (:class:`OptimizerRefusedError`).
         """
+        self._context.reach("preparing")
         if self._trainer is not None:
             raise UsageError("job.prepare was called twice; a job trains one model")
         if has_made_steps(optimizer):
@@ -215,7 +218,7 @@ class Job:
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             on_nonfinite=self._config.on_nonfinite,
             history=self._history,
-            on_iteration=lambda: self._standing.end_iteration(self.clock, self._num_samples),
+            on_iteration=lambda: self._standing.end_iteration(self._trainer),
         )
         self._description, self._model = description, model
         self._partition = partition
@@ -231,6 +234,7 @@ class Job:
         self._collective("prepare")
         model.register_forward_pre_hook(UseHook(self._trainer.note_use))
         self._prepared_s = time.monotonic()
+        self._context.reach("training")
         self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
         return model, self._optimizer
 
@@ -256,39 +260,45 @@ class Job:
         drop_last: bool = False,
         shard: bool = True,
         epoch: int | None = None,
+        epochs: int | None = None,
         **options: Any,
     ) -> EpochLoader:
         """A DataLoader over this worker's part of ``dataset``.
 
         ``batch_size`` is per worker. Every sample once per epoch, shuffled by (seed, epoch), the
         same number of batches on every worker; ``shard=False`` gives everybody everything.
-        ``epoch``: by default the number of earlier passes over this dataset object. Other options
-        go to torch.utils.data.DataLoader.
+        ``epoch``: by default the number of earlier passes over this dataset object. ``epochs``:
+        how many passes the script will make, so that the display of progress can say when they
+        end; it changes nothing else. Other options go to torch.utils.data.DataLoader.
         """
-        made = shard_loader(
+        position = Position(epochs=epochs)
+
+        def start_pass() -> int:
+            number = self._epochs.start_pass(dataset, shard=shard, epoch=epoch)
+            position.start_pass(epoch=number, num_batches=length_of(loader))
+            return number
+
+        loader = shard_loader(
             dataset,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
             shard=shard,
-            epoch=lambda: self._epochs.start_pass(dataset, shard=shard, epoch=epoch),
+            epoch=start_pass,
             seed=self._config.seed,
             worker=self.worker,
             num_workers=self.num_workers,
-            on_batch=(
-                (lambda num_samples, nominal: self._on_batch(num_samples, nominal, len(made)))
-                if shard
-                else _ignore_batch
-            ),
+            on_batch=partial(self._on_batch, position) if shard else _ignore_batch,
             loader_options=options,
         )
-        return made
+        return loader
 
-    def _on_batch(self, num_samples: int, nominal: int, num_batches: int) -> None:
+    def _on_batch(self, position: Position, num_samples: int, nominal: int) -> None:
         # Batches of a validation loop are no part of an iteration.
         if self._trainer is not None and torch.is_grad_enabled():
             self._trainer.on_batch(num_samples, nominal)
-            self._standing.on_batch(num_batches)
+            position.use_batch()
+            self._standing.on_batch(position)
 
     def pull(self) -> None:
         """Bring the freshest parameters, for evaluation; called by all workers of a group."""
@@ -372,12 +382,8 @@ class Job:
             raise UsageError(f"job.{what} before job.prepare: there is no model yet")
         return self._trainer
 
-    @property
-    def _num_samples(self) -> int:
-        return self._trainer.num_samples if self._trainer is not None else 0
-
     def _tell_standing(self) -> None:
-        self._standing.tell(self.clock, self._num_samples)
+        self._standing.tell(self._trainer)
 
     # -- the end -------------------------------------------------------------------------------
 

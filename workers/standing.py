@@ -1,9 +1,9 @@
 """Where a worker stands: it tells the registrar, for the display and for calls that are missed.
 
     standing = Standing(worker, transport)
-    standing.on_batch(12)                      # of a loader with 12 batches in a pass
-    standing.end_iteration(clock, samples)     # told a few times a second
-    standing.tell(clock, samples)              # told now: before every collective, and at the end
+    standing.on_batch(position)                # of a loader that is so far in its pass
+    standing.end_iteration(trainer)            # told a few times a second
+    standing.tell(trainer)                     # told now: before every collective, and at the end
 
 The registrar judges a missed call by the last that came before it, so that must never be skipped.
 """
@@ -16,6 +16,8 @@ from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR
 from psdist.transport.base import Transport
 from psdist.workers.data.passes import EqualPasses
+from psdist.workers.data.position import Position
+from psdist.workers.trainer import Trainer
 
 _EVERY_S = 0.25
 
@@ -25,25 +27,35 @@ class Standing:
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
+        self._position = Position()
         self._told_s = 0.0
 
-    def on_batch(self, num_batches: int) -> None:
-        """A batch for training, of a loader with ``num_batches`` in a pass."""
-        self._passes.on_batch(num_batches)
+    def on_batch(self, position: Position) -> None:
+        """A batch for training was used, of a loader that is at ``position``."""
+        self._position = position
+        self._passes.on_batch(position.batches)
 
-    def end_iteration(self, clock: int, samples: int) -> None:
-        """``clock`` iterations are finished, with so many samples in all."""
+    def end_iteration(self, trainer: Trainer | None) -> None:
+        """An iteration is finished."""
         self._passes.end_iteration()
         if time.monotonic() - self._told_s >= _EVERY_S:
-            self.tell(clock, samples)
+            self.tell(trainer)
 
-    def tell(self, clock: int, samples: int) -> None:
+    def tell(self, trainer: Trainer | None) -> None:
+        """``trainer``: None before ``job.prepare``."""
         self._told_s = time.monotonic()
+        position = self._position
         progress = Progress(
             worker=self._worker,
-            clock=clock,
-            samples=samples,
+            clock=trainer.clock if trainer is not None else 0,
+            samples=trainer.num_samples if trainer is not None else 0,
             loader_batches=self._passes.num_batches,
             loader_until=self._passes.until,
+            epoch=position.epoch,
+            epochs=position.epochs,
+            batch=position.batch,
+            batches=position.batches,
+            staleness=trainer.staleness if trainer is not None else 0,
+            waited_s=trainer.waited_s if trainer is not None else 0.0,
         )
         self._transport.send_control(REGISTRAR, progress)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -129,6 +130,7 @@ class Trainer:
         self._samples_in_iteration = 0
         self._nominal_in_iteration = 0
         self._samples = 0
+        self._waited_s = 0.0
         self._staleness: Counter[int] = Counter()
         # Of what is in memory now.
         self._min_done = [NEVER] * len(self._mine)
@@ -219,7 +221,9 @@ class Trainer:
             yield from self._reduce(share=weight / group_weight)
         everywhere = set(absent).intersection(*(row.absent for row in table))
         self._begin_push(group_weight, hyper, sorted(everywhere))
+        pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
+        self._waited_s += time.monotonic() - pushed_s
         yield from self._take_new_values("optimizer.step")
         self._commit_uses()
         self._samples += self._samples_in_iteration
@@ -349,6 +353,16 @@ class Trainer:
     def num_samples(self) -> int:
         """Samples in this worker's finished iterations."""
         return self._samples
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which this worker has pushed and waited for replies."""
+        return self._waited_s
+
+    @property
+    def staleness(self) -> int:
+        """Of what is in memory, at its stalest."""
+        return max((max(0, self.clock - min_done) for min_done in self._min_done), default=0)
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()

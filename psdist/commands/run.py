@@ -1,7 +1,8 @@
-"""`psdist run`: be a rank of the job that a launcher started, or start mpirun and become it.
+"""`psdist run`: be a rank of the job that a launcher started, or start mpirun and be its parent.
 
 Owns the decision between the two and the command line of the second. It starts neither MPI nor a
-role: psdist.commands.run_rank does that, in every rank.
+role: psdist.commands.run_rank does that, in every rank. What a parent does is
+psdist.commands.launch's.
 
     run(RunRequest(ranks=6, command_line={"mode": "ssp"}, program=Program(name="train.py")))
 """
@@ -10,17 +11,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from psdist.commands.program import Program
 from psdist.commands.world_size import num_ranks_for
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import ConfigError, LaunchError, UserError
-from psdist.install.launcher import WATCHED_VARIABLE, Launcher, detect
+from psdist.install.launcher import Launcher, detect
 from psdist.install.mpi import (
     find_mpirun,
     launch_environment,
@@ -29,7 +31,6 @@ from psdist.install.mpi import (
     python_flags,
 )
 
-LAUNCHED_VARIABLE: Final = "PSDIST_INTERNAL_LAUNCHED"
 # Settings that have an option of their own name; all others are given by --set.
 OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "placement", "run_dir", "seed")
 FLAG_KEYS: Final = ("record", "strict_placement")
@@ -54,7 +55,8 @@ def run(request: RunRequest) -> int:
     """Run the program as this request says, and return the exit status.
 
     Under a launcher every mistake goes to psdist.commands.run_rank, where all ranks agree on it and
-    one prints it. Does not return where it starts mpirun. Raises UserError before it starts one.
+    one prints it. Where it starts mpirun it stays until that has ended; before it does, it raises
+    UserError.
     """
     launcher = detect(os.environ)
     outcome = _outcome(request)
@@ -72,10 +74,11 @@ def run(request: RunRequest) -> int:
         elif isinstance(outcome, UserError):
             raise outcome
         else:
-            start_mpirun(
+            return start_mpirun(
                 num_ranks,
                 run_arguments(request),
-                is_watched=outcome.config.progress == "auto" and sys.stdout.isatty(),
+                script=request.program.name,
+                progress=outcome.config.progress,
             )
 
     from psdist.commands.run_rank import run_program
@@ -83,28 +86,30 @@ def run(request: RunRequest) -> int:
     return run_program(outcome, request.program, num_workers=request.workers)
 
 
-def start_mpirun(num_ranks: int, arguments: Sequence[str], *, is_watched: bool = False) -> NoReturn:
-    """Become ``mpirun -n num_ranks python -m psdist run ARGUMENTS``.
+def start_mpirun(
+    num_ranks: int, arguments: Sequence[str], *, script: str, progress: str = "auto"
+) -> int:
+    """Run ``mpirun -n num_ranks python -m psdist run ARGUMENTS``; the job's exit status.
 
-    The process is replaced, so that signals and the exit status need no forwarding. `is_watched`
-    tells the ranks that their output ends on a terminal. Raises LaunchError if there is no mpirun
-    that belongs to the MPI library in use.
+    ``script`` and ``progress`` (the setting) are for the display. Raises LaunchError if there is no
+    mpirun that belongs to the MPI library in use, or if it cannot be started.
     """
     environment = launch_environment(os.environ)
     mpirun = find_mpirun(loaded_library(environment), environment)
     command = mpirun_command(mpirun, num_ranks, environment)
     command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
-    environment[LAUNCHED_VARIABLE] = "1"
-    if is_watched:
-        environment[WATCHED_VARIABLE] = "1"
     line = shlex.join(command)
     print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
+
+    from psdist.commands.launch.parent import make_parent
+
+    # Asked by SIGTERM, Open MPI's mpirun ends its ranks, those that are stopped among them, and
+    # clears up. MPICH's would wait for stopped ones; killed, its helpers end them.
+    death_signal = signal.SIGTERM if mpirun.family == "openmpi" else signal.SIGKILL
+    parent = make_parent(num_ranks=num_ranks, script=Path(script).name, progress=progress)
+    return parent.run(command, environment, death_signal=death_signal)
 
 
 def run_arguments(request: RunRequest) -> list[str]:

@@ -5,12 +5,18 @@ status = run_program(resolved_or_error, Program(name="train.py", arguments=("--e
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
+
 from psdist.commands.program import Program
 from psdist.config.sources import Resolved
 from psdist.errors import UsageError, UserError
+from psdist.install.launcher import detect
+from psdist.protocol.ids import worker_id
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
+from psdist.ranks.parent_link import connect_to_parent
 
 
 def run_program(
@@ -19,14 +25,21 @@ def run_program(
     """This rank's exit status. ``outcome`` is the configuration or the mistake that all ranks must
     hear of; the program runs on workers only. ``num_workers``: how many of them the user expects;
     a world with another number is an error."""
+    launcher = detect(os.environ)
+    parent = None
+    if launcher.is_present:
+        parent = connect_to_parent(os.environ, rank=launcher.rank or 0)
     try:
-        context = connect(outcome, num_workers=num_workers)
+        context = connect(outcome, num_workers=num_workers, parent=parent)
     except AgreedExit as agreed:
+        if parent is not None:
+            parent.failed(agreed.status)
         return agreed.status
     return run_or_fail(context, lambda: _take_part(context, program))
 
 
 def _take_part(context: RankContext, program: Program) -> int:
+    context.reach("importing")
     # These import torch: only once the configuration is known to be good, and where a host on
     # which that fails ends the job.
     from psdist import job
@@ -35,7 +48,12 @@ def _take_part(context: RankContext, program: Program) -> int:
     if context.role == "server":
         return serve.serve(context)
     serve.serve_beside(context)
-    run_or_fail(context, lambda: _run_as_main(program))  # sys.exit(0) is a good end
+    context.reach("starting")
+    parent = context.parent
+    if parent is not None and context.me == worker_id(0):  # the chief
+        parent.take_input()
+    with parent.script() if parent is not None else nullcontext():
+        run_or_fail(context, lambda: _run_as_main(program))  # sys.exit(0) is a good end
     ran = job.the_job()
     if ran is None:
         raise UsageError(

@@ -35,10 +35,6 @@ FAMILY_NAMES: Final[Mapping[Family, str]] = {
 _FAMILY_OF_LAUNCHER: Final[Mapping[LauncherName, Family]] = {"openmpi": "openmpi", "mpich": "mpich"}
 
 
-WATCHED_VARIABLE: Final = "PSDIST_INTERNAL_TTY"
-"""Set by ``psdist run -n`` on a terminal: mpirun gives the ranks pipes, so they cannot see it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
     """Who started this process, as one of how many; None is what the launcher does not say.

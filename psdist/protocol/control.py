@@ -147,8 +147,9 @@ class Metrics(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Control):
-    """A worker to the registrar: where it stands. A few times a second, for the progress line, and
-    always before :class:`Enter` and :class:`Done`, which are judged by it.
+    """A worker to the registrar: where it stands. A few times a second, for displays of progress,
+    and always before :class:`Enter` and :class:`Done`, which are judged by it. Counts that are not
+    known are 0.
 
     The iterations before ``loader_until`` were made of batches of psdist loaders with
     ``loader_batches`` batches in a pass: all iterations while ``loader_until`` is ``clock``.
@@ -159,6 +160,16 @@ class Progress(Control):
     samples: int
     loader_batches: int = 0
     loader_until: int = 0
+    epoch: int = 0
+    """Pass over the training data, counted from 1; ``epochs``: how many there will be."""
+    epochs: int = 0
+    batch: int = 0
+    """Batches of this pass that were used; ``batches``: how many it has."""
+    batches: int = 0
+    staleness: int = 0
+    """Of what it uses next, at its stalest."""
+    waited_s: float = 0.0
+    """Seconds that it has waited for servers in ``optimizer.step()``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

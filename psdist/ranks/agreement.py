@@ -15,7 +15,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
@@ -23,6 +22,7 @@ import msgpack
 from psdist.config.settings import RunConfig, decode, encode
 from psdist.config.sources import Resolved
 from psdist.errors import LaunchError, UserError
+from psdist.install.kernel import boot_id
 from psdist.install.launcher import (
     detect,
     explain_mismatch,
@@ -183,7 +183,7 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
         "pid": os.getpid(),
         "cores": sorted(os.sched_getaffinity(0)),
         "gpus": visible_gpus(os.environ),
-        "kernel": _boot_id(),
+        "kernel": boot_id(),
         "switches": slurm_switches(os.environ),
     }
     everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(mine))]
@@ -213,13 +213,6 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
         for rank, each in enumerate(everybody)
     ]
     return places, decode(everybody[0]["config"])
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return ""
 
 
 def _config_difference(mine: bytes, first: bytes) -> str:

@@ -20,14 +20,14 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
-from psdist.config.settings import RunConfig, to_toml
-from psdist.config.sources import Resolved, describe
+from psdist.config.settings import RunConfig
+from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError, PeerLostError, PsdistError, UserError
 from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.control import Failure
@@ -39,11 +39,16 @@ from psdist.ranks.failure import (
     flush_output,
     format_error,
     ignore_interrupts,
+    interruption,
     printable,
     wait_until_read,
 )
+from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.placing import agree_on_plan, unexpected_workers
+from psdist.ranks.run_files import create_run_directory
+from psdist.report.facts import Phase
 from psdist.report.logs import start_logs, stop_logs
+from psdist.report.progress import say_phase
 from psdist.report.run_directory import RunDirectory
 from psdist.topology.plan.plan import Plan
 from psdist.transport.base import Transport
@@ -86,8 +91,10 @@ class RankContext:
     group_comm: MPI.Comm | None = None
     network: VirtualNetwork | None = None
     """The network of a job in one process; None over MPI."""
-    on_abort: Callable[[str], None] | None = None
-    """Called with the text before this rank ends a job that failed; the registrar's files."""
+    parent: ParentLink | None = None
+    """The line to ``psdist run -n N``; None where that did not start this rank, or not here."""
+    on_abort: Callable[[str, int], None] | None = None
+    """Called with text and status before this rank ends a failed job; the registrar's files."""
     flushes: list[Callable[[], None]] = field(default_factory=list)
     """Called before this rank ends a job that failed: records that still lie in its memory."""
 
@@ -105,6 +112,14 @@ class RankContext:
         if self.comm is None:
             return f"the only rank (on {self.roles.places[0].host})"
         return self.roles.describe_rank(self.rank)
+
+    def reach(self, phase: Phase) -> None:
+        """This rank has come to another part of its life: a display says so."""
+        if self.parent is not None:
+            self.parent.reach(phase)
+        elif self.comm is not None and self.me == REGISTRAR and self.config.progress != "off":
+            elapsed_s = time.monotonic() - self.started_s
+            say_phase(phase, num_ranks=len(self.roles.places), elapsed_s=elapsed_s)
 
     def waiting(self, *, has_deadline: bool = True) -> Waiting:
         """How this rank waits: it spins only where a core is to spare (``spin`` decides)."""
@@ -145,10 +160,12 @@ class RankContext:
         """The job is over for this rank: what it sent is on its way, its files are closed."""
         self.transport.drain(_CLOSE_TIMEOUT_S)
         stop_logs()
+        if self.parent is not None:
+            self.parent.finished()
 
     def fail(self, text: str, status: int) -> NoReturn:
         """End the job: ``text`` is printed once, by the registrar if that still answers."""
-        ignore_interrupts()
+        self._ignore_interrupts()
         flush_output()
         self._flush_records()
         heading = f"psdist: {self.who}"
@@ -185,14 +202,36 @@ class RankContext:
 
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         """Print and end every rank, now."""
-        ignore_interrupts()
-        self._flush_records()
-        if self.on_abort is not None:
-            # Whatever it meets, a full disk or half of a statistic: it must neither hide what
-            # happened first nor keep the other ranks waiting.
-            with suppress(Exception):
-                self.on_abort(text)
+        self._ignore_interrupts()
+        self._write_last_files(text, status)
+        if self.parent is not None:
+            self.parent.failed(status)
         end_all(self.comm, heading, text, status)
+
+    def heed_parent(self) -> None:
+        """On the registrar, now and then: end the job where its parent wants that, or has gone."""
+        if self.parent is None:
+            return
+        if self.parent.end_signal is not None:
+            self.abort(f"psdist: {self.who}", *interruption(self.parent.end_signal))
+        if self.parent.is_lost:
+            self._ignore_interrupts()
+            self._write_last_files("psdist run or its mpirun was killed", 1)
+            # No Abort: mpirun may be what was killed, and every rank ends by its own line.
+            os._exit(1)
+
+    def _write_last_files(self, text: str, status: int) -> None:
+        self._flush_records()
+        # Whatever it meets, a full disk or half of a statistic: it must neither hide what happened
+        # first nor keep the other ranks waiting.
+        with suppress(Exception):
+            if self.on_abort is not None:
+                self.on_abort(text, status)
+
+    def _ignore_interrupts(self) -> None:
+        ignore_interrupts()
+        if self.parent is not None:
+            self.parent.ignore_signals()
 
     def _flush_records(self) -> None:
         for flush in self.flushes:
@@ -208,7 +247,12 @@ def current() -> RankContext | None:
     return _current
 
 
-def connect(outcome: Resolved | UserError, *, num_workers: int | None = None) -> RankContext:
+def connect(
+    outcome: Resolved | UserError,
+    *,
+    num_workers: int | None = None,
+    parent: ParentLink | None = None,
+) -> RankContext:
     """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error.
 
     ``num_workers``: a job with another number of workers is an error; None for any.
@@ -233,32 +277,43 @@ def connect(outcome: Resolved | UserError, *, num_workers: int | None = None) ->
         if comm.Get_size() == 1:  # mpirun -n 1 is no launcher
             _current = _connect_alone(outcome, num_workers, started_s)
         else:
-            _current = _connect(comm, outcome, num_workers, started_s)
+            _current = _connect(comm, outcome, num_workers, started_s, parent)
     except AgreedExit:
         raise
     except BaseException as error:  # the others wait for this rank in the next exchange
         ignore_interrupts()
         heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
-        end_all(comm, heading, *format_error(error))
+        text, status = format_error(error)
+        if parent is not None:
+            parent.failed(status)
+        end_all(comm, heading, text, status)
     return _current
 
 
 def _connect(
-    comm: MPI.Intracomm, outcome: Resolved | UserError, num_workers: int | None, started_s: float
+    comm: MPI.Intracomm,
+    outcome: Resolved | UserError,
+    num_workers: int | None,
+    started_s: float,
+    parent: ParentLink | None,
 ) -> RankContext:
     places, config = exchange(comm, outcome)
+    if parent is not None:
+        parent.reach("placing")
     placed = agree_on_plan(comm, places, config, num_workers=num_workers)
     rank = comm.Get_rank()
     made: bytes | UserError = b""
     if rank == 0:
         try:
             assert isinstance(outcome, Resolved)
-            made = os.fsencode(_create_run_directory(outcome, placed.roles, placed.files))
+            made = os.fsencode(create_run_directory(outcome, placed.roles, placed.files))
         except ConfigError as error:
             made = error
     path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
     context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
-    context.plan = placed.plan
+    context.plan, context.parent = placed.plan, parent
+    if parent is not None:
+        parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
     start_logs(path, rank=rank, who=context.who)
     logger.info("connected: %d ranks", comm.Get_size())
     return context
@@ -289,54 +344,6 @@ def join(
     if is_a_worker:
         context.workers_comm, context.group_comm = workers_comm, group_comm
     return context
-
-
-def _create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
-    config = outcome.config
-    if config.run_dir is not None:
-        path = Path(config.run_dir)
-    else:
-        job = os.environ.get("SLURM_JOB_ID") or str(os.getpid())
-        path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{job}"
-    path = path.absolute()
-    directory = RunDirectory.create(path)
-    try:
-        directory.write_text("config.toml", to_toml(config))
-        for name, text in files.items():
-            directory.write_text(name, text)
-        directory.write_json("ranks.json", _rank_table(roles))
-    except OSError as error:
-        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
-    for line in describe(outcome):
-        print(f"psdist: {line}", flush=True)
-    if config.mode != "sync" and len(roles.groups) == 1 and len(roles.places) > 1:
-        print(
-            f"psdist: mode {config.mode} with one group: there is nobody to be ahead of; "
-            "--group rank makes every worker a group of its own",
-            flush=True,
-        )
-    return path
-
-
-def _rank_table(roles: Roles) -> list[dict[str, Any]]:
-    seen: Counter[str] = Counter()
-    table: list[dict[str, Any]] = []
-    for each in roles.places:
-        peer = roles.peer_of_rank[each.rank]
-        worker = worker_of(peer) if is_worker(peer) else None
-        table.append(
-            {
-                "rank": each.rank,
-                "role": "server" if worker is None else "worker",
-                "worker": worker,
-                "host": each.host,
-                "pid": each.pid,
-                "group": None if worker is None else roles.group_of_worker[worker],
-                "local_rank": seen[each.host],
-            }
-        )
-        seen[each.host] += 1
-    return table
 
 
 def _core_share(places: Sequence[Place], rank: int) -> float:
@@ -371,7 +378,7 @@ def _connect_alone(
     )
     roles = Roles(places=(alone,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
     try:
-        path = _create_run_directory(
+        path = create_run_directory(
             outcome, roles, {"plan.txt": _ALONE_TEXT.format(host=alone.host)}
         )
     except ConfigError as error:

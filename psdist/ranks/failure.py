@@ -33,13 +33,22 @@ from psdist.errors import InvariantError, PeerLostError, PsdistError, TransportE
 
 logger = logging.getLogger("psdist")
 
-INTERRUPTED_STATUS = 130
-"""What a shell reports for a program that Ctrl-C has ended."""
+_SIGNAL_STATUS = 128
+"""A shell reports this, and the signal's number, for a program that a signal has ended."""
+_INTERRUPTED = "interrupted"
 _READ_TIMEOUT_S = 2.0
 _FORWARD_S = 0.1
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _RUNPY = ("<frozen runpy>", runpy.__file__)
 _NO_SCRIPTS = ("<", sysconfig.get_path("stdlib") + os.sep)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Another signal than Ctrl-C's asks this rank to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class CanFail(Protocol):
@@ -95,12 +104,23 @@ def format_error(error: BaseException) -> tuple[str, int]:
             return f"exited with status {int(error.code)}", (error.code & 0xFF) or 1
         return printable(str(error.code)), 1
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED_STATUS
+        return interruption(error.number if isinstance(error, Interrupted) else signal.SIGINT)
     if isinstance(error, PsdistError) and not isinstance(error, InvariantError):
         return printable(f"error{_script_line(error.__traceback__)}: {error}"), error.exit_status
     lines = traceback.format_exception(type(error), error, _from_script(error.__traceback__))
     status = error.exit_status if isinstance(error, PsdistError) else 1
     return printable("".join(lines).rstrip()), status
+
+
+def interruption(number: int) -> tuple[str, int]:
+    """What to say of a job that this signal has ended, and its exit status."""
+    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    return f"{_INTERRUPTED}{by}", _SIGNAL_STATUS + number
+
+
+def is_interruption(text: str, status: int) -> bool:
+    """Whether a job that ended with these was interrupted: it has not failed."""
+    return status > _SIGNAL_STATUS and text.startswith(_INTERRUPTED)
 
 
 def printable(text: str) -> str:
@@ -116,8 +136,17 @@ def end_all(comm: CanAbort | None, heading: str, text: str, status: int) -> NoRe
     flush_output()
     if comm is not None:
         wait_until_read()
+        _close_standard_error()
         comm.Abort(status)
     os._exit(status)
+
+
+def _close_standard_error() -> None:
+    """All has been said: what an MPI library has to say of its own Abort helps nobody."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
 
 
 def flush_output() -> None:

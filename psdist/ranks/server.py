@@ -9,7 +9,7 @@ psdist.servers.
 from __future__ import annotations
 
 import logging
-import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -18,11 +18,13 @@ from typing import Any
 
 from psdist.config.settings import MIN_CHUNK_BYTES
 from psdist.history.writers import RunRecord, ServerHistory, write_run
-from psdist.install.launcher import WATCHED_VARIABLE
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
-from psdist.report.progress import ProgressDisplay
+from psdist.ranks.failure import is_interruption
+from psdist.report.facts import Training
+from psdist.report.progress import ProgressDisplay, Style
+from psdist.report.standing import Standing
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import (
@@ -47,7 +49,9 @@ def serve(context: RankContext) -> int:
     import torch
 
     torch.set_num_threads(num_threads(context))
+    ignore_signals_of_scripts()
     loop, reporter = _build(context, context.transport)
+    context.reach("training")
     loop.run(
         context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
     )
@@ -60,6 +64,13 @@ def serve_beside(context: RankContext) -> None:
     if context.network is not None:
         me = server_id(0)
         context.network.spawn(me, server_actor(context, context.network.endpoint(me)))
+
+
+def ignore_signals_of_scripts() -> None:
+    """Launchers forward these to every rank (Slurm's --signal=USR1@60 among them); they are meant
+    for scripts, and would end a server."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def server_actor(context: RankContext, transport: Transport) -> Actor:
@@ -124,15 +135,17 @@ class Reporter:
         self._model_bytes: int | None = None
         self._empty_servers: list[int] | None = None
         context.on_abort = self._on_abort
-        style = context.config.progress
-        if style == "auto":
-            is_watched = sys.stderr.isatty() or WATCHED_VARIABLE in os.environ
-            style = "live" if is_watched else "lines"
-        self._display = ProgressDisplay(
-            style=style,
-            stream=sys.stderr,
-            title=self._mode(),
-        )
+        self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
+        self._told_parent_s = 0.0
+        self._display = ProgressDisplay(style=self._style(), stream=sys.stderr)
+
+    def _style(self) -> Style:
+        """A parent draws what it is told; without one a line can only be rewritten on a terminal
+        of this process's own."""
+        wanted = self._context.config.progress
+        if wanted == "off" or self._context.parent is not None:
+            return "off"
+        return "live" if wanted != "lines" and sys.stderr.isatty() else "lines"
 
     def _mode(self) -> str:
         config = self._context.config
@@ -179,20 +192,31 @@ class Reporter:
             for line in report_lines(summary, self._mode(), str(self._context.run_directory.path)):
                 print(line, flush=True)
 
-    def _on_abort(self, text: str) -> None:
+    def _on_abort(self, text: str, status: int) -> None:
         lines = text.strip().splitlines()
-        self._context.run_directory.write_json(
-            "summary.json", self._summary(lines[-1] if lines else "failed")
-        )
+        outcome = lines[-1] if lines else "failed"
+        if is_interruption(text, status):
+            outcome = "interrupted"
+        self._context.run_directory.write_json("summary.json", self._summary(outcome))
 
     def on_idle(self) -> None:
+        self._context.heed_parent()
+        if not self._registrar.progress:
+            return
         if self._display.is_due:
-            progress = self._registrar.progress.values()
-            self._display.show(
-                clocks=[each.clock for each in progress],
-                samples=sum(each.samples for each in progress),
-                last=self._registrar.last,
-            )
+            self._display.update(self._training())
+        parent = self._context.parent
+        now_s = time.monotonic()
+        if parent is not None and now_s - self._told_parent_s >= ProgressDisplay.UPDATE_EVERY_S:
+            self._told_parent_s = now_s
+            parent.tell(self._training())
+
+    def _training(self) -> Training:
+        return self._standing.at(
+            time.monotonic() - self._context.started_s,
+            progress=self._registrar.progress,
+            last=self._registrar.last,
+        )
 
     def _summary(self, outcome: str) -> dict[str, Any]:
         """summary.json; where the run failed, what is known by then and null for what is not."""

@@ -1,72 +1,112 @@
-"""The progress display of a run: one line that is rewritten, or a line now and then.
+"""Progress without a parent that draws: a line now and then, or one line that is rewritten.
 
-    display = ProgressDisplay(style="live", stream=sys.stderr, title="ssp (staleness 3)")
-    display.show(clocks=[120, 118], samples=15232, last={"loss": 0.3})
+    display = ProgressDisplay(style="lines", stream=sys.stderr)
+    display.say("4 ranks connected")
+    if display.is_due:
+        display.update(training)
 
-mpirun gives ranks pipes, so whether a person is watching is told from outside (``style``).
+Under a foreign mpirun or srun, and where ``psdist run -n`` has no terminal, lines come ever more
+rarely. The rewritten line is for a job in one process on a terminal of its own. A reader that
+does not read never holds the job up: what it has no room for is left out.
 """
 
 from __future__ import annotations
 
+import select
+import shutil
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TextIO
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, Protocol, TypeAlias
 
-WIDTH = 100
+from psdist.report.facts import Phase, Training
+from psdist.report.meter import Meter
+
+
+class Stream(Protocol):
+    def fileno(self) -> int: ...
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+Style: TypeAlias = Literal["live", "lines", "off"]
+
+# The parts of a start that take long, and are the registrar's to see.
+_PHASE_LINES: Final[Mapping[Phase, str]] = {
+    "importing": "{num_ranks} ranks are connected after {elapsed_s:.1f} s; importing torch",
+    "training": "the servers are ready after {elapsed_s:.1f} s",
+}
+
+
+def say_phase(phase: Phase, *, num_ranks: int, elapsed_s: float) -> None:
+    """A line at the phases of a start, where no parent draws them."""
+    if phase in _PHASE_LINES:
+        text = _PHASE_LINES[phase].format(num_ranks=num_ranks, elapsed_s=elapsed_s)
+        ProgressDisplay(style="lines", stream=sys.stderr).say(text)
 
 
 class ProgressDisplay:
-    LIVE_EVERY_S = 0.25
-    LINES_EVERY_S = 10.0
+    UPDATE_EVERY_S = 0.25
+    FIRST_LINE_S = 3.0
+    LAST_LINES_S = 30.0
+    GROWTH = 1.5
 
     def __init__(
-        self,
-        *,
-        style: Literal["live", "lines", "off"],
-        stream: TextIO,
-        title: str,
-        clock: Callable[[], float] = time.monotonic,
+        self, *, style: Style, stream: Stream, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._style = style
         self._stream = stream
-        self._title = title
         self._clock = clock
-        self._started_s = self._last_shown_s = clock()
+        self._meter = Meter()
+        self._updated_s = self._line_s = clock()
+        self._lines_every_s = self.FIRST_LINE_S
         self._is_line_open = False
 
     @property
     def is_due(self) -> bool:
-        if self._style == "off":
-            return False
-        every_s = self.LIVE_EVERY_S if self._style == "live" else self.LINES_EVERY_S
-        return self._clock() - self._last_shown_s >= every_s
+        """Whether it is time for the next :meth:`update`."""
+        return self._style != "off" and self._clock() - self._updated_s >= self.UPDATE_EVERY_S
 
-    def show(self, *, clocks: Sequence[int], samples: int, last: Mapping[str, Any]) -> None:
-        """``clocks``: iterations finished by each worker; ``last``: the chief's logged values."""
-        now = self._clock()
-        self._last_shown_s = now
-        if not clocks:
-            return
-        behind, ahead = min(clocks), max(clocks)
-        iteration = str(ahead) if behind == ahead else f"{behind}..{ahead}"
-        rate = samples / max(now - self._started_s, 1e-9)
-        values = " ".join(f"{name} {_short(value)}" for name, value in last.items())
-        text = f"{self._title} | iteration {iteration} | {rate:.0f} samples/s | {values}"
-        text = text[:WIDTH].rstrip(" |")
+    def say(self, what: str) -> None:
+        """A line at once: the job has come to another part of its life."""
+        if self._style != "off":
+            self.close()
+            self._write(f"psdist: {what}\n")
+
+    def update(self, training: Training) -> None:
+        """Note how the job stands, and show it if it is time to."""
+        now = self._updated_s = self._clock()
+        text = " | ".join(self._meter.update(training).all())
         if self._style == "live":
-            self._stream.write(f"\r{text:<{WIDTH}}")
-            self._is_line_open = True
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+            width = shutil.get_terminal_size().columns - 1
+            self._is_line_open |= self._write(f"\r{text[:width]:<{width}}")
+        elif self._style == "lines" and now - self._line_s >= self._lines_every_s:
+            self._line_s = now
+            self._lines_every_s = min(self.GROWTH * self._lines_every_s, self.LAST_LINES_S)
+            self._write(f"psdist: {text}\n")
+
+    def restart(self) -> None:
+        """The job was stopped, and goes on."""
+        self._meter.restart()
 
     def close(self) -> None:
         """End a rewritten line, so that what follows starts on its own."""
         if self._is_line_open:
-            self._stream.write("\n")
-            self._stream.flush()
             self._is_line_open = False
+            self._write("\n")
 
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    def _write(self, text: str) -> bool:
+        try:
+            ready = select.select([], [self._stream], [], 0.0)[1]
+        except (OSError, ValueError):  # no file of the system's, such as a test's: nothing blocks
+            ready = [self._stream]
+        if not ready:
+            return False
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # the reader has gone, or the script has closed it
+            return False
+        return True

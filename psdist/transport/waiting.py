@@ -30,6 +30,8 @@ class Waiting:
     RELAXED_SHARE = 0.01
     SPINS = 64
     """Empty polls before the first sleep: a reply that is on its way comes within these."""
+    LONGEST_POLL_S = 60.0
+    """More than this between two polls was no waiting: this process was stopped, as by Ctrl-Z."""
 
     def __init__(
         self,
@@ -59,7 +61,8 @@ class Waiting:
         """Something happened: start over."""
         self._empty_polls = 0
         self._sleep_s = self.FIRST_SLEEP_S
-        self._since: float | None = None
+        self._waited_s = 0.0
+        self._polled_s: float | None = None
         self._warn_at_s = self.warn_s
 
     def idle(self, what: str) -> bool:
@@ -69,9 +72,10 @@ class Waiting:
             return False
         if self._empty_polls % 256 == 0 or not self.is_spinning:
             now = self._clock()
-            if self._since is None:
-                self._since = now
-            waited_s = now - self._since
+            if self._polled_s is not None:
+                self._waited_s += min(now - self._polled_s, self.LONGEST_POLL_S)
+            self._polled_s = now
+            waited_s = self._waited_s
             if waited_s > self.timeout_s:
                 raise WaitTimeoutError(
                     f"waited {waited_s:.0f} s for {what}, longer than wait_timeout_s = "

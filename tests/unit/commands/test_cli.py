@@ -65,10 +65,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """What mpirun was asked to start, which it did not."""
     calls: list[tuple[int, list[str]]] = []
 
-    def start_mpirun(num_ranks: int, arguments: list[str], *, is_watched: bool) -> None:
+    def start_mpirun(num_ranks: int, arguments: list[str], *, script: str, progress: str) -> int:
         calls.append((num_ranks, arguments))
-        assert is_watched is False
-        raise SystemExit(0)
+        assert script in arguments
+        assert progress == "auto"
+        return 0
 
     monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)
     return calls
@@ -371,7 +372,10 @@ def test_other_errors_keep_their_traceback(script: str, monkeypatch: pytest.Monk
 @pytest.mark.mpi
 def test_mpirun_is_really_started_and_its_status_passes_through(tmp_path: Path) -> None:
     def start(*words: str) -> Completed:
-        program = f"from psdist.commands.run import start_mpirun; start_mpirun(2, {list(words)})"
+        program = (
+            "import sys; from psdist.commands.run import start_mpirun; "
+            f"sys.exit(start_mpirun(2, {list(words)}, script='x'))"
+        )
         return run_program([sys.executable, "-c", program], timeout_s=120, cwd=tmp_path)
 
     if (why := why_missing("openmpi")) is not None:

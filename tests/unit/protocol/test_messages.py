@@ -160,6 +160,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         str: st.text(),
         bytes: st.binary(),
         bool: st.booleans(),
+        float: st.floats(allow_nan=False),
     }
     return simple[hint]
 

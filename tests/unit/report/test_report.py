@@ -1,19 +1,16 @@
-"""What a run tells people and leaves on disk: logs by rank, its directory, the progress line."""
+"""What a run leaves on disk: logs by rank, and its directory."""
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from psdist.errors import ConfigError
 from psdist.report.logs import start_logs, stop_logs
-from psdist.report.progress import WIDTH, ProgressDisplay
 from psdist.report.run_directory import RunDirectory
 
 # -- logs --------------------------------------------------------------------------------------
@@ -110,71 +107,3 @@ def test_metrics_are_in_the_file_line_by_line(tmp_path: Path) -> None:
         assert len(lines) == epoch + 1
     run.close()
     run.close()
-
-
-# -- progress ----------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def display(
-    style: Literal["live", "lines", "off"],
-) -> tuple[ProgressDisplay, io.StringIO, Clock]:
-    stream, clock = io.StringIO(), Clock()
-    return ProgressDisplay(style=style, stream=stream, title="sync", clock=clock), stream, clock
-
-
-def test_lines_say_iterations_speed_and_what_was_logged() -> None:
-    progress, stream, clock = display("lines")
-    clock.now_s += 10.0
-    progress.show(clocks=[7, 7], samples=500, last={"loss": 0.123456, "phase": "warm up"})
-    progress.show(clocks=[8, 6, 7], samples=1000, last={})
-    assert stream.getvalue().splitlines() == [
-        "sync | iteration 7 | 50 samples/s | loss 0.1235 phase warm up",
-        "sync | iteration 6..8 | 100 samples/s",
-    ]
-
-
-def test_a_live_line_rewrites_itself_and_is_ended_once() -> None:
-    progress, stream, clock = display("live")
-    clock.now_s += 1.0
-    progress.show(clocks=[1], samples=10, last={"note": "x" * 2 * WIDTH})
-    progress.show(clocks=[2], samples=20, last={})
-    first, second = stream.getvalue().split("\r")[1:]
-    assert len(first) == len(second) == WIDTH  # the shorter line covers the longer one
-    progress.close()
-    progress.close()
-    assert stream.getvalue().endswith(f"{second}\n")
-
-
-@pytest.mark.parametrize(
-    ("style", "every_s"),
-    [("live", ProgressDisplay.LIVE_EVERY_S), ("lines", ProgressDisplay.LINES_EVERY_S)],
-)
-def test_a_display_is_due_every_so_often(style: Literal["live", "lines"], every_s: float) -> None:
-    progress, _, clock = display(style)
-    assert not progress.is_due
-    clock.now_s += every_s
-    assert progress.is_due
-    progress.show(clocks=[1], samples=1, last={})
-    assert not progress.is_due
-
-
-def test_a_display_that_is_off_is_never_due() -> None:
-    progress, stream, clock = display("off")
-    clock.now_s += 1e6
-    assert not progress.is_due
-    progress.close()
-    assert stream.getvalue() == ""
-
-
-def test_before_any_worker_has_reported_nothing_is_shown() -> None:
-    progress, stream, _ = display("lines")
-    progress.show(clocks=[], samples=0, last={})
-    assert stream.getvalue() == ""

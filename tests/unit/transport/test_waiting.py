@@ -135,3 +135,13 @@ def test_a_wait_without_a_deadline_neither_warns_nor_gives_up() -> None:
     idle(waiting, Waiting.SPINS + 1)
     clock.now_s += 1e9
     assert idle(waiting, 10) == 0
+
+
+def test_the_time_in_which_a_job_was_stopped_is_no_waiting() -> None:
+    clock = Clock()
+    waiting = back_off(clock, warn_s=100.0, timeout_s=200.0)
+    idle(waiting, Waiting.SPINS + 1)
+    clock.now_s += 86_400.0
+    assert idle(waiting, 1000) == 0
+    clock.now_s += 59.0  # a long poll is waiting
+    assert idle(waiting, 1000) == 1

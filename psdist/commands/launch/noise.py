@@ -1,0 +1,208 @@
+"""What a launcher prints around the end of a job, taken out of what it prints. Pure.
+
+    noise = LauncherNoise()
+    shown = noise.feed(data, now_s=1.0) + noise.close()
+    noise.deaths                     # what the launcher says of ranks that a signal has ended
+
+A block is taken out only when every line of it, from first to last, is one that Open MPI 5 or
+MPICH prints there; whatever begins like one and goes on otherwise comes out unchanged. All other
+advice of launchers, such as of slots that are missing, is about mistakes, and stays. Only the
+launcher's own output goes through here: it is also that of ranks without a line to the parent,
+which are on other hosts or have not come that far.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_DASHES: Final = r"-{74}"
+_EQUALS: Final = r"={83}"
+_BLANK: Final = ""
+
+# Open MPI 5.0: share/openmpi/help-mpi-api.txt and share/prte/help-prun.txt.
+_MPI_ABORT: Final = (
+    _DASHES,
+    r"MPI_ABORT was invoked on rank \d+ in communicator .+",
+    r"  Proc: \[\[\d+,\d+\],\d+\]",
+    r"  Errorcode: -?\d+",
+    _BLANK,
+    r"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes\.",
+    r"You may or may not see output from other processes, depending on",
+    r"exactly when Open MPI kills them\.",
+    _DASHES,
+)
+_CALLED_ABORT: Final = (
+    _DASHES,
+    r"\w+ has exited due to process rank \d+ with PID \d+ on node \S+ calling",
+    r'"abort"\. This may have caused other processes in the application to be',
+    r"terminated by signals sent by \w+ \(as reported here\)\.",
+    _DASHES,
+)
+_NON_ZERO_EXIT: Final = (
+    _DASHES,
+    r"\w+ detected that one or more processes exited with non-zero status,",
+    r"thus causing the job to be terminated\. The first process to do so was:",
+    _BLANK,
+    r"   Process name: \[\S+,\d+\]",
+    r"   Exit code:    -?\d+",
+    _DASHES,
+)
+_SIGNALLED: Final = (
+    _DASHES,
+    r"\w+ noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) "
+    r"exited on",
+    r"signal (?P<signal>\d+)(?: \(.+\))?\.",
+    _DASHES,
+)
+_UNREACHABLE: Final = (r"\[[^\]\s]+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file \S+ at line \d+",)
+_EPOLL: Final = (
+    r"\[warn\] Epoll (?:ADD|MOD|DEL)\(\d+\) on fd \d+ failed\. Old events were \d+; "
+    r"read change was \d+ \(\w+\); write change was \d+ \(\w+\); close change was \d+ \(\w+\): "
+    r"Bad file descriptor",
+)
+# MPICH's hydra, on standard output.
+_BAD_TERMINATION: Final = (
+    _BLANK,
+    _EQUALS,
+    r"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+    r"=   PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)",
+    r"=   EXIT CODE: -?\d+",
+    r"=   CLEANING UP REMAINING PROCESSES",
+    r"=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES",
+    _EQUALS,
+    r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .* \(signal (?P<signal>\d+)\)",
+    r"This typically refers to a problem with your application\.",
+    r"Please see the FAQ page for debugging suggestions",
+)
+# MPICH, as written by the rank itself.
+_ABORT_LINE: Final = (
+    r"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called "
+    r"MPI_Abort\((?:MPI_COMM_WORLD|comm=0x[0-9A-Fa-f]+), -?\d+\) - process \d+",
+)
+
+_BLOCKS: Final = tuple(
+    tuple(re.compile(line) for line in block)
+    for block in (
+        _MPI_ABORT,
+        _CALLED_ABORT,
+        _NON_ZERO_EXIT,
+        _SIGNALLED,
+        _UNREACHABLE,
+        _EPOLL,
+        _BAD_TERMINATION,
+        _ABORT_LINE,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that a signal has ended, as the launcher says; MPICH's does not know its rank."""
+
+    signal: int
+    pid: int
+    host: str
+    rank: int | None
+
+
+class LauncherNoise:
+    PARTIAL_S = 0.1
+    """So long the beginning of a line waits for its end: a launcher forwards what ranks wrote."""
+    BLOCK_S = 2.0
+    """So long the beginning of a block does: a launcher may print it line by line."""
+    MAX_LINE_BYTES = 4096
+    """What is longer is nobody's noise."""
+
+    def __init__(self) -> None:
+        self.deaths: list[Death] = []
+        self._held: list[bytes] = []
+        """Whole lines that are the beginning of a block."""
+        self._rest = b""
+        """The beginning of a line."""
+        self._deadline_s: float | None = None
+        self._is_after_block = False
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When :meth:`overdue` has something to say; None while nothing is held."""
+        return self._deadline_s
+
+    def feed(self, data: bytes, *, now_s: float) -> bytes:
+        """What of it is to be shown now."""
+        shown = bytearray()
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest
+        for line in lines:
+            shown += self._take(line + b"\n")
+        if len(self._rest) > self.MAX_LINE_BYTES:
+            shown += self._release()
+        if not self._held and not self._rest:
+            self._deadline_s = None
+        else:
+            may_be_block = self._held or set(self._rest) in ({ord("-")}, {ord("=")})
+            self._deadline_s = now_s + (self.BLOCK_S if may_be_block else self.PARTIAL_S)
+        return bytes(shown)
+
+    def overdue(self, *, now_s: float) -> bytes:
+        """What has waited in vain for the rest of its block or line."""
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return b""
+        return self._release()
+
+    def close(self) -> bytes:
+        """Nothing more will come."""
+        return self._release()
+
+    def _release(self) -> bytes:
+        rest = self._rest if self._rest != b"\0" else b""  # Open MPI's last byte after an abort
+        shown = b"".join((*self._held, rest))
+        self._held, self._rest, self._deadline_s = [], b"", None
+        return shown
+
+    def _take(self, line: bytes) -> bytes:
+        if self._is_after_block:
+            line = line.removeprefix(b"\0")
+        self._is_after_block = False
+        self._held.append(line)
+        shown = bytearray()
+        # What is no block from its first line on may be one from its second.
+        while self._held:
+            fitting = [block for block in _BLOCKS if _begins(block, self._held)]
+            if not fitting:
+                shown += self._held.pop(0)
+                continue
+            done = next((block for block in fitting if len(block) == len(self._held)), None)
+            if done is not None:
+                self._note_death(done)
+                self._held = []
+                self._is_after_block = True
+            break
+        return bytes(shown)
+
+    def _note_death(self, block: tuple[re.Pattern[str], ...]) -> None:
+        facts: dict[str, str] = {}
+        for pattern, line in zip(block, self._held, strict=True):
+            match = pattern.fullmatch(_text(line))
+            facts |= match.groupdict() if match else {}
+        if "signal" in facts:
+            rank = facts.get("rank")
+            self.deaths.append(
+                Death(
+                    signal=int(facts["signal"]),
+                    pid=int(facts["pid"]),
+                    host=facts["host"],
+                    rank=None if rank is None else int(rank),
+                )
+            )
+
+
+def _begins(block: tuple[re.Pattern[str], ...], lines: list[bytes]) -> bool:
+    return len(lines) <= len(block) and all(
+        pattern.fullmatch(_text(line)) for pattern, line in zip(block, lines, strict=False)
+    )
+
+
+def _text(line: bytes) -> str:
+    return line.rstrip(b"\n").decode("utf-8", "replace")

@@ -1,0 +1,330 @@
+"""The parent of a job: one loop over mpirun, the ranks of this host, the terminal and signals.
+
+    parent = make_parent(num_ranks=4, script="train.py", progress="auto")
+    status = parent.run(command, environment, death_signal=signal.SIGTERM)
+
+It starts mpirun and stays until that has ended. It passes output on, draws progress, forwards
+signals once, stops and continues the job with itself, hands its standard input to the chief, and
+gives the exit status. It decides little: what follows a signal is ``ending``, what is shown is
+``display``, how the job ended is ``verdict``. It never waits for a rank, and no rank outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from psdist.commands.launch.display import Display
+from psdist.commands.launch.ending import (
+    EndByRegistrar,
+    Ending,
+    KillRanks,
+    SignalLauncher,
+    Step,
+    TellRanks,
+)
+from psdist.commands.launch.noise import LauncherNoise
+from psdist.commands.launch.process import start
+from psdist.commands.launch.ranks import Rank, Ranks
+from psdist.commands.launch.relay import READ_BYTES, Filter, Lines
+from psdist.commands.launch.screen import Screen
+from psdist.commands.launch.signals import ENDINGS, Signals
+from psdist.commands.launch.verdict import judge
+from psdist.commands.launch.view import View
+from psdist.errors import ProtocolError
+from psdist.report.facts import (
+    EndNow,
+    Fact,
+    Failed,
+    Finished,
+    Hello,
+    InputWanted,
+    PhaseReached,
+    RoleTaken,
+    SignalCame,
+    Training,
+)
+from psdist.report.progress import Style
+
+_LEFT_BEHIND_S: Final = 3.0
+"""From the launcher's end to the end of ranks that it has left behind; then they are killed."""
+_BUSY_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Something that is read: for which of our streams, and through what."""
+
+    descriptor: int
+    stream: int
+    filter: Filter
+
+
+def make_parent(*, num_ranks: int, script: str, progress: str) -> Parent:
+    """A parent on this process's own output. ``progress``: the setting of that name."""
+    can_draw = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    style: Style = "lines"
+    if progress == "off":
+        style = "off"
+    elif progress != "lines" and can_draw:
+        style = "live"
+    screen = Screen(is_live=style == "live")
+    view = View(num_ranks=num_ranks, script=script, started_s=time.monotonic())
+    return Parent(screen, Display(screen, style=style, view=view), num_ranks=num_ranks)
+
+
+class Parent:
+    def __init__(self, screen: Screen, display: Display, *, num_ranks: int) -> None:
+        self._screen = screen
+        self._display = display
+        self._num_ranks = num_ranks
+        self._selector = selectors.PollSelector()
+        self._sources: dict[int, _Source] = {}
+        self._noise = {stream: LauncherNoise() for stream in (1, 2)}
+        self._ending = Ending()
+        self._told: list[int] = []
+        self._vanished: list[Rank] = []
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], *, death_signal: int
+    ) -> int:
+        """Start ``command`` and stay until it has ended; the job's exit status.
+
+        ``death_signal``: what ends this launcher and its ranks when this process is gone. Raises
+        LaunchError if it cannot be started.
+        """
+        with Ranks() as self._ranks, Signals() as self._signals:
+            self._selector.register(self._signals.descriptor, selectors.EVENT_READ, _nothing)
+            self._selector.register(self._ranks.listener, selectors.EVENT_READ, self._accept)
+            self._launcher = start(
+                command, {**environment, **self._ranks.environment()}, death_signal=death_signal
+            )
+            try:
+                self._watch(self._launcher)
+                while self._launcher.poll() is None:
+                    self._turn()
+                self._end_ranks_left_behind()
+                return self._conclude()
+            finally:
+                # Nothing goes on without its parent, whatever has happened to that.
+                if self._launcher.poll() is None:
+                    self._launcher.kill()
+                    self._launcher.wait()
+                self._screen.erase()
+                self._selector.close()
+
+    # -- one turn ------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Wait for something to happen, or for the time of what is due; take it on."""
+        is_full = any(self._screen.is_full(stream) for stream in (1, 2))
+        if is_full:  # who reads us is slow, so the ranks wait, as with any pipe
+            self._screen.flush(timeout_s=_BUSY_S)
+        else:
+            for key, _ in self._selector.select(self._time_to_wait_s()):
+                key.data()
+        for number in self._signals.take():
+            self._on_signal(number)
+        now_s = time.monotonic()
+        for source in list(self._sources.values()):
+            self._screen.put(source.stream, source.filter.overdue(now_s=now_s))
+        self._take_steps(self._ending.on_time(now_s=now_s))
+        self._screen.flush()
+        self._display.tick(now_s)
+
+    def _time_to_wait_s(self) -> float:
+        if self._screen.waiting:
+            return _BUSY_S
+        now_s = time.monotonic()
+        deadlines = [source.filter.deadline_s for source in self._sources.values()]
+        due = [at_s for at_s in (*deadlines, self._ending.deadline_s) if at_s is not None]
+        return max(0.0, min([self._display.every_s, *(at_s - now_s for at_s in due)]))
+
+    def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
+        assert launcher.stdout is not None
+        assert launcher.stderr is not None
+        for stream, file in ((1, launcher.stdout), (2, launcher.stderr)):
+            self._add_source(os.dup(file.fileno()), stream, self._noise[stream])
+            file.close()
+
+    def _add_source(self, descriptor: int, stream: int, filter_: Filter) -> None:
+        os.set_blocking(descriptor, False)
+        source = self._sources[descriptor] = _Source(descriptor, stream, filter_)
+        self._selector.register(descriptor, selectors.EVENT_READ, partial(self._read, source))
+
+    def _read(self, source: _Source) -> bool:
+        """Take what is there; whether there was anything."""
+        try:
+            data = os.read(source.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            shown = source.filter.feed(data, now_s=time.monotonic())
+            self._screen.put(source.stream, shown)
+        else:
+            self._screen.put(source.stream, source.filter.close())
+            self._selector.unregister(source.descriptor)
+            del self._sources[source.descriptor]
+            os.close(source.descriptor)
+        return bool(data)
+
+    # -- ranks ---------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        rank = self._ranks.accept()
+        if rank is not None:
+            hear: Callable[[], None] = partial(self._hear, rank)
+            self._selector.register(rank.connection, selectors.EVENT_READ, hear)
+
+    def _hear(self, rank: Rank) -> None:
+        try:
+            for fact in rank.receive():
+                self._on_fact(rank, fact)
+        except ProtocolError as error:
+            self._screen.say(f"psdist: error: {rank.name}: {error}")
+        if not rank.is_connected:
+            self._selector.unregister(rank.connection)
+            if not rank.has_ended_well:
+                self._vanished.append(rank)
+
+    def _on_fact(self, rank: Rank, fact: Fact) -> None:
+        if isinstance(fact, Training):
+            self._display.training(fact)
+        elif isinstance(fact, Hello):
+            rank.number = fact.rank
+            self._display.rank_reached(fact.rank, "connecting")
+            for stream, descriptor in enumerate(rank.welcome(), start=1):
+                self._add_source(descriptor, stream, Lines())
+        elif isinstance(fact, PhaseReached) and rank.number is not None:
+            self._display.rank_reached(rank.number, fact.phase)
+        elif isinstance(fact, RoleTaken):
+            rank.take_role(fact)
+            if rank.number is not None:
+                self._display.take_role(rank.number, is_worker=rank.is_worker)
+            ranks = self._ranks.all
+            if all(each.who for each in ranks) and not any(each.is_registrar for each in ranks):
+                self._display.registrar_is_elsewhere()
+        elif isinstance(fact, InputWanted):
+            rank.give_input()
+        elif isinstance(fact, Failed | Finished):
+            rank.has_ended_well = True
+            if isinstance(fact, Failed):
+                self._told.append(fact.status)
+
+    # -- signals -------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        if number in ENDINGS:
+            self._end(number)
+        elif number == signal.SIGTSTP:
+            self._stop()
+        elif number == signal.SIGCONT:
+            self._continue()
+        elif number == signal.SIGUSR1:
+            if self._has_ranks_elsewhere:  # mpirun reaches them all, and servers ignore it
+                self._launcher.send_signal(number)
+            else:
+                self._take_steps([TellRanks(number)])
+
+    def _end(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._ending.number is None:
+            self._screen.say(f"psdist: {name}: ending the job; a second signal ends it at once")
+        steps = self._ending.on_signal(
+            number,
+            now_s=time.monotonic(),
+            has_worker=any(rank.is_worker for rank in self._ranks.connected),
+            has_registrar=any(rank.is_registrar for rank in self._ranks.connected),
+        )
+        self._take_steps(steps)
+
+    def _take_steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if isinstance(step, TellRanks):
+                for rank in self._ranks.connected:
+                    rank.tell(SignalCame(number=step.number))
+            elif isinstance(step, EndByRegistrar):
+                for rank in self._ranks.connected:
+                    if rank.is_registrar:
+                        rank.tell(EndNow(number=step.number))
+            elif isinstance(step, SignalLauncher):
+                self._launcher.send_signal(step.number)
+            elif isinstance(step, KillRanks):
+                for rank in self._ranks.all:
+                    rank.process.signal_group(signal.SIGKILL)
+
+    @property
+    def _has_ranks_elsewhere(self) -> bool:
+        return len(self._ranks.all) < self._num_ranks
+
+    def _stop(self) -> None:
+        """Ctrl-Z: the job first, then ourselves; whoever continues us continues the job."""
+        self._screen.erase()
+        for rank in self._ranks.all:
+            rank.process.signal_group(signal.SIGSTOP)
+        if self._has_ranks_elsewhere:
+            self._launcher.send_signal(signal.SIGTSTP)
+        came = self._signals.stop_here()
+        self._continue()
+        for number in came:
+            self._on_signal(number)
+
+    def _continue(self) -> None:
+        for rank in self._ranks.all:
+            rank.process.signal_group(signal.SIGCONT)
+        if self._has_ranks_elsewhere:
+            self._launcher.send_signal(signal.SIGCONT)
+        self._display.restart()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end_ranks_left_behind(self) -> None:
+        """mpirun has ended. Where it was killed its ranks may live on: not for long."""
+        for rank in self._ranks.connected:
+            self._hear(rank)
+        for rank in self._ranks.connected:
+            self._selector.unregister(rank.connection)
+        self._selector.unregister(self._ranks.listener)
+        self._ranks.hang_up()
+        deadline_s = time.monotonic() + _LEFT_BEHIND_S
+        while self._ranks.alive and time.monotonic() < deadline_s:
+            self._turn()
+        for rank in self._ranks.alive:
+            rank.process.signal_group(signal.SIGKILL)
+        for source in list(self._sources.values()):
+            while self._read(source):
+                self._flush_patiently()
+            self._screen.put(source.stream, source.filter.close())
+
+    def _conclude(self) -> int:
+        verdict = judge(
+            self._launcher.returncode,
+            told=self._told,
+            interrupted_by=self._ending.number,
+            deaths=[death for noise in self._noise.values() for death in noise.deaths],
+            vanished=[rank.name for rank in self._vanished],
+            num_started=len(self._ranks.all),
+        )
+        if verdict.line is not None:
+            self._screen.say(verdict.line)
+        self._flush_patiently()
+        return verdict.status
+
+    def _flush_patiently(self) -> None:
+        """All of it, however slow the reader, unless we are told to end."""
+        while self._screen.waiting:
+            self._screen.flush(timeout_s=_BUSY_S)
+            if set(self._signals.take()) & set(ENDINGS):
+                return
+
+
+def _nothing() -> None:
+    """The signals are taken after every wait."""

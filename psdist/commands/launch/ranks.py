@@ -1,0 +1,201 @@
+"""The parent's end of the lines to its ranks: a socket in a folder that only this user can enter.
+
+    ranks = Ranks()
+    environment |= ranks.environment()
+    arrival = ranks.accept()             # when the listener can be read
+    facts = arrival.receive()            # when its connection can be
+
+Ranks of this host connect to it; the kernel says which process each one is. Owns the folder, the
+connections, and the pipes that stand for a rank's standard output and error. What facts mean is
+psdist.commands.launch.parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from psdist.commands.launch.process import RankProcess
+from psdist.errors import LaunchError
+from psdist.install.kernel import boot_id
+from psdist.report.facts import (
+    KERNEL_VARIABLE,
+    PACKET_BYTES,
+    PARENT_VARIABLE,
+    Fact,
+    InputGiven,
+    Order,
+    RoleTaken,
+    Welcome,
+    decode_fact,
+    encode,
+)
+
+_BACKLOG: Final = 4096
+# sockaddr_un has room for 107 bytes; a rank of another name space never sees the path.
+_LONGEST_PATH: Final = 100
+_CREDENTIALS: Final = struct.Struct("3i")
+_MAX_PACKETS: Final = 64
+"""Of one rank in a row: the others, and the terminal, are to be served as well."""
+
+
+class Rank:
+    """One rank on this host, from the moment in which it connected."""
+
+    def __init__(self, connection: socket.socket, process: RankProcess) -> None:
+        self.connection = connection
+        self.process = process
+        self.number: int | None = None
+        """Its rank in MPI, once it has said so."""
+        self.who = ""
+        """``worker 1 (rank 3 on n2)``, once it has a role."""
+        self.is_worker = self.is_registrar = False
+        self.has_ended_well = False
+        """It has done its part, or has told people why it ends."""
+        self.is_connected = True
+
+    @property
+    def name(self) -> str:
+        return self.who or ("a rank" if self.number is None else f"rank {self.number}")
+
+    def take_role(self, role: RoleTaken) -> None:
+        self.who = role.who
+        self.is_worker = role.role == "worker"
+        self.is_registrar = role.role == "registrar"
+
+    def welcome(self) -> list[int]:
+        """Send pipes for its standard output and error; the ends to read. None where no more can
+        be opened: the rank then writes as it would under any mpirun."""
+        ends: list[int] = []
+        with suppress(OSError):
+            ends += os.pipe()
+            ends += os.pipe()
+        pipes = [ends[1], ends[3]] if len(ends) == 4 else []
+        is_sent = self._send(Welcome(), pipes)
+        kept = [ends[0], ends[2]] if pipes and is_sent else []
+        for end in ends:
+            if end not in kept:
+                os.close(end)
+        return kept
+
+    def give_input(self) -> None:
+        """Its standard input becomes ours, if we have one."""
+        try:
+            os.fstat(0)
+        except OSError:
+            self._send(InputGiven(), [])
+        else:
+            self._send(InputGiven(), [0])
+
+    def tell(self, order: Order) -> None:
+        self._send(order, [])
+
+    def receive(self) -> Iterator[Fact]:
+        """What it has said; :attr:`is_connected` is False once it has gone.
+
+        Raises ProtocolError if it says what no rank of this version does.
+        """
+        for _ in range(_MAX_PACKETS):
+            try:
+                data = self.connection.recv(PACKET_BYTES + 1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.is_connected = False
+                return
+            yield decode_fact(data)
+
+    def close(self) -> None:
+        self.is_connected = False
+        self.connection.close()
+
+    def _send(self, order: Order, descriptors: list[int]) -> bool:
+        try:
+            socket.send_fds(
+                self.connection,
+                [encode(order)],
+                descriptors,
+                socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+            )
+        except OSError:  # it has gone, or has not read for long: it is ending
+            return False
+        return True
+
+
+class Ranks:
+    """All ranks of this host. A context manager: at its end the lines and the folder are gone."""
+
+    def __init__(self) -> None:
+        self._folder = _private_folder()
+        self._path = self._folder / "parent"
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(self._path))
+        self.listener.listen(_BACKLOG)
+        self.listener.setblocking(False)
+        self.all: list[Rank] = []
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hang_up()
+        self.listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        """What ranks need to find us."""
+        return {PARENT_VARIABLE: str(self._path), KERNEL_VARIABLE: boot_id()}
+
+    def accept(self) -> Rank | None:
+        """The next rank, if one has come."""
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return None
+        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, user, _ = _CREDENTIALS.unpack(packed)
+        if user not in (os.geteuid(), 0):
+            connection.close()
+            return None
+        rank = Rank(connection, RankProcess.of(pid))
+        self.all.append(rank)
+        return rank
+
+    @property
+    def connected(self) -> list[Rank]:
+        return [rank for rank in self.all if rank.is_connected]
+
+    @property
+    def alive(self) -> list[Rank]:
+        return [rank for rank in self.all if rank.process.is_alive]
+
+    def hang_up(self) -> None:
+        """No rank lives on without its line."""
+        for rank in self.all:
+            rank.close()
+
+
+def _private_folder() -> Path:
+    reason = "its path is too long"
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="psdist-", dir=parent))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            continue
+        if len(os.fsencode(folder)) <= _LONGEST_PATH:
+            return folder
+        folder.rmdir()
+    raise LaunchError(
+        f"no folder for the job's socket can be made in {tempfile.gettempdir()} or /tmp: {reason}; "
+        "set TMPDIR to one with a short path"
+    )

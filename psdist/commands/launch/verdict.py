@@ -1,0 +1,82 @@
+"""How the job ended: the parent's exit status, and its one line where nobody else has said why.
+
+    verdict = judge(returncode=137, deaths=noise.deaths, ...)
+    verdict.status, verdict.line
+
+Pure. A rank that fails says why and names the status (psdist.ranks.failure); launchers report the
+signals by which they end the others, so what ranks have told counts before what launchers return.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psdist.commands.launch.noise import Death
+
+_SIGNAL_STATUS = 128
+_KILLED_HINT = "; out of memory? (dmesg would say so)"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    status: int
+    line: str | None = None
+
+
+def judge(
+    returncode: int,
+    *,
+    told: Sequence[int],
+    interrupted_by: int | None,
+    deaths: Sequence[Death],
+    vanished: Sequence[str],
+    num_started: int,
+) -> Verdict:
+    """``returncode``: the launcher's, negative for a signal; ``told``: statuses that ranks have
+    given; ``vanished``: names of ranks that ended without a word, the first one first;
+    ``num_started``: ranks that have had a line."""
+    failures = [status for status in told if status]
+    if failures:
+        return Verdict(failures[0])
+    if returncode == 0:
+        return Verdict(0)
+    if interrupted_by is not None:
+        return Verdict(_SIGNAL_STATUS + interrupted_by)
+    if deaths:
+        death = deaths[0]
+        who = vanished[0] if vanished else f"the process {death.pid} on {death.host}"
+        if death.rank is not None and not vanished:
+            who = f"rank {death.rank} on {death.host}"
+        hint = _KILLED_HINT if death.signal == signal.SIGKILL else ""
+        return Verdict(
+            _SIGNAL_STATUS + death.signal,
+            f"psdist: error: {who} was ended by signal {_signal(death.signal)}{hint}",
+        )
+    if returncode < 0:
+        return Verdict(
+            _SIGNAL_STATUS - returncode,
+            f"psdist: error: mpirun was ended by signal {_signal(-returncode)}; its ranks on this "
+            "host have been ended",
+        )
+    if vanished:
+        return Verdict(
+            returncode,
+            f"psdist: error: {vanished[0]} ended before the job was complete and said nothing "
+            f"(mpirun's status is {returncode}): did it call os._exit?",
+        )
+    if not num_started:
+        return Verdict(
+            returncode,
+            f"psdist: error: mpirun ended with status {returncode} before any rank had started; "
+            "what it said stands above",
+        )
+    return Verdict(returncode, f"psdist: error: mpirun ended with status {returncode}")
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)

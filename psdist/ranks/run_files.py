@@ -1,0 +1,75 @@
+"""What one rank writes before a run begins: the run directory, its configuration, who is who.
+
+    path = create_run_directory(resolved, roles, {"plan.txt": drawing})
+
+What is written later is psdist.ranks.server's (the registrar) and psdist.report.logs's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psdist.config.settings import to_toml
+from psdist.config.sources import Resolved, describe
+from psdist.errors import ConfigError
+from psdist.protocol.ids import is_worker, worker_of
+from psdist.protocol.roles import Roles
+from psdist.report.run_directory import RunDirectory
+
+
+def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
+    """Make the run's directory with its first files, and print the configuration; its path.
+
+    ``files``: more of them, texts by name. Raises ConfigError where it holds a run already or
+    cannot be written.
+    """
+    config = outcome.config
+    if config.run_dir is not None:
+        path = Path(config.run_dir)
+    else:
+        job = os.environ.get("SLURM_JOB_ID") or str(os.getpid())
+        path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{job}"
+    path = path.absolute()
+    directory = RunDirectory.create(path)
+    try:
+        directory.write_text("config.toml", to_toml(config))
+        for name, text in files.items():
+            directory.write_text(name, text)
+        directory.write_json("ranks.json", _rank_table(roles))
+    except OSError as error:
+        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
+    for line in describe(outcome):
+        print(f"psdist: {line}", flush=True)
+    if config.mode != "sync" and len(roles.groups) == 1 and len(roles.places) > 1:
+        print(
+            f"psdist: mode {config.mode} with one group: there is nobody to be ahead of; "
+            "--group rank makes every worker a group of its own",
+            flush=True,
+        )
+    return path
+
+
+def _rank_table(roles: Roles) -> list[dict[str, Any]]:
+    seen: Counter[str] = Counter()
+    table: list[dict[str, Any]] = []
+    for each in roles.places:
+        peer = roles.peer_of_rank[each.rank]
+        worker = worker_of(peer) if is_worker(peer) else None
+        table.append(
+            {
+                "rank": each.rank,
+                "role": "server" if worker is None else "worker",
+                "worker": worker,
+                "host": each.host,
+                "pid": each.pid,
+                "group": None if worker is None else roles.group_of_worker[worker],
+                "local_rank": seen[each.host],
+            }
+        )
+        seen[each.host] += 1
+    return table

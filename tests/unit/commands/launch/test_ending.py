@@ -1,0 +1,69 @@
+"""A job that is asked to end gets time, stage by stage, and ends hard when asked again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from psdist.commands.launch.ending import (
+    EndByRegistrar,
+    Ending,
+    KillRanks,
+    SignalLauncher,
+    Step,
+    TellRanks,
+)
+
+STAGES: list[list[Step]] = [
+    [TellRanks(signal.SIGINT)],
+    [EndByRegistrar(signal.SIGINT)],
+    [SignalLauncher(signal.SIGTERM)],
+    [SignalLauncher(signal.SIGKILL), KillRanks()],
+]
+
+
+def ask(ending: Ending, number: int = signal.SIGINT, **roles: bool) -> list[Step]:
+    given = {"has_worker": True, "has_registrar": True, **roles}
+    return ending.on_signal(number, now_s=0.0, **given)
+
+
+def test_each_further_signal_goes_one_stage_further() -> None:
+    ending = Ending()
+    assert [ask(ending) for _ in range(6)] == [*STAGES, [], []]
+    assert ending.number == signal.SIGINT
+
+
+def test_the_first_signal_is_the_one_that_counts() -> None:
+    ending = Ending()
+    assert ask(ending, signal.SIGTERM) == [TellRanks(signal.SIGTERM)]
+    assert ask(ending, signal.SIGINT) == [EndByRegistrar(signal.SIGTERM)]
+    assert ending.number == signal.SIGTERM
+
+
+def test_without_further_signals_every_stage_has_its_time() -> None:
+    ending = Ending()
+    assert ending.deadline_s is None
+    assert ending.on_time(now_s=1e9) == []
+    steps = [ask(ending)]
+    at_s: list[float] = []
+    while ending.deadline_s is not None:
+        assert ending.on_time(now_s=ending.deadline_s - 0.001) == []
+        at_s.append(ending.deadline_s)
+        steps.append(ending.on_time(now_s=ending.deadline_s))
+    assert steps == STAGES
+    assert at_s == [30.0, 33.0, 38.0]
+
+
+@pytest.mark.parametrize(
+    ("has_worker", "has_registrar", "first"),
+    [
+        (False, True, EndByRegistrar(signal.SIGINT)),
+        (False, False, SignalLauncher(signal.SIGTERM)),
+        (True, False, TellRanks(signal.SIGINT)),
+    ],
+)
+def test_who_is_told_first_depends_on_who_is_on_this_host(
+    has_worker: bool, has_registrar: bool, first: Step
+) -> None:
+    assert ask(Ending(), has_worker=has_worker, has_registrar=has_registrar) == [first]

@@ -1,0 +1,71 @@
+"""The parent's exit status and its one line, from what ranks and the launcher have said."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.commands.launch.noise import Death
+from psdist.commands.launch.verdict import Verdict, judge
+
+SEGFAULT = Death(signal=11, pid=123, host="n1", rank=2)
+KILLED = Death(signal=9, pid=123, host="n1", rank=None)
+
+
+def verdict(returncode: int, **known: object) -> Verdict:
+    nothing = {"told": [], "interrupted_by": None, "deaths": [], "vanished": [], "num_started": 2}
+    return judge(returncode, **{**nothing, **known})  # type: ignore[arg-type]
+
+
+def test_a_job_that_went_well_needs_no_words() -> None:
+    assert verdict(0) == Verdict(0)
+    # A script that has saved its work after Ctrl-C and ended well has ended well.
+    assert verdict(0, interrupted_by=2) == Verdict(0)
+
+
+def test_what_a_rank_has_told_counts_before_what_the_launcher_returns() -> None:
+    # MPICH's mpiexec returned 9, for the ranks that it had ended itself.
+    assert verdict(9, told=[3, 1], deaths=[KILLED], vanished=["a rank"]) == Verdict(3)
+    assert verdict(1, told=[130], interrupted_by=2) == Verdict(130)
+    assert verdict(0, told=[2]) == Verdict(2)
+
+
+@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (1, 129)])
+def test_an_interrupted_job_has_the_signals_status(number: int, status: int) -> None:
+    assert verdict(1, interrupted_by=number, deaths=[KILLED]) == Verdict(status)
+    assert verdict(-9, interrupted_by=number) == Verdict(status)
+
+
+def test_a_rank_that_a_signal_has_ended_is_named_with_the_signal() -> None:
+    assert verdict(139, deaths=[SEGFAULT]) == Verdict(
+        139, "psdist: error: rank 2 on n1 was ended by signal 11 (SIGSEGV)"
+    )
+    assert verdict(11, deaths=[SEGFAULT], vanished=["worker 1 (rank 2 on n1)", "b"]) == Verdict(
+        139, "psdist: error: worker 1 (rank 2 on n1) was ended by signal 11 (SIGSEGV)"
+    )
+    assert verdict(9, deaths=[KILLED]) == Verdict(
+        137,
+        "psdist: error: the process 123 on n1 was ended by signal 9 (SIGKILL); out of memory? "
+        "(dmesg would say so)",
+    )
+
+
+def test_a_launcher_that_was_killed_is_named() -> None:
+    assert verdict(-9, vanished=["a"]) == Verdict(
+        137,
+        "psdist: error: mpirun was ended by signal 9 (SIGKILL); its ranks on this host have been "
+        "ended",
+    )
+
+
+def test_an_end_that_nobody_explains_is_explained_as_far_as_it_is_known() -> None:
+    assert verdict(5, vanished=["worker 0 (rank 1 on n1)"]) == Verdict(
+        5,
+        "psdist: error: worker 0 (rank 1 on n1) ended before the job was complete and said nothing "
+        "(mpirun's status is 5): did it call os._exit?",
+    )
+    assert verdict(183, num_started=0) == Verdict(
+        183,
+        "psdist: error: mpirun ended with status 183 before any rank had started; what it said "
+        "stands above",
+    )
+    assert verdict(1) == Verdict(1, "psdist: error: mpirun ended with status 1")
