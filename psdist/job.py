@@ -5,8 +5,8 @@
     for x, y in job.loader(dataset, batch_size=64, shuffle=True): ...
     job.save("model.safetensors")
 
-A Job puts a worker's parts together and holds no logic of its own: an iteration is
-psdist.workers.trainer, waiting and messages are psdist.workers.loop, saving is
+A Job holds no logic of its own: a worker is put together by psdist.workers.assembly, an iteration
+is psdist.workers.trainer, waiting and messages are psdist.workers.loop, saving is
 psdist.workers.model.saving.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,19 +29,13 @@ from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import worker_of
 from psdist.protocol.memory import as_bytes
-from psdist.protocol.optimizers import (
-    OptimizerKind,
-    check_mode,
-    traits,
-)
-from psdist.protocol.partition import Partition
 from psdist.ranks.context import RankContext, current
 from psdist.ranks.device import device_of
 from psdist.ranks.failure import printable
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import num_threads
 from psdist.workers import metrics
-from psdist.workers.assembly import make_loop
+from psdist.workers.assembly import make_loop, make_trainer
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
 from psdist.workers.data.position import Position, length_of
 from psdist.workers.group import process_group
@@ -52,7 +46,6 @@ from psdist.workers.model.description import (
     has_made_steps,
     packed_hyperparameters,
 )
-from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix, write_model
 from psdist.workers.protocol.seat import Seat
@@ -157,10 +150,8 @@ class Job:
         self._epochs = EpochCounter()
         self._standing = Standing(self.worker, context.transport)
         self._trainer: Trainer | None = None
-        self._description: ModelDescription | None = None
-        self._model: torch.nn.Module | None = None
         self._optimizer: ServedOptimizer | None = None
-        self._partition: Partition | None = None
+        self._write_model: Callable[[Path], None] | None = None
         self._history: WorkerHistory | None = None
         self._is_finished = False
         self._prepared_s = time.monotonic()
@@ -192,36 +183,35 @@ class Job:
             ranks=self._context.roles.worker_ranks,
             collective=lambda payload: self._collective("prepare", payload),
         )
-        marks = traits(description.optimizer, extra=self._config.optimizers)
-        check_mode(marks, self._config.mode)
-        chunk_bytes = self._config.chunk_bytes
-        partition = Partition.cut(
-            description.pieces,
-            chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes,
-            whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
+        config = self._config
+        partition = description.cut(
+            chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
+            mode=config.mode,
+            extra_optimizers=config.optimizers,
         )
-        owners = partition.shard(self._context.roles.shard_weights)
-        flat = FlatModel(partition, description.parameters)
-        self._loop.take_slice(partition, owners=owners, credits=self._config.credits, frames=flat)
-        if self._config.record:
+        if config.record:
             folder = self._context.run_directory.path / "history"
             self._history = WorkerHistory(folder, self.worker)
             self._context.flushes.append(self._history.flush)
-        self._trainer = Trainer(
-            worker=self.worker,
+        self._trainer = make_trainer(
+            self._loop,
+            self._group,
             partition=partition,
-            owners=owners,
-            flat=flat,
-            loop=self._loop,
-            group=self._group,
+            owners=partition.shard(self._context.roles.shard_weights),
+            credits=config.credits,
+            parameters=description.parameters,
             frozen=description.frozen,
             hyperparameters=lambda: packed_hyperparameters(optimizer),
-            on_nonfinite=self._config.on_nonfinite,
+            on_nonfinite=config.on_nonfinite,
             history=self._history,
             on_iteration=lambda: self._standing.end_iteration(self._trainer),
         )
-        self._description, self._model = description, model
-        self._partition = partition
+        self._write_model = lambda path: write_model(
+            path,
+            description.saved_names(model),
+            partition,
+            copy=lambda frames: self._loop.copy(frames, clock=self.clock),
+        )
         setup = Setup(
             partition=partition.encode(),
             optimizer=description.optimizer,
@@ -347,6 +337,7 @@ class Job:
         self._prepared("save")
         check_suffix(path)
         assert self._optimizer is not None
+        assert self._write_model is not None
         is_untrained = self._optimizer.has_unused_gradients
         brought = self._collective("save", b"untrained" if is_untrained else b"")
         if any(brought):
@@ -360,17 +351,6 @@ class Job:
         problem = self._collective("save", problem)[0]
         if problem:
             raise UsageError(problem.decode())
-
-    def _write_model(self, path: Path) -> None:
-        assert self._partition is not None
-        assert self._description is not None
-        assert self._model is not None
-        write_model(
-            path,
-            self._description.saved_names(self._model),
-            self._partition,
-            pull=lambda frames: self._loop.copy(frames, clock=self.clock),
-        )
 
     def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
         self._loop.wait_for(self._group.agree(name), name)

@@ -1,18 +1,28 @@
-"""The factory of workers: everybody who needs one gets it here.
+"""The factory of workers: whoever needs one, in a job, a benchmark or a test, gets it here.
 
-loop = make_loop(transport, seat, waiting=waiting)
-loop.take_slice(partition, owners=owners, credits=4, memory=PlainMemory(partition))
+    loop = make_loop(transport, seat, waiting=waiting)          # takes part in collectives
+    trainer = make_trainer(loop, group, partition=partition, ...)       # trains a model, too
+
+A worker without a model pushes and pulls after ``loop.take_slice`` with memory of any kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+import torch
+
+from psdist.history.writers import WorkerHistory
+from psdist.protocol.partition import Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
+from psdist.workers.model.flat import FlatModel
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.trainer import Trainer
 
 
 def make_loop(
@@ -22,6 +32,43 @@ def make_loop(
     waiting: Waiting,
     describe_group: Callable[[int], str] = lambda group: f"group {group}",
 ) -> WorkerLoop:
-    """A worker that can take part in collectives; with a slice of a model (``take_slice``) it
-    pushes and pulls, too. ``describe_group(group)`` names a group to people."""
+    """A worker that can take part in collectives. ``describe_group(group)`` names a group to
+    people."""
     return WorkerLoop(transport, WorkerCore(seat, describe_group=describe_group), waiting=waiting)
+
+
+def make_trainer(
+    loop: WorkerLoop,
+    group: GroupChannel,
+    *,
+    partition: Partition,
+    owners: Sequence[int],
+    credits: int,
+    parameters: Sequence[torch.nn.Parameter],
+    hyperparameters: Callable[[], bytes],
+    frozen: Sequence[tuple[str, torch.nn.Parameter]] = (),
+    on_nonfinite: Literal["error", "skip"] = "error",
+    history: WorkerHistory | None = None,
+    on_iteration: Callable[[], None] = lambda: None,
+) -> Trainer:
+    """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
+    behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
+
+    ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; the rest
+    as in :class:`Trainer`.
+    """
+    flat = FlatModel(partition, parameters)
+    loop.take_slice(partition, owners=owners, credits=credits, frames=flat)
+    return Trainer(
+        worker=loop.core.seat.worker,
+        partition=partition,
+        owners=owners,
+        flat=flat,
+        loop=loop,
+        group=group,
+        frozen=frozen,
+        hyperparameters=hyperparameters,
+        on_nonfinite=on_nonfinite,
+        history=history,
+        on_iteration=on_iteration,
+    )

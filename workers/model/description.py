@@ -19,8 +19,15 @@ import torch
 
 from psdist.errors import ModelError
 from psdist.protocol.memory import dtype_name
-from psdist.protocol.optimizers import canonical_name, hyperparameters, pack_hyperparameters
-from psdist.protocol.partition import Piece
+from psdist.protocol.optimizers import (
+    OptimizerKind,
+    canonical_name,
+    check_mode,
+    hyperparameters,
+    pack_hyperparameters,
+    traits,
+)
+from psdist.protocol.partition import Partition, Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +100,22 @@ class ModelDescription:
             for name, tensor in self.untrained
         ]
         return found
+
+    def cut(
+        self, *, chunk_bytes: int | None, mode: str, extra_optimizers: Sequence[str]
+    ) -> Partition:
+        """Cut the pieces as the optimizer needs them; ``chunk_bytes`` None: by the model's size.
+
+        Raises :class:`OptimizerRefusedError` for an optimizer that servers do not run, or not in
+        this mode; ``extra_optimizers``: names that the configuration allows beside torch's.
+        """
+        marks = traits(self.optimizer, extra=extra_optimizers)
+        check_mode(marks, mode)
+        return Partition.cut(
+            self.pieces,
+            chunk_bytes=chunk_bytes,
+            whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
+        )
 
     def saved_names(self, module: torch.nn.Module) -> dict[str, torch.Tensor | int]:
         """The names of the module's own state_dict: a piece's index where it is trained (tied

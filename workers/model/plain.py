@@ -23,10 +23,10 @@ class PlainMemory:
         self._gradients = allocate_buffers(partition) if gradients is None else gradients
 
     def parameter_bytes(self, chunk: Chunk) -> memoryview:
-        return _part(self._parameters, chunk)
+        return part_of(self._parameters, chunk)
 
     def gradient_bytes(self, chunk: Chunk) -> memoryview:
-        return _part(self._gradients, chunk)
+        return part_of(self._gradients, chunk)
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
         """A new frame over :meth:`parameter_bytes`."""
@@ -44,6 +44,7 @@ def allocate_buffers(partition: Partition) -> list[memoryview]:
     ]
 
 
-def _part(buffers: Sequence[memoryview], chunk: Chunk) -> memoryview:
+def part_of(buffers: Sequence[memoryview], chunk: Chunk) -> memoryview:
+    """The bytes of ``chunk`` in the memory of the partition's buffers."""
     start = chunk.start * ITEM_BYTES[chunk.dtype]
     return buffers[chunk.buffer][start : start + chunk.num_bytes]

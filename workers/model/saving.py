@@ -1,6 +1,6 @@
 """Writing the whole model: pulled from the servers into memory of its own, then to safetensors.
 
-    write_model(path, names, partition, pull=pull_into_frames)
+    write_model(path, names, partition, copy=copy_into_frames)
 
 The worker's own parameters are not touched: a save changes nothing that training sees.
 """
@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 
 from psdist.errors import UsageError
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_tensor
-from psdist.protocol.partition import ITEM_BYTES, Partition
+from psdist.protocol.memory import as_tensor
+from psdist.protocol.partition import Partition
+from psdist.workers.model.plain import allocate_buffers, part_of
 
 SUFFIX: Final = ".safetensors"
 
@@ -42,18 +43,12 @@ def write_model(
     names: Mapping[str, torch.Tensor | int],
     partition: Partition,
     *,
-    pull: Callable[[Sequence[Frame]], None],
+    copy: Callable[[Sequence[Frame]], None],
 ) -> None:
-    """``names``: a piece's index where it is trained, else the tensor itself; ``pull`` fills one
+    """``names``: a piece's index where it is trained, else the tensor itself; ``copy`` fills one
     frame per chunk. The file is complete or absent. Raises OSError."""
-    memories = [
-        allocate(buffer.num_elements * ITEM_BYTES[buffer.dtype]) for buffer in partition.buffers
-    ]
-    frames: list[Frame] = []
-    for chunk in partition.chunks:
-        start = chunk.start * ITEM_BYTES[chunk.dtype]
-        frames.append(Frame(memories[chunk.buffer][start : start + chunk.num_bytes]))
-    pull(frames)
+    memories = allocate_buffers(partition)
+    copy([Frame(part_of(memories, chunk)) for chunk in partition.chunks])
     pieces: dict[int, torch.Tensor] = {}
     for buffer in partition.buffers:
         flat = as_tensor(memories[buffer.index], buffer.dtype, buffer.num_elements)
