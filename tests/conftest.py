@@ -8,6 +8,7 @@ tests/support/slurm_cluster.py.
     python -m pytest tests                 # everything but what is marked slow
     python -m pytest tests -n 2 --dist loadgroup --no-loadscope-reorder    # as tests/run.sh does
     python -m pytest tests --all -m slurm  # all of the Slurm tests
+    python -m pytest tests/protocol --schedules 5000
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ SIDE_BY_SIDE = ("slurm", "", "mpi")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--schedules",
+        type=int,
+        default=2000,
+        help="how many seeded schedules tests/protocol plays (2000)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,8 +12,8 @@ from psdist.commands.check import check
 from psdist.servers.shard.executor import ShardSpec
 from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.tensors import TensorShard
-from tests.support.memory import SizeMemory
 from tests.support.protocol import Schedule, VirtualJob
+from tests.support.size_worker import SizeWorker
 
 MODEL = CostModel(
     fold_s_per_byte=1e-8, step_s_per_byte=3e-8, copy_s_per_byte=1e-9, state_bytes_per_byte=1.0
@@ -34,7 +34,7 @@ LARGE = Schedule(
 
 def play(schedule: Schedule, model: CostModel = MODEL) -> VirtualJob:
     job = VirtualJob(
-        schedule, make_executor=partial(SizeShard, model=model), make_memory=SizeMemory
+        schedule, make_executor=partial(SizeShard, model=model), make_worker=SizeWorker
     )
     job.run()
     return job
@@ -123,7 +123,7 @@ def test_a_slow_server_is_seen_in_the_virtual_time() -> None:
         is_slow = 0 in spec.chunks
         return SizeShard(spec, model=replace(MODEL, step_s_per_byte=1e-3 if is_slow else 1e-9))
 
-    job = VirtualJob(replace(LARGE, mode="sync"), make_executor=make, make_memory=SizeMemory)
+    job = VirtualJob(replace(LARGE, mode="sync"), make_executor=make, make_worker=SizeWorker)
     job.run()
     busy = sorted(shard.busy_s for shard in shards(job))
     assert job.network.now_s >= busy[1] > 10 * busy[0]

@@ -6,22 +6,20 @@ it and returns the job for looking at. Everybody's invariants are checked after 
 recorded history after the run.
 
     job = play(Schedule.from_seed(7))
-    assert check(job.history()).proved
+    prove(job)
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from psdist.history.writers import History, RunRecord, ServerHistory, WorkerHistory, collect
-from psdist.protocol.control import Setup
+from psdist.commands.check import check
+from psdist.history.writers import History, RunRecord, ServerHistory, collect
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import Policy, policy_for
@@ -30,12 +28,10 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import MakeExecutor
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import LinkModel, VirtualNetwork
-from psdist.transport.waiting import Waiting
-from psdist.workers.assembly import make_loop
-from psdist.workers.protocol.actions import Action
-from psdist.workers.protocol.core import WorkerCore, WorkerEvent
-from psdist.workers.protocol.seat import Seat
-from tests.support.memory import SizeMemory, TensorMemory
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.virtual import VirtualGroup
+from tests.support.virtual_worker import VirtualWorker
 
 CHUNK_BYTES = 4 * 64
 
@@ -60,7 +56,13 @@ class Schedule:
     credits: int = 2
     receive_buffers: int = 3
     empty_rate: float = 0.0
+    """How often an iteration of a group is skipped, because one of its workers has nothing."""
     absent_rate: float = 0.0
+    """Share of gradients that a worker lacks; half of them all of its group."""
+    short_rate: float = 0.0
+    """Share of batches that are short, so that workers of a group weigh differently."""
+    nan_rate: float = 0.0
+    """Share of a worker's gradients that are not finite; their iterations are skipped."""
     settings_rate: float = 0.0
     lr: float = 0.5
 
@@ -81,7 +83,7 @@ class Schedule:
             mode=pick.choice(["sync", "ssp", "ssp", "async"]),
             staleness=pick.randint(0, 3),
             servers=pick.randint(1, 3),
-            group_sizes=tuple(pick.choice([1, 1, 1, 2]) for _ in range(num_groups)),
+            group_sizes=tuple(pick.choice([1, 1, 2, 3, 4]) for _ in range(num_groups)),
             num_chunks=pick.randint(1, 6),
             iterations=tuple(iterations),
             collectives=collectives,
@@ -95,6 +97,8 @@ class Schedule:
             absent_rate=pick.choice([0.0, 0.0, 0.3]),
             settings_rate=pick.choice([0.0, 0.5]),
             sent_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
+            short_rate=pick.choice([0.0, 0.3]),
+            nan_rate=pick.choice([0.0, 0.0, 0.05]),
         )
 
 
@@ -125,15 +129,14 @@ class VirtualJob:
         policy: Callable[[int], Policy] | None = None,
         make_loop: Callable[..., ServerLoop] = ServerLoop,
         make_executor: MakeExecutor = TensorShard,
-        make_memory: Callable[[Partition], TensorMemory | SizeMemory] = TensorMemory,
+        make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
         verify_open_sends: bool = True,
         network: VirtualNetwork | None = None,
     ) -> None:
-        """``policy`` and ``make_loop`` let a test break the servers on purpose; ``make_executor``
-        and ``make_memory`` are the memory of servers and workers; ``network`` is that of a job
-        before this one, whose ranks now do this job."""
+        """``policy``, ``make_loop`` and ``make_worker(job, worker, group)`` let a test break
+        servers and workers on purpose; ``make_executor`` is the memory of servers; ``network`` is
+        that of a job before this one, whose ranks now do this job."""
         self.schedule = schedule
-        self.make_memory = make_memory
         self.random = random.Random(schedule.seed)
         self.partition = small_partition(schedule.num_chunks)
         self.owners = self.partition.shard([1.0] * schedule.servers)
@@ -151,6 +154,8 @@ class VirtualJob:
         for size in schedule.group_sizes:
             first = sum(map(len, self.groups))
             self.groups.append(tuple(range(first, first + size)))
+        self.channels = [self._channels(members) for members in self.groups]
+        """Each group's ends of its channel, by place."""
         self.servers: list[ServerLoop] = []
         self.server_histories: list[ServerHistory] = []
         num_workers = sum(schedule.group_sizes)
@@ -178,12 +183,21 @@ class VirtualJob:
             self.server_histories.append(history)
             self.network.spawn(server_id(server), loop.actor())
         self.workers = [
-            VirtualWorker(self, worker, group)
+            make_worker(self, worker, group)
             for group, members in enumerate(self.groups)
             for worker in members
         ]
         for worker in self.workers:
             self.network.spawn(worker_id(worker.worker), worker.script())
+
+    def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
+        if len(members) == 1:
+            return [AloneChannel()]
+        schedule = self.schedule
+        link = LinkModel(latency_s=schedule.latency_s, jitter_s=schedule.jitter_s)
+        peers = [worker_id(worker) for worker in members]
+        group = VirtualGroup(self.network, peers, seed=schedule.seed, link=link)
+        return [group.channel(place) for place in range(len(members))]
 
     def check_invariants(self) -> None:
         for server in self.servers:
@@ -223,165 +237,18 @@ class VirtualJob:
         return torch.cat(parts)
 
 
-def check_after_every_event(core: WorkerCore) -> None:
-    """From now on a worker's machine looks at itself whenever it has handled something."""
-    handle = core.handle
-
-    def handle_and_check(event: WorkerEvent) -> list[Action]:
-        actions = handle(event)
-        core.check_invariants()
-        return actions
-
-    core.handle = handle_and_check  # type: ignore[method-assign]
-
-
-class VirtualWorker:
-    def __init__(self, job: VirtualJob, worker: int, group: int) -> None:
-        schedule = job.schedule
-        self.job, self.worker, self.group = job, worker, group
-        self.place = job.groups[group].index(worker)
-        self.history = WorkerHistory(None, worker)
-        self.random = random.Random(f"{schedule.seed} {group}")  # the same in all of the group
-        partition = job.partition
-        self.slices = partition.slices(schedule.group_sizes[group])
-        self.mine = self.slices[self.place]
-        self.memory = job.make_memory(partition)
-        self.parameters = self.memory.parameters
-        self.clock = 0
-        self.at = 0  # how far in its script, for the group's barrier
-        self.seat = Seat(
-            worker=worker, group=group, members=job.groups[group], num_servers=schedule.servers
-        )
-        self.loop = make_loop(
-            job.network.endpoint(worker_id(worker)),
-            self.seat,
-            waiting=Waiting(is_spinning=False),
-        )
-        self.loop.take_slice(
-            partition, owners=job.owners, credits=schedule.credits, frames=self.memory
-        )
-        self.core = self.loop.core
-        check_after_every_event(self.core)
-        self.positions = np.zeros(len(partition.chunks), dtype=np.int64)
-        self.staleness_seen: list[int] = []
-
-    # -- the script, as a generator ------------------------------------------------------------
-
-    def script(self) -> Iterator[float | None]:  # type: ignore[return]
-        job, loop, schedule = self.job, self.loop, self.job.schedule
-        if self.seat.is_chief:
-            self._send_setup()
-        if self.seat.is_leader:
-            loop.begin_register()
-            yield from self._until(lambda: not self.core.is_joining)
-        loop.begin_pull(clock=0, chunks=self.mine, is_fresh=True)
-        yield from self._until(lambda: self.core.is_idle)
-        yield from self._share()
-        yield from self._collective("prepare")
-        collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
-        for clock in range(schedule.iterations[self.group]):
-            while collectives and collectives[0] <= clock:
-                collectives.pop(0)
-                yield from self._collective("barrier")
-            self._note_uses()
-            yield schedule.compute_s[self.group] * (0.5 + job.random.random())
-            yield from self._iteration()
-        while collectives:
-            collectives.pop(0)
-            yield from self._collective("barrier")
-        self.history.close()
-        loop.finish({})
-        yield from self._until(lambda: self.core.is_stopped)
-
-    def _send_setup(self) -> None:
-        job = self.job
-        self.memory.fill_parameters()
-        self.loop.begin_setup(
-            Setup(
-                partition=job.partition.encode(),
-                optimizer="torch.optim.SGD",
-                hyper=self._hyper(job.schedule.lr),
-            )
-        )
-
-    def _hyper(self, lr: float) -> bytes:
-        return pack_hyperparameters([{"lr": lr}])
-
-    def _iteration(self) -> Iterator[float | None]:
-        schedule, pick = self.job.schedule, self.random
-        # Every worker draws the same, whatever its slice: its group agrees on what is absent.
-        lr = schedule.lr
-        if pick.random() < schedule.settings_rate:
-            # In sync all groups must agree on it: a function of the clock.
-            lr = schedule.lr / (1 + self.clock % 3)
-        absent = [
-            piece
-            for piece in range(len(self.job.partition.pieces))
-            if pick.random() < schedule.absent_rate
-        ]
-        if schedule.mode == "sync" and schedule.settings_rate:
-            lr = schedule.lr / (1 + self.clock % 3)
-        is_skipped = pick.random() < schedule.empty_rate
-        weight = 0.0 if is_skipped else float(schedule.group_sizes[self.group])
-        self.memory.fill_gradients(1.0 + self.group + self.clock % 2, absent=absent)
-        empty = {
-            chunk.index
-            for chunk in self.job.partition.chunks
-            if is_skipped or all(segment.piece in absent for segment in chunk.segments)
-        }
-        self.loop.begin_push(
-            clock=self.clock,
-            hyper=self._hyper(lr),
-            absent=absent,
-            weight=weight,
-            empty=empty & set(self.mine),
-        )
-        yield from self._until(lambda: self.core.is_idle)
-        self.clock += 1
-        yield from self._share()
-
-    def _share(self) -> Iterator[float | None]:
-        """The group's all-gather: every worker gets the slices of the others."""
-        mates = [self.job.workers[worker] for worker in self.job.groups[self.group]]
-        yield from self._wait_for(mates)
-        for mate in mates:
-            for chunk in mate.mine:
-                self.memory.copy_from(mate.memory, chunk)
-                self.positions[chunk] = mate.core.versions[chunk].position
-        yield from self._wait_for(mates)
-
-    def _wait_for(self, mates: list[VirtualWorker]) -> Iterator[float | None]:
-        self.at += 1
-        while any(mate.at < self.at for mate in mates):
-            if self.loop.transport.lost:
-                self.loop.turn()  # a mate may be dead: torch.distributed would raise
-            yield 1e-6
-
-    def _note_uses(self) -> None:
-        versions = self.core.versions
-        self.staleness_seen += [
-            max(0, self.clock - versions[chunk].min_done) for chunk in self.mine
-        ]
-        chunks, owners = np.arange(len(self.positions)), self.job.owners
-        positions = self.positions.copy()
-        self.history.uses(self.clock, chunks, owners, positions, **self.memory.checksums())
-
-    def _collective(self, name: str) -> Iterator[float | None]:
-        self.loop.begin_collective(name)
-        yield from self._until(lambda: self.core.is_collected)
-        self.core.take_collected()
-
-    def _until(self, is_done: Callable[[], bool]) -> Iterator[float | None]:
-        self.loop.turn()
-        while not is_done():
-            yield None
-            self.loop.turn()
-
-
 def play(schedule: Schedule, **broken: object) -> VirtualJob:
     job = VirtualJob(schedule, **broken)  # type: ignore[arg-type]
     job.run()
     return job
+
+
+def prove(job: VirtualJob) -> None:
+    """The history of ``job`` keeps the mode's rules, and workers count staleness as it does."""
+    report = check(job.history())
+    assert report.proved, report.violations[:5]
+    seen = [staleness for worker in job.workers for staleness in worker.staleness_seen]
+    assert max(seen, default=0) == report.max_staleness, "client and check disagree on staleness"
 
 
 def smaller(schedule: Schedule) -> Iterator[Schedule]:

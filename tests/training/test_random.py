@@ -11,19 +11,23 @@ from tests.support.programs.cases import run_over_mpi
 from tests.support.programs.random_scripts import CASES, RandomJob
 
 NUM_JOBS = 90
+NUM_LARGE_JOBS = 40
 BLOCK = 10
 # Among them are 21 and 27 (a pull after a collective brought what the bound forbids) and 83 (the
 # reply to a pull, delivered twice, was taken for the next pull's).
 
 
-def prove(seed: int, path: Path) -> None:
-    job = RandomJob.of(seed)
+def prove(seed: int, path: Path, *, has_large_groups: bool = False) -> None:
+    job = RandomJob.of(seed, has_large_groups=has_large_groups)
     try:
         outcome = job.run(path / str(seed))
         outcome.checked()
         assert outcome.summary["clocks"] == job.clocks
         for result in outcome.results:
             assert result["parameters"].isfinite().all()
+        for members in job.groups:
+            results = [outcome.results[worker]["parameters"] for worker in members]
+            assert all(torch.equal(result, results[0]) for result in results)
     except Exception as error:  # say which one, whatever went wrong
         raise AssertionError(f"seed {seed}: {job}") from error
 
@@ -32,6 +36,14 @@ def prove(seed: int, path: Path) -> None:
 def test_a_random_job_ends_and_keeps_its_modes_rules(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + BLOCK):
         prove(seed, tmp_path)
+
+
+@pytest.mark.parametrize("first", range(3000, 3000 + NUM_LARGE_JOBS, BLOCK))
+def test_a_random_job_with_large_groups_ends_and_keeps_its_modes_rules(
+    first: int, tmp_path: Path
+) -> None:
+    for seed in range(first, first + BLOCK):
+        prove(seed, tmp_path, has_large_groups=True)
 
 
 @pytest.mark.mpi
