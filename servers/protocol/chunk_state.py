@@ -111,8 +111,13 @@ class ChunkState:
             self._turn = 0  # nobody is waited for just now: whoever resumes is in turn again
         return None
 
+    def join(self, group: int, *, done: int) -> None:
+        """``group`` counts from now on, and may be in turn although later ones were looked at."""
+        self.clock.join(group, done=done)
+        self._turn = 0
+
     def resume(self, group: int) -> None:
-        """``group`` counts again, and may be in turn although later groups were looked at."""
+        """``group`` counts again, and may be in turn although later ones were looked at."""
         self.clock.resume(group)
         self._turn = 0
 
@@ -171,5 +176,13 @@ class ChunkState:
                 f"chunk {self.index}: groups {list(gathered)} were gathered for iteration "
                 f"{self.clock.min_done}, the clock says {self.clock.done}"
             )
+        is_this_round = self._turn_clock == self.clock.min_done
+        passed = [
+            group
+            for group in range(self._turn if is_this_round else 0)
+            if self.clock.is_required(group) and group not in gathered
+        ]
+        if passed:
+            raise InvariantError(f"chunk {self.index}: groups {passed} have lost their turn")
         if sorted(self.waiting) != sorted(g for g in self.waiting if g in self.pushes):
             raise InvariantError(f"chunk {self.index}: a group waits that has no push")

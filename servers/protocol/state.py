@@ -163,7 +163,7 @@ class ServerCore:
     def _on_register(self, peer: int, message: Register) -> list[Action]:
         self._membership.join(message.group, message.workers, clock=message.clock)
         for chunk in self._chunks.values():
-            chunk.clock.join(message.group, done=message.clock)
+            chunk.join(message.group, done=message.clock)
         return [
             self._membership_event("join", message.group, message.clock),
             SendControl(peer, Registered(group=message.group, server=self._server)),

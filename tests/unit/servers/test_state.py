@@ -206,3 +206,19 @@ def test_a_push_that_overtakes_its_settings_waits_for_them(mode: str) -> None:
     actions = core.handle(ControlArrived(worker_id(0), settings))
     step = only(actions, Step)[0]
     assert (step.hyper, step.absent) == (newer, {3})
+
+
+def test_a_group_that_registers_after_a_higher_one_keeps_its_turn() -> None:
+    """No collective between: nothing but the registrations themselves comes before the pushes."""
+    core = ServerCore(server=0, policy=policy_for("sync", staleness=0))
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    core.handle(Built([0], [Frame(capacity=4) for _ in range(4)]))
+    for group in (1, 0):
+        peer = worker_id(group)
+        core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
+        core.check_invariants()
+        core.handle(ControlArrived(peer, Settings(version=1, hyper=HYPER, absent=[])))
+    assert only(push(core, 1, 0), *COMPUTING) == []  # before its turn
+    start, fold, step = only(push(core, 0, 0), *COMPUTING)
+    assert [type(start), type(fold), type(step)] == [StartSum, Fold, Step]
+    assert [each.group for each in step.contributions] == [0, 1]
