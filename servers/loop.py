@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from psdist.codecs.raw import RAW, Raw
+from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.control import Control, Finish, Finished
 from psdist.protocol.events import ControlArrived, Event, Frame, Sent
@@ -58,6 +60,7 @@ class ServerOptions:
     receive_buffers: int
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
+    wire: Wire = RAW_WIRE
 
 
 class _ReplyFrame(Frame):
@@ -106,6 +109,8 @@ class ServerLoop:
         self._is_asked_to_finish = False
         self._holds_nothing = False
         self._options = options
+        self._codec = options.wire.reply.code
+        self._is_encoding = not isinstance(options.wire.reply, Raw)
         self._make_executor = make_executor
         self._history = history
         self._log = history or EventCount()
@@ -252,12 +257,19 @@ class ServerLoop:
             optimizer=setup.optimizer,
             traits=marks,
             hyper=setup.hyper,
+            wire=options.wire,
             extra_optimizers=options.extra_optimizers,
         )
         self.executor = self._make_executor(spec)
         self._on_built(partition, owners)
         slots = self.executor.make_slots(options.receive_buffers)
-        self._do(self.core.handle(Built(mine, slots)))
+        built = Built(
+            mine,
+            slots,
+            initials=payload_rule(RAW, partition),
+            pushes=payload_rule(options.wire.push, partition),
+        )
+        self._do(self.core.handle(built))
 
     def _load(self, action: Load) -> None:
         self._built.load(action)
@@ -286,9 +298,13 @@ class ServerLoop:
             free = self._reply_frames[key] = []
         frame = free.pop() if free else self._new_reply_frame(key, free)
         frame.token = token
-        flags, checksum = action.flags, 0
+        flags, checksum, length = action.flags, 0, frame.capacity
+        encoded = None
+        if self._is_encoding:
+            length = self._built.encode(*key, clock=action.clock, into=frame.payload)
+            encoded = frame.payload[:length] if frame.payload is not None else None
         if self._history is not None and self._is_sampled(token.chunk, action.clock):
-            crc = self._built.checksum(*key)
+            crc = self._built.checksum(*key, encoded=encoded)
             if crc is not None:
                 flags |= Flag.CHECKSUMMED
                 checksum = crc
@@ -299,11 +315,12 @@ class ServerLoop:
             chunk=token.chunk,
             clock=action.clock,
             pull_number=action.pull_number,
-            length=frame.capacity,
+            length=length,
             position=self._log.position,
             min_done=action.min_done,
             flags=flags,
             dtype=frame.dtype,
+            codec=self._codec,
             checksum=checksum,
         ).pack_into(frame.header)
         self.transport.send(token.peer, frame)
@@ -314,7 +331,7 @@ class ServerLoop:
         chunk = self._partition.chunks[key[0]]
         return _ReplyFrame(
             self._built.payload(*key),
-            capacity=chunk.num_bytes,
+            capacity=self._options.wire.reply.sizes(chunk)[1],
             dtype=int(DTYPE_CODES[chunk.dtype]),
             free_list=free,
         )

@@ -18,6 +18,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from psdist.codecs.base import Codec
+from psdist.codecs.frames import DecodingFrame, EncodingFrame
+from psdist.codecs.raw import RAW, Raw
+from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
 from psdist.protocol.control import Metrics, Setup
 from psdist.protocol.events import Frame, Sent
 from psdist.protocol.ids import REGISTRAR
@@ -29,6 +33,8 @@ from psdist.workers.protocol.actions import (
     AcceptCopy,
     AcceptReply,
     Action,
+    DecodeCopy,
+    DecodeReply,
     DiscardReply,
     InitialSent,
     SendControl,
@@ -102,6 +108,7 @@ class WorkerLoop:
         self._parameters: dict[int, Frame] = {}
         self._pulls: dict[int, Frame] = {}
         self._copy: Sequence[Frame] = ()
+        self._reply_codec: Codec | Raw = RAW
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
             SendPull: self._send_pull,
@@ -109,20 +116,42 @@ class WorkerLoop:
             SendControl: self._send_control,
             AcceptReply: self._accept_reply,
             AcceptCopy: self._accept_copy,
+            DecodeReply: self._decode_reply,
+            DecodeCopy: self._decode_copy,
             DiscardReply: self._discard_reply,
             Warn: self._warn,
         }
 
     def take_slice(
-        self, partition: Partition, *, owners: Sequence[int], credits: int, frames: ChunkFrames
+        self,
+        partition: Partition,
+        *,
+        owners: Sequence[int],
+        credits: int,
+        frames: ChunkFrames,
+        wire: Wire = RAW_WIRE,
     ) -> None:
-        """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`."""
-        self.core.take_slice(partition, owners=owners, credits=credits)
+        """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
+        not raw on the ``wire`` has frames of its own."""
+        replies = payload_rule(wire.reply, partition)
+        self.core.take_slice(partition, owners=owners, credits=credits, replies=replies)
         self._frames, self._chunks = frames, partition.chunks
+        self._reply_codec = wire.reply
+        push, encoder = wire.push, None
+        if not isinstance(push, Raw):
+            encoder = Encoder(push, seed=wire.seed, sender=self.core.seat.group)
         for index in self.core.mine:
             chunk = partition.chunks[index]
-            self._gradients[index] = frames.gradient_frame(chunk)
-            self._parameters[index] = frames.parameter_frame(chunk)
+            gradient = frames.gradient_frame(chunk)
+            if encoder is not None:
+                gradient = EncodingFrame(encoder, chunk, gradient)
+            self._gradients[index] = gradient
+            self._parameters[index] = self._receiving(chunk, frames.parameter_frame(chunk))
+
+    def _receiving(self, chunk: Chunk, values: Frame) -> Frame:
+        """The frame to receive a reply into that ends in ``values``."""
+        codec = self._reply_codec
+        return values if isinstance(codec, Raw) else DecodingFrame(codec, chunk, values)
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -154,9 +183,14 @@ class WorkerLoop:
     # -- one method per action -----------------------------------------------------------------
 
     def _send_push(self, action: SendPush) -> None:
-        frame = self._gradients[action.header.chunk]
-        action.header.pack_into(frame.header)
+        header = action.header
+        frame = self._gradients[header.chunk]
+        if isinstance(frame, EncodingFrame) and header.length:
+            num_bytes = frame.encode(clock=header.clock)
+            header = header._replace(codec=frame.codec.code, length=num_bytes)
+        header.pack_into(frame.header)
         self.transport.send(action.peer, frame)
+        self.core.count_pushed(header.length)
 
     def _send_pull(self, action: SendPull) -> None:
         chunk = action.header.chunk
@@ -182,6 +216,16 @@ class WorkerLoop:
 
     def _accept_copy(self, action: AcceptCopy) -> None:
         self.transport.accept(action.ticket, self._copy[action.chunk])
+
+    def _decode_reply(self, action: DecodeReply) -> None:
+        frame = self._parameters[action.chunk]
+        assert isinstance(frame, DecodingFrame)
+        frame.decode()
+
+    def _decode_copy(self, action: DecodeCopy) -> None:
+        frame = self._copy[action.chunk]
+        assert isinstance(frame, DecodingFrame)
+        frame.decode()
 
     def _discard_reply(self, action: DiscardReply) -> None:
         self.transport.accept(action.ticket, Frame(memoryview(bytearray(action.num_bytes))))
@@ -216,6 +260,14 @@ class WorkerLoop:
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
         """See :meth:`WorkerCore.begin_pull`."""
         self._do(self.core.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
+
+    def begin_copy(self, frames: Sequence[Frame], *, clock: int) -> None:
+        """Fill a frame for every chunk of the model with the newest there is; the parameter memory
+        stays as it is."""
+        self._copy = [
+            self._receiving(chunk, frame) for chunk, frame in zip(self._chunks, frames, strict=True)
+        ]
+        self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
 
     def begin_collective(self, name: str, payload: bytes = b"") -> None:
         """See :meth:`WorkerCore.begin_collective`."""
@@ -260,11 +312,9 @@ class WorkerLoop:
         self.carry_on(self.wait_for_replies())
 
     def copy(self, frames: Sequence[Frame], *, clock: int) -> None:
-        """Fill a frame for every chunk of the model with the newest there is; the parameter memory
-        stays as it is."""
-        self._copy = frames
+        """See :meth:`begin_copy`; returns when the frames are filled."""
         try:
-            self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
+            self.begin_copy(frames, clock=clock)
             self.carry_on(self.wait_for_replies())
         finally:
             self._copy = ()

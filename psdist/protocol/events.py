@@ -25,12 +25,14 @@ class Frame:
     frame.
     """
 
-    __slots__ = ("capacity", "header", "owner", "payload")
+    __slots__ = ("capacity", "header", "num_received", "owner", "payload")
 
     def __init__(self, payload: memoryview | None = None, *, capacity: int | None = None) -> None:
         self.header = bytearray(HEADER_BYTES)
         self.payload = payload
         self.capacity = capacity if capacity is not None else (len(payload) if payload else 0)
+        self.num_received = 0
+        """Bytes of payload that ``accept`` has brought last."""
         self.owner: Any = None
 
     def num_payload_bytes(self) -> int:

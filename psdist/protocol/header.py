@@ -57,7 +57,9 @@ class Dtype(IntEnum):
     BFLOAT16 = 4
 
 
-class Codec(IntEnum):
+class CodecCode(IntEnum):
+    """Codecs by number; which one a receiver takes is psdist.protocol.payloads'."""
+
     RAW = 0
 
 
@@ -139,9 +141,9 @@ class Header(NamedTuple):
             raise ProtocolError(
                 f"message with a broken header: checksum {stored:#010x}, its bytes give {crc:#010x}"
             )
-        if kind not in _KINDS or dtype not in _DTYPES or codec not in _CODECS or flags & ~_FLAGS:
+        if kind not in _KINDS or dtype not in _DTYPES or flags & ~_FLAGS:
             raise ProtocolError(
-                f"message with a broken header: kind {kind}, dtype {dtype}, codec {codec}, "
+                f"message with a broken header: kind {kind}, dtype {dtype}, "
                 f"flags {flags:#x} are not all known to this version"
             )
         return cls(
@@ -152,5 +154,4 @@ class Header(NamedTuple):
 
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
-_CODECS = frozenset(Codec)
 _FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL

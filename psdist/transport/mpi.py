@@ -125,6 +125,7 @@ class MpiTransport:
                 f"{describe_peer(waiting.peer)} sent {num_bytes} bytes where {frame.capacity} "
                 "belong; do all ranks run the same version of the script?"
             )
+        frame.num_received = num_bytes
         try:
             request = self._payloads.Irecv(
                 _memory(frame, num_bytes), source=self._rank_of[waiting.peer], tag=waiting.tag

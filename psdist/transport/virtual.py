@@ -211,6 +211,7 @@ class VirtualNetwork:
                     f"{describe_peer(receiver)}"
                 )
             frame.payload[: ticket.num_bytes] = data
+        frame.num_received = ticket.num_bytes
         self._give(receiver, Arrived(ticket.sender, Header.unpack(ticket.header), frame))
         if not is_first:
             return

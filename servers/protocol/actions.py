@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from psdist.errors import PsdistError
 from psdist.protocol.control import Control, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
+from psdist.protocol.payloads import PayloadRule
 
 
 class Contribution(NamedTuple):
@@ -174,10 +175,13 @@ Action = (
 
 @dataclass(slots=True)
 class Built:
-    """The shard is made: it holds ``chunks``, and pushes are received into ``slots``."""
+    """The shard is made: it holds ``chunks``, and payloads are received into ``slots``."""
 
     chunks: Sequence[int]
     slots: Sequence[Frame]
+    initials: PayloadRule
+    """For initial values."""
+    pushes: PayloadRule
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from psdist.errors import PeerLostError, ProtocolError, PsdistError
 from psdist.protocol.control import (
@@ -38,6 +38,7 @@ from psdist.protocol.control import (
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import describe_peer
+from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Action,
     Build,
@@ -93,6 +94,7 @@ class ServerCore:
         self._updates = _APPLIES[policy.applying(0)](
             membership=self._membership, settings=self._settings, replies=self._replies
         )
+        self._initials = self._pushed = PayloadRule.of_nothing()
         self._is_described = False
         self._before_built: list[Offered | Arrived] = []
         self._pushes = self._duplicates = 0
@@ -151,6 +153,7 @@ class ServerCore:
             for member in self._membership.members():
                 clock.join(member.group, done=member.clock)
             self._chunks[index] = ChunkState(index, clock)
+        self._initials, self._pushed = event.initials, event.pushes
         self._updates.build(tuple(self._chunks.values()), event.slots)
         self._on[Offered] = self._on_offered
         self._on[Arrived] = self._on_arrived
@@ -241,13 +244,20 @@ class ServerCore:
         if header.kind == Kind.PULL:
             return self._replies.answer_pull(chunk, peer, header)
         if header.kind == Kind.INIT and slot is not None:
-            return self._on_initial_values(chunk, slot)
+            return self._on_initial_values(chunk, peer, header, slot)
         raise ProtocolError(
             f"server {self._server}: {describe_peer(peer)} sent a message of kind {header.kind}, "
             "which no server takes"
         )
 
-    def _on_initial_values(self, chunk: ChunkState, slot: Frame) -> list[Action]:
+    def _refuse_payload(self, rule: PayloadRule, peer: int, header: Header) -> NoReturn:
+        raise ProtocolError(f"server {self._server}: {describe_peer(peer)} {rule.refusal(header)}")
+
+    def _on_initial_values(
+        self, chunk: ChunkState, peer: int, header: Header, slot: Frame
+    ) -> list[Action]:
+        if not self._initials.takes(header):
+            self._refuse_payload(self._initials, peer, header)
         if chunk.is_loaded:  # a second delivery must not undo what was applied since the first
             self._duplicates += 1
             return self._updates.pool.release(slot)
@@ -281,11 +291,14 @@ class ServerCore:
         if header.clock > self._newest_round:
             check_applying(self._policy, [header.clock])
             self._newest_round = header.clock
-        if slot is not None and not header.weight > 0:
-            raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} pushed a gradient of weight "
-                f"{header.weight}"
-            )
+        if slot is not None:
+            if not self._pushed.takes(header):
+                self._refuse_payload(self._pushed, peer, header)
+            if not header.weight > 0:
+                raise ProtocolError(
+                    f"server {self._server}: {describe_peer(peer)} pushed a gradient of weight "
+                    f"{header.weight}"
+                )
         self._pushes += 1
         push = Push(peer, group, header.clock, header.weight, header.settings, slot)
         return self._updates.on_arrived(chunk, push)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from psdist.codecs.wire import Wire
 from psdist.protocol.events import Frame
 from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
@@ -37,12 +38,17 @@ class ShardSpec:
     traits: OptimizerTraits
     hyper: bytes
     """Packed hyperparameters, one set for each optimizer group of the partition."""
+    wire: Wire
     extra_optimizers: tuple[str, ...] = ()
 
     @property
     def slot_bytes(self) -> int:
-        """The capacity of a receive slot: any chunk's gradient, or sum of gradients, fits."""
-        return max(chunk.num_master_bytes for chunk in self.partition.chunks)
+        """The capacity of a receive slot: any chunk's values, gradient as it is pushed, or sum of
+        gradients fits."""
+        return max(
+            max(chunk.num_bytes, chunk.num_master_bytes, self.wire.push.sizes(chunk)[1])
+            for chunk in self.partition.chunks
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +81,19 @@ class Executor(Protocol):
         ...
 
     def payload(self, chunk: int, buffer: int) -> memoryview | None:
-        """The bytes of a chunk's parameter buffer, as workers receive them; the same memory for as
-        long as the executor lives. None where there are only sizes."""
+        """Memory for the payload of replies that read a chunk's parameter buffer. Raw: the
+        buffer's own, the same for as long as the executor lives; else new memory, for
+        :meth:`encode`. None where there are only sizes."""
         ...
 
-    def checksum(self, chunk: int, buffer: int) -> int | None:
-        """crc32 of those bytes; None where there are only sizes."""
+    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:
+        """Where replies are not raw: encode the buffer for the reply to ``clock``; the bytes that
+        the payload has."""
+        ...
+
+    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int | None:
+        """crc32 of the parameters as a worker will have them: the buffer's own bytes, or what it
+        will decode from ``encoded``. None where there are only sizes."""
         ...
 
     def statistics(self) -> ShardStatistics: ...

@@ -41,6 +41,7 @@ class SizeShard:
         """The cost of all actions so far."""
         self._slot_bytes = spec.slot_bytes
         self._model = model
+        self._wire = spec.wire
         self._chunks = {index: spec.partition.chunks[index] for index in spec.chunks}
         self._has_second_buffer: set[int] = set()
         self._has_state: set[int] = set()
@@ -70,7 +71,10 @@ class SizeShard:
     def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - the seam's signature
         return None
 
-    def checksum(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - the seam's signature
+    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:  # noqa: ARG002
+        return self._wire.reply.sizes(self._chunks[chunk])[1]
+
+    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> None:  # noqa: ARG002
         return None
 
     def take_cost_s(self) -> float:

@@ -16,8 +16,10 @@ import zlib
 
 import torch
 
+from psdist.codecs.raw import Raw
+from psdist.codecs.wire import ANY_SERVER, Encoder
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_bytes, as_tensor
+from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import Chunk, master_dtype
 from psdist.servers.protocol.actions import Fold, Load, SlotContent, StartSum, Step
@@ -61,6 +63,12 @@ class TensorShard:
     def __init__(self, spec: ShardSpec) -> None:
         """Zeroed memory and an optimizer for each chunk; raises OptimizerRefusedError."""
         self._slot_bytes = spec.slot_bytes
+        self._wire = spec.wire
+        self._encoder = (
+            None
+            if isinstance(spec.wire.reply, Raw)
+            else Encoder(spec.wire.reply, seed=spec.wire.seed, sender=ANY_SERVER)
+        )
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
         self._memory: dict[int, _ChunkMemory] = {}
         groups = self._hyper(spec.hyper)
@@ -100,35 +108,26 @@ class TensorShard:
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk
-        gradient = self._payload_as(action.slot, chunk.dtype, chunk.length)
-        master = master_dtype(chunk.dtype)
-        if master != chunk.dtype:
-            wide = gradient.to(dtype=torch.float32)  # not in place: the memory overlaps
-            gradient = self._payload_as(action.slot, master, chunk.length)
-            gradient.copy_(wide)
+        gradient = self._gradient(action.slot, chunk)
+        total = self._payload_as(action.slot, master_dtype(chunk.dtype), chunk.length)
+        if gradient is not total:
+            total.copy_(gradient)
         if action.weight != 1.0:
-            gradient.mul_(action.weight)
+            total.mul_(action.weight)
 
     def fold(self, action: Fold) -> None:
         chunk = self._memory[action.chunk].chunk
-        gradient = self._payload_as(action.slot, chunk.dtype, chunk.length)
-        master = master_dtype(chunk.dtype)
-        total = self._payload_as(action.accumulator, master, chunk.length)
-        if master != chunk.dtype:
-            gradient = gradient.to(dtype=torch.float32)
-        total.add_(gradient, alpha=action.weight)
+        total = self._payload_as(action.accumulator, master_dtype(chunk.dtype), chunk.length)
+        total.add_(self._gradient(action.slot, chunk), alpha=action.weight)
 
     def step(self, action: Step) -> None:
         slot = action.gradient
         memory = self._memory[action.chunk]
         chunk = memory.chunk
-        master = master_dtype(chunk.dtype)
         if action.content is SlotContent.SUM:
-            gradient = self._payload_as(slot, master, chunk.length)
+            gradient = self._payload_as(slot, master_dtype(chunk.dtype), chunk.length)
         else:
-            gradient = self._payload_as(slot, chunk.dtype, chunk.length)
-            if master != chunk.dtype:
-                gradient = gradient.to(dtype=torch.float32)
+            gradient = self._gradient(slot, chunk)
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
         if memory.is_wire_master and action.target != action.source:
@@ -148,11 +147,24 @@ class TensorShard:
             memory.buffer(action.target).copy_(memory.values)
 
     def payload(self, chunk: int, buffer: int) -> memoryview:
-        return as_bytes(self._memory[chunk].buffer(buffer))
-
-    def checksum(self, chunk: int, buffer: int) -> int:
-        """Computed once per step."""
         memory = self._memory[chunk]
+        if self._encoder is not None:
+            return allocate(self._wire.reply.sizes(memory.chunk)[1])
+        return as_bytes(memory.buffer(buffer))
+
+    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:
+        assert self._encoder is not None
+        assert into is not None
+        return self._encoder.encode(chunk, clock, self._memory[chunk].buffer(buffer), into)
+
+    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int:
+        """Of raw parameters it is computed once per step."""
+        memory = self._memory[chunk]
+        reply = self._wire.reply
+        if encoded is not None and not isinstance(reply, Raw):
+            seen = torch.empty_like(memory.buffer(buffer))
+            reply.decode(encoded, seen)
+            return zlib.crc32(as_bytes(seen))
         if memory.checksum[0] != memory.num_steps:
             memory.checksum = (memory.num_steps, zlib.crc32(self.payload(chunk, buffer)))
         return memory.checksum[1]
@@ -183,6 +195,18 @@ class TensorShard:
                 self._unpacked.clear()
             groups = self._unpacked[packed] = unpack_hyperparameters(packed)
         return groups
+
+    def _gradient(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
+        """What was pushed, in the server's dtype: the slot's own memory where that is what lies
+        there."""
+        codec, master = self._wire.push, master_dtype(chunk.dtype)
+        if isinstance(codec, Raw):
+            gradient = self._payload_as(slot, chunk.dtype, chunk.length)
+            return gradient if master == chunk.dtype else gradient.to(dtype=torch.float32)
+        assert slot.payload is not None
+        gradient = torch.empty(chunk.length, dtype=torch_dtype(master))
+        codec.decode(slot.payload[: slot.num_received], gradient)
+        return gradient
 
     @staticmethod
     def _payload_as(slot: Frame, dtype: str, num_elements: int) -> torch.Tensor:

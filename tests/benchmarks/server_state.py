@@ -17,9 +17,10 @@ from typing import Any
 
 from psdist.protocol.control import Register, Settings, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import CodecCode, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import Accept, Built, Reply, ReplySent
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
@@ -32,7 +33,10 @@ ROUNDS = 12
 def make_core(mode: str, num_groups: int) -> ServerCore:
     core = ServerCore(server=0, policy=policy_for(mode, staleness=3))
     core.handle(ControlArrived(0, Setup(partition=b"", optimizer="", hyper=b"")))
-    core.handle(Built(range(NUM_CHUNKS), [Frame(None, capacity=1) for _ in range(8)]))
+    sizes = (4,) * NUM_CHUNKS
+    rule = PayloadRule(codec=CodecCode.RAW, name="raw", smallest=sizes, largest=sizes)
+    slots = [Frame(None, capacity=4) for _ in range(8)]
+    core.handle(Built(range(NUM_CHUNKS), slots, initials=rule, pushes=rule))
     hyper = pack_hyperparameters([{"lr": 0.1}])
     for group in range(num_groups):
         peer = worker_id(group)

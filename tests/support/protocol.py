@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.commands.check import check
 from psdist.history.writers import History, RunRecord, ServerHistory, collect
 from psdist.protocol.ids import server_id, worker_id
@@ -130,6 +131,7 @@ class VirtualJob:
         make_loop: Callable[..., ServerLoop] = ServerLoop,
         make_executor: MakeExecutor = TensorShard,
         make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
+        wire: Wire = RAW_WIRE,
         verify_open_sends: bool = True,
         network: VirtualNetwork | None = None,
     ) -> None:
@@ -137,6 +139,7 @@ class VirtualJob:
         servers and workers on purpose; ``make_executor`` is the memory of servers; ``network`` is
         that of a job before this one, whose ranks now do this job."""
         self.schedule = schedule
+        self.wire = wire
         self.random = random.Random(schedule.seed)
         self.partition = small_partition(schedule.num_chunks)
         self.owners = self.partition.shard([1.0] * schedule.servers)
@@ -174,6 +177,7 @@ class VirtualJob:
                     mode=schedule.mode,
                     receive_buffers=schedule.receive_buffers,
                     checksum_every=1,
+                    wire=wire,
                 ),
                 make_executor=make_executor,
                 history=history,
@@ -229,11 +233,9 @@ class VirtualJob:
         parts = []
         for chunk, owner in enumerate(self.owners):
             executor = self.servers[owner].executor
-            assert executor is not None
+            assert isinstance(executor, TensorShard)
             current = self.servers[owner].core._chunks[chunk].current
-            payload = executor.payload(chunk, current)
-            assert payload is not None
-            parts.append(torch.frombuffer(bytearray(payload), dtype=torch.float32))
+            parts.append(executor._memory[chunk].buffer(current).clone())
         return torch.cat(parts)
 
 

@@ -29,7 +29,11 @@ class SizeWorker(VirtualWorker):
         self._staleness_seen: set[int] = set()
         job = self.job
         self.loop.take_slice(
-            job.partition, owners=job.owners, credits=job.schedule.credits, frames=SizeFrames()
+            job.partition,
+            owners=job.owners,
+            credits=job.schedule.credits,
+            frames=SizeFrames(),
+            wire=job.wire,
         )
 
     def fill_parameters(self) -> None:

@@ -65,7 +65,11 @@ class VirtualWorker:
         flat = FlatModel(partition, self.model)
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
         self.loop.take_slice(
-            partition, owners=job.owners, credits=job.schedule.credits, frames=flat
+            partition,
+            owners=job.owners,
+            credits=job.schedule.credits,
+            frames=flat,
+            wire=job.wire,
         )
         self.trainer = Trainer(
             worker=self.worker,

@@ -12,6 +12,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from psdist.codecs.raw import RAW
+from psdist.codecs.wire import payload_rule
 from psdist.protocol.control import Collected, Control, Registered, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import Flag, Header, Kind
@@ -35,6 +37,7 @@ PARTITION = Partition.cut(
     [Piece(name="p", shape=(64 * 6,), stride=(1,), dtype="float32", optimizer_group=0)],
     chunk_bytes=BYTES,
 )
+RULE = payload_rule(RAW, PARTITION)
 SETUP = Setup(partition=b"cut", optimizer="torch.optim.SGD", hyper=b"hyper")
 
 
@@ -43,7 +46,7 @@ def make_core(
 ) -> WorkerCore:
     seat = Seat(worker=worker, group=7, members=members, num_servers=num_servers)
     core = WorkerCore(seat, describe_group=lambda group: f"group {group} on n{group}")
-    core.take_slice(PARTITION, owners=OWNERS, credits=credits)
+    core.take_slice(PARTITION, owners=OWNERS, credits=credits, replies=RULE)
     return core
 
 

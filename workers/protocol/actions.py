@@ -15,7 +15,9 @@ from psdist.protocol.header import Header
 
 @dataclass(slots=True)
 class SendPush:
-    """Send this header, and behind it the first ``header.length`` bytes of the chunk's gradient."""
+    """Send this header, and behind it the chunk's gradient of ``header.length`` bytes; where pushes
+    are not raw, encoded, with a header that says so. How many bytes were sent is counted
+    (:meth:`psdist.workers.protocol.core.WorkerCore.count_pushed`)."""
 
     peer: int
     header: Header
@@ -45,7 +47,8 @@ class SendControl:
 
 @dataclass(slots=True)
 class AcceptReply:
-    """Receive the offered parameters of ``chunk`` into place."""
+    """Receive the offered parameters of ``chunk``: raw ones into place, others into memory of their
+    own, from where :class:`DecodeReply` brings them."""
 
     ticket: Any
     chunk: int
@@ -53,9 +56,23 @@ class AcceptReply:
 
 @dataclass(slots=True)
 class AcceptCopy:
-    """Receive the offered parameters of ``chunk`` into the copy that is being made."""
+    """As :class:`AcceptReply`, for the copy that is being made."""
 
     ticket: Any
+    chunk: int
+
+
+@dataclass(slots=True)
+class DecodeReply:
+    """The reply about ``chunk`` is the one that was awaited: decode it into place."""
+
+    chunk: int
+
+
+@dataclass(slots=True)
+class DecodeCopy:
+    """As :class:`DecodeReply`, into the copy that is being made."""
+
     chunk: int
 
 
@@ -75,7 +92,16 @@ class Warn:
 
 
 Action = (
-    SendPush | SendPull | SendInitial | SendControl | AcceptReply | AcceptCopy | DiscardReply | Warn
+    SendPush
+    | SendPull
+    | SendInitial
+    | SendControl
+    | AcceptReply
+    | AcceptCopy
+    | DecodeReply
+    | DecodeCopy
+    | DiscardReply
+    | Warn
 )
 
 

@@ -5,7 +5,7 @@ Commands (``begin_...``) are what the worker's script brings about, events what 
 predicates (``is_...``) say what is still waited for. Time, memory and the network never appear.
 
     core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=2))
-    core.take_slice(partition, owners=owners, credits=4)
+    core.take_slice(partition, owners=owners, credits=4, replies=rule)
     actions = core.begin_push(clock=0, hyper=packed, absent=(), weight=1.0, empty=())
     while not core.is_idle: actions = core.handle(event)
 
@@ -34,6 +34,7 @@ from psdist.protocol.control import (
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
 from psdist.protocol.partition import Partition
+from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
 from psdist.workers.protocol.collectives import Collectives
 from psdist.workers.protocol.membership import Membership
@@ -111,9 +112,17 @@ class WorkerCore:
 
     # -- coming --------------------------------------------------------------------------------
 
-    def take_slice(self, partition: Partition, *, owners: Sequence[int], credits: int) -> None:
+    def take_slice(
+        self,
+        partition: Partition,
+        *,
+        owners: Sequence[int],
+        credits: int,
+        replies: PayloadRule,
+    ) -> None:
         """The model is cut: this worker pushes its part of the chunks. ``owners``: chunk -> server;
-        ``credits``: messages outstanding at one server, at most."""
+        ``credits``: messages outstanding at one server, at most; ``replies``: which payloads bring
+        parameters."""
         if self._slice is not None:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         self._slice = Transfers(
@@ -122,6 +131,7 @@ class WorkerCore:
             mine=partition.slices(len(self.seat.members))[self.seat.place],
             chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
             credits=credits,
+            replies=replies,
         )
         self._handlers[Offered] = self._slice.on_offered
         self._handlers[Arrived] = self._slice.on_arrived
@@ -209,6 +219,10 @@ class WorkerCore:
         return actions + transfers.begin_push(
             clock=clock, settings=self._settings.version, weight=weight, empty=empty
         )
+
+    def count_pushed(self, num_bytes: int) -> None:
+        """A push has left with so many bytes of payload."""
+        self._transfers.bytes_pushed += num_bytes
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
         """Bring ``chunks`` into place: the newest there is (``is_fresh``), or what the mode allows

@@ -19,12 +19,15 @@ from dataclasses import dataclass
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.events import Arrived, Offered
-from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.header import CodecCode, Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
+from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import (
     AcceptCopy,
     AcceptReply,
     Action,
+    DecodeCopy,
+    DecodeReply,
     DiscardReply,
     SendPull,
     SendPush,
@@ -53,9 +56,11 @@ class Transfers:
         mine: Collection[int],
         chunk_bytes: Sequence[int],
         credits: int,
+        replies: PayloadRule,
     ) -> None:
         """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
-        ``chunk_bytes``: payload of each chunk."""
+        ``chunk_bytes``: each chunk's gradient or parameters, as they lie in memory; ``replies``:
+        which payloads bring parameters."""
         if len(chunk_bytes) != len(owners) or not set(mine) <= set(range(len(owners))):
             raise InvariantError(
                 f"worker {seat.worker}: a slice of chunks {sorted(mine)}, {len(owners)} owners and "
@@ -68,6 +73,8 @@ class Transfers:
         """The servers of this worker's slice."""
         self.chunk_bytes = chunk_bytes
         self._credits = credits
+        self._replies = replies
+        self._is_decoding = replies.codec != CodecCode.RAW
         self._queues: dict[int, deque[Header]] = {server: deque() for server in sorted(set(owners))}
         self._outstanding = dict.fromkeys(self._queues, 0)  # messages without a reply yet
         self._awaited: dict[int, tuple[int, int]] = {}
@@ -177,7 +184,6 @@ class Transfers:
             if header.kind == Kind.PULL:
                 actions.append(SendPull(server_id(server), header))
             else:
-                self.bytes_pushed += header.length
                 actions.append(SendPush(server_id(server), header))
         return actions
 
@@ -223,15 +229,14 @@ class Transfers:
             self.duplicates += 1
             return []
         server = self.owners[chunk]
-        if (
-            peer != server_id(server)
-            or header.length != self.chunk_bytes[chunk]
-            or header.kind != _REPLY
-        ):
+        if peer != server_id(server) or header.kind != _REPLY:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
-                f"{header.kind}, {header.length} bytes, about chunk {chunk}; server {server} owes "
-                f"a reply of {self.chunk_bytes[chunk]} bytes"
+                f"{header.kind} about chunk {chunk}; server {server} owes a reply"
+            )
+        if not self._replies.takes(header):
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} {self._replies.refusal(header)}"
             )
         del self._awaited[chunk]
         self._outstanding[server] -= 1
@@ -242,7 +247,10 @@ class Transfers:
             version.min_done = header.min_done
             version.clock = header.clock
             version.is_checksummed = bool(header.flags & Flag.CHECKSUMMED)
-        return self._send_next(server)
+        if not self._is_decoding:
+            return self._send_next(server)
+        decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
+        return [decode, *self._send_next(server)]
 
     def _check_late(self, peer: int, header: Header) -> None:
         """A reply that nobody waits for must be one that was waited for: :class:`ProtocolError`."""

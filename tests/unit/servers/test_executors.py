@@ -10,14 +10,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from psdist.codecs.raw import RAW
+from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import as_tensor
+from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters, traits
-from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.partition import Chunk, Partition, Piece
 from psdist.servers.protocol.actions import Contribution, Fold, Load, SlotContent, StartSum, Step
 from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.tensors import TensorShard
+from tests.support.cast import Cast
 
 HYPER = pack_hyperparameters([{"lr": 0.5, "momentum": 0.9}])
 MODEL = CostModel(
@@ -25,7 +28,9 @@ MODEL = CostModel(
 )
 
 
-def spec(*, dtype: str = "float32", chunks: Sequence[int] = (0, 1)) -> ShardSpec:
+def spec(
+    *, dtype: str = "float32", chunks: Sequence[int] = (0, 1), wire: Wire = RAW_WIRE
+) -> ShardSpec:
     piece = Piece(name="p", shape=(128,), stride=(1,), dtype=dtype, optimizer_group=0)
     partition = Partition.cut([piece], chunk_bytes=64 * (4 if dtype == "float32" else 2))
     assert [chunk.length for chunk in partition.chunks] == [64, 64]
@@ -35,6 +40,7 @@ def spec(*, dtype: str = "float32", chunks: Sequence[int] = (0, 1)) -> ShardSpec
         optimizer="torch.optim.SGD",
         traits=traits("torch.optim.SGD"),
         hyper=HYPER,
+        wire=wire,
     )
 
 
@@ -115,7 +121,62 @@ def test_a_step_to_the_other_buffer_leaves_the_open_replys_bytes() -> None:
     before = bytes(shard.payload(0, 0))
     shard.step(step(slot, SlotContent.GRADIENT, source=0, target=1))
     assert bytes(shard.payload(0, 0)) == before
-    assert shard.checksum(0, 1) == zlib.crc32(shard.payload(0, 1)) != zlib.crc32(before)
+    assert (
+        shard.checksum(0, 1, encoded=None) == zlib.crc32(shard.payload(0, 1)) != zlib.crc32(before)
+    )
+
+
+def push(slot: Frame, codec: Cast, gradient: torch.Tensor) -> None:
+    """As a transport leaves it: the encoded bytes at the slot's start, and how many they are."""
+    assert slot.payload is not None
+    slot.num_received = codec.encode(gradient, slot.payload, state=None, seed=0).num_bytes
+
+
+def test_encoded_gradients_are_decoded_and_then_summed_in_the_servers_dtype() -> None:
+    codec, gradient = Cast("bfloat16"), torch.linspace(-1.0, 1.0, 64)
+    seen = codec.rounded(gradient, 0)
+    assert not torch.equal(seen, gradient)
+    shard = TensorShard(spec(wire=Wire(push=codec, reply=RAW, seed=0)))
+    first, second = shard.make_slots(2)
+    push(first, codec, gradient)
+    shard.start_sum(StartSum(0, first, 3.0))
+    push(second, codec, gradient)
+    shard.fold(Fold(0, second, first, 1.0))
+    shard.step(step(first, SlotContent.SUM, scale=0.25))
+    assert torch.equal(values(shard, "float32"), -0.5 * seen)
+    push(second, codec, gradient)
+    shard.step(step(second, SlotContent.GRADIENT))
+    assert torch.equal(values(shard, "float32"), -0.5 * seen - 0.5 * (0.9 * seen + seen))
+
+
+def test_an_encoded_reply_has_memory_of_its_own_and_the_checksum_of_what_is_decoded() -> None:
+    codec = Cast("float16")
+    wire = Wire(push=RAW, reply=codec, seed=0)
+    shard, raw = TensorShard(spec(wire=wire)), TensorShard(spec())
+    for each in (shard, raw):
+        (slot,) = each.make_slots(1)
+        assert slot.payload is not None
+        as_tensor(slot.payload, "float32", 64).copy_(torch.linspace(-1.0, 1.0, 64))
+        each.load(Load(0, slot))
+    first, second = shard.payload(0, 0), shard.payload(0, 0)
+    num_bytes = shard.encode(0, 0, clock=3, into=first)
+    assert num_bytes == len(first) == 128
+    assert first != second, "replies that are open at the same time share nothing"
+    seen = torch.empty(64)
+    codec.decode(first, seen)
+    assert torch.equal(seen, codec.rounded(values(raw, "float32"), 0))
+    assert shard.checksum(0, 0, encoded=first) == zlib.crc32(as_bytes(seen))
+    sizes = SizeShard(spec(wire=wire), model=MODEL)
+    assert sizes.encode(0, 0, clock=3, into=None) == num_bytes
+
+
+def test_a_slot_is_as_large_as_the_largest_of_what_may_lie_in_it() -> None:
+    class Padded(Cast):
+        def sizes(self, chunk: Chunk) -> tuple[int, int]:
+            return 2 * chunk.length, 1000
+
+    (slot,) = TensorShard(spec(wire=Wire(push=Padded("float16"), reply=RAW, seed=0))).make_slots(1)
+    assert slot.capacity == 1000
 
 
 def drive(executor: Executor) -> list[float]:
@@ -130,7 +191,7 @@ def drive(executor: Executor) -> list[float]:
         lambda: executor.step(step(first, SlotContent.SUM)),
         lambda: executor.step(step(first, SlotContent.GRADIENT, source=0, target=1)),
         lambda: executor.payload(0, 1),
-        lambda: executor.checksum(0, 1),
+        lambda: executor.checksum(0, 1, encoded=None),
     ):
         act()
         costs.append(executor.take_cost_s())
@@ -165,7 +226,7 @@ def test_sizes_charge_the_copy_that_float16_replies_need() -> None:
 def test_sizes_have_neither_bytes_nor_chunks_of_others() -> None:
     sizes = SizeShard(spec(chunks=[1]), model=MODEL)
     assert sizes.payload(1, 0) is None
-    assert sizes.checksum(1, 0) is None
+    assert sizes.checksum(1, 0, encoded=None) is None
     assert sizes.statistics().num_chunks == 1
     with pytest.raises(KeyError):
         sizes.load(Load(0, Frame()))

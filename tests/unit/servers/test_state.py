@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Leave, Register, Settings, Setup, Suspend
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.header import CodecCode, Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Accept,
     Build,
@@ -32,11 +35,18 @@ from psdist.servers.protocol.state import ServerCore
 HYPER = pack_hyperparameters([{"lr": 0.1}])
 
 
+def built(num_chunks: int, slots: Sequence[Frame]) -> Built:
+    """Chunks of 4 bytes, which arrive as they are."""
+    sizes = (4,) * num_chunks
+    rule = PayloadRule(codec=CodecCode.RAW, name="raw", smallest=sizes, largest=sizes)
+    return Built(range(num_chunks), slots, initials=rule, pushes=rule)
+
+
 def core_of(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> ServerCore:
     """A server on which groups of one worker have registered and told their settings."""
     core = ServerCore(server=0, policy=policy_for(mode, staleness=1))
     core.handle(ControlArrived(0, Setup(partition=b"", optimizer="", hyper=b"")))
-    core.handle(Built(range(chunks), [Frame(capacity=4) for _ in range(slots)]))
+    core.handle(built(chunks, [Frame(capacity=4) for _ in range(slots)]))
     for group in range(groups):
         peer = worker_id(group)
         core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
@@ -110,6 +120,31 @@ def test_a_gradient_without_weight_fails_the_job_naming_who_sent_it(
     assert str(fail.error) == f"server 0: worker 1 pushed a gradient of weight {weight}"
 
 
+@pytest.mark.parametrize(
+    ("changed", "sent"),
+    [
+        ({"codec": 9}, "4 bytes of chunk 0 by codec 9"),
+        ({"length": 3}, "3 bytes of chunk 0 by codec 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Kind.PUSH, Kind.INIT])
+def test_a_payload_of_another_codec_or_size_fails_the_job_naming_who_sent_it(
+    kind: Kind, changed: dict[str, int], sent: str
+) -> None:
+    core = core_of("ssp")
+    header = Header(
+        kind=kind, sender=worker_id(1), group=1, chunk=0, length=4, settings=1, weight=1.0
+    )._replace(**changed)
+    (accept,) = core.handle(Offered(worker_id(1), kind, 0, 4, "ticket"))
+    (fail,) = core.handle(Arrived(worker_id(1), header, accept.slot))
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, ProtocolError)
+    assert str(fail.error) == (
+        f"server 0: worker 1 sent {sent}; 4 bytes by codec 0 (raw) are expected; do all ranks run "
+        "the same version of psdist with the same settings?"
+    )
+
+
 def test_a_reply_names_the_pull_that_it_answers_and_no_pull_where_it_answers_a_push() -> None:
     core = core_of("async")
     init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
@@ -135,7 +170,7 @@ def test_what_comes_before_the_shard_is_built_is_handled_when_it_is() -> None:
     assert core.handle(Arrived(worker_id(0), pull, None)) == []
     slot = Frame(capacity=4)
 
-    assert core.handle(Built([0], [slot])) == [Accept("ticket", slot)]
+    assert core.handle(built(1, [slot])) == [Accept("ticket", slot)]
     load, reply = core.handle(Arrived(worker_id(0), init, slot))
     assert load == Load(0, slot)
     assert isinstance(reply, Reply)  # to the pull, which waited for the initial values
@@ -148,13 +183,13 @@ def test_a_second_model_is_refused_whether_or_not_the_first_is_built() -> None:
         (fail,) = core.handle(ControlArrived(worker_id(1), SETUP))
         assert isinstance(fail, Fail)
         assert str(fail.error) == "server 3: worker 1 sent a second Setup"
-        core.handle(Built([], []))
+        core.handle(built(0, []))
 
 
 def test_a_server_without_chunks_is_built_as_well() -> None:
     core = ServerCore(server=1, policy=policy_for("sync", staleness=0))
     core.handle(ControlArrived(worker_id(0), SETUP))
-    assert core.handle(Built([], [])) == []
+    assert core.handle(built(0, [])) == []
     register = Register(group=0, workers=[0], clock=0)
     _, answer = core.handle(ControlArrived(worker_id(0), register))
     assert isinstance(answer, SendControl)
@@ -212,7 +247,7 @@ def test_a_group_that_registers_after_a_higher_one_keeps_its_turn() -> None:
     """No collective between: nothing but the registrations themselves comes before the pushes."""
     core = ServerCore(server=0, policy=policy_for("sync", staleness=0))
     core.handle(ControlArrived(worker_id(0), SETUP))
-    core.handle(Built([0], [Frame(capacity=4) for _ in range(4)]))
+    core.handle(built(1, [Frame(capacity=4) for _ in range(4)]))
     for group in (1, 0):
         peer = worker_id(group)
         core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))

@@ -31,6 +31,7 @@ from psdist.workers.protocol.seat import Seat
 from tests.support.worker_machine import (
     OWNERS,
     PARTITION,
+    RULE,
     SETUP,
     Network,
     collect,
@@ -67,7 +68,7 @@ def test_settings_go_ahead_of_the_first_push_that_was_made_under_them_and_once()
 def test_settings_go_to_the_servers_of_the_workers_own_slice_only() -> None:
     seat = Seat(worker=0, group=0, members=(0, 1), num_servers=2)
     core = WorkerCore(seat)
-    core.take_slice(PARTITION, owners=(0, 0, 0, 1, 1, 1), credits=2)
+    core.take_slice(PARTITION, owners=(0, 0, 0, 1, 1, 1), credits=2, replies=RULE)
     assert [peer for peer, _ in messages(push(core))] == [server_id(0)]
 
 
@@ -90,6 +91,10 @@ def nothing(_core: WorkerCore) -> None:
     pass
 
 
+def second_slice(core: WorkerCore) -> None:
+    core.take_slice(PARTITION, owners=OWNERS, credits=1, replies=RULE)
+
+
 FORBIDDEN: list[tuple[str, Callable[[WorkerCore], None], Callable[[WorkerCore], Any]]] = [
     ("a push in a push", in_a_push, push),
     ("a pull in a push", in_a_push,
@@ -103,7 +108,7 @@ FORBIDDEN: list[tuple[str, Callable[[WorkerCore], None], Callable[[WorkerCore], 
     ("a collective after the end", done, in_a_collective),
     ("done twice", done, done),
     ("an iteration left out", nothing, lambda core: push(core, clock=1)),
-    ("a second slice", nothing, lambda core: core.take_slice(PARTITION, owners=OWNERS, credits=1)),
+    ("a second slice", nothing, second_slice),
     ("an answer before it is here", in_a_collective, lambda core: core.take_collected()),
     ("a registration twice", lambda core: core.begin_register(), WorkerCore.begin_register),
     ("a setup twice", lambda core: core.begin_setup(SETUP), lambda core: core.begin_setup(SETUP)),

@@ -24,6 +24,7 @@ from tests.support.worker_machine import (
     BYTES,
     OWNERS,
     PARTITION,
+    RULE,
     Network,
     make_core,
     push,
@@ -92,7 +93,7 @@ def test_every_worker_starts_at_another_server() -> None:
     for worker in (0, 1):
         seat = Seat(worker=worker, group=worker, members=(worker,), num_servers=2)
         core = WorkerCore(seat)
-        core.take_slice(PARTITION, owners=OWNERS, credits=1)
+        core.take_slice(PARTITION, owners=OWNERS, credits=1, replies=RULE)
         sends = [action for action in push(core) if isinstance(action, SendPush)]
         first.append(sends[0].peer)
     assert first == [server_id(0), server_id(1)]
@@ -137,12 +138,15 @@ def test_a_reply_of_the_iteration_before_does_not_end_this_one() -> None:
 
 
 WRONG_REPLIES: dict[str, dict[str, Any]] = {
-    "a message of kind 1, 256 bytes, about chunk 0": {"kind": Kind.PUSH},
+    "a message of kind 1 about chunk 0; server 0 owes a reply": {"kind": Kind.PUSH},
     "a message of kind 1 about chunk 0, which no worker takes": {"kind": Kind.PUSH, "clock": 9},
     "about chunk 99, which no worker takes": {"chunk": 99},
     "reply to iteration 3 of chunk 0; this worker has pushed 1 iterations": {"clock": 3},
     "reply to pull 5; this worker has made 0": {"pull_number": 5, "flags": Flag.FOR_PULL},
-    "a message of kind 2, 8 bytes, about chunk 0": {"length": 8},
+    "sent 8 bytes of chunk 0 by codec 0; 256 bytes by codec 0": {"length": 8},
+    r"sent 256 bytes of chunk 0 by codec 7; 256 bytes by codec 0 \(raw\) are expected": {
+        "codec": 7
+    },
 }
 
 
