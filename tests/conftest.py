@@ -6,12 +6,16 @@ missing (an MPI, the cluster) is decided where it is started, in tests/support/m
 tests/support/slurm_cluster.py.
 
     python -m pytest tests                 # everything but what is marked slow
-    python -m pytest tests -n 2 --dist loadgroup --no-loadscope-reorder    # as tests/run.sh does
+    python -m pytest tests -n 2 --dist loadscope --no-loadscope-reorder    # as tests/run.sh does
     python -m pytest tests --all -m slurm  # all of the Slurm tests
     python -m pytest tests/protocol --schedules 5000
 """
 
 from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -58,12 +62,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.index(_stage(item)))  # stable: files keep their order
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    # Side by side: a file's tests stay together, they share what is started once; there is one
-    # cluster, so all of its tests are one group.
-    stage = _stage(item)
-    group = stage if stage == "slurm" else f"{item.path.stem} {stage}"
-    item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side: a file's tests stay together, they share what is started once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/slurm" if file.startswith("tests/slurm/") else file
+
+    return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True)
+def alone_on_the_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """There is one cluster, and some tests count what its links carry: its tests take turns."""
+    if request.node.get_closest_marker("slurm") is None:
+        yield
+        return
+    # All processes of a run have the parent of their temporary folders in common.
+    with (tmp_path_factory.getbasetemp().parent / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _stage(item: pytest.Item) -> str:

@@ -35,7 +35,7 @@ check lint-imports
 # A test that pytest-timeout cannot end (it hangs inside C) ends the run, with every stack.
 printf '== pytest\n'
 "$venv/bin/python" -m pytest -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
-    --numprocesses 2 --dist loadgroup --no-loadscope-reorder "$@" || failed+=" pytest"
+    --numprocesses 2 --dist loadscope --no-loadscope-reorder "$@" || failed+=" pytest"
 
 if [[ -n $failed ]]; then
     printf 'tests/run.sh: failed:%s\n' "$failed" >&2
