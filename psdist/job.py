@@ -164,10 +164,10 @@ class Job:
         """Put ``model`` under the servers' care; returns it and the optimizer to use from now on.
 
         The same module object, its parameters now in flat memory with the chief's values, and an
-        optimizer that shares ``optimizer.param_groups``, whose own ``step()`` is an error from now
-        on. Names, shapes, dtypes and
-        optimizer groups must agree on all workers (:class:`ModelError`); the optimizer must be
-        one that servers accept (:class:`OptimizerRefusedError`).
+        optimizer that shares ``optimizer.param_groups``; ``optimizer.step()`` is an error from now
+        on. Names, shapes, dtypes and optimizer groups must agree on all workers
+        (:class:`ModelError`); the optimizer must be one that servers accept
+        (:class:`OptimizerRefusedError`).
         """
         self._context.reach("preparing")
         if self._trainer is not None:
