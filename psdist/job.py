@@ -163,10 +163,11 @@ class Job:
     ) -> tuple[_Module, ServedOptimizer]:
         """Put ``model`` under the servers' care; returns it and the optimizer to use from now on.
 
-        The same module object, its parameters now views of flat memory with the chief's values,
-        and an optimizer that shares ``optimizer.param_groups``. Names, shapes, dtypes and
-        optimizer groups must agree on all workers (:class:`ModelError`); the optimizer must be
-        one that servers accept (:class:`OptimizerRefusedError`).
+        The same module object, its parameters now in flat memory with the chief's values, and an
+        optimizer that shares ``optimizer.param_groups``; ``optimizer.step()`` is an error from now
+        on. Names, shapes, dtypes and optimizer groups must agree on all workers
+        (:class:`ModelError`); the optimizer must be one that servers accept
+        (:class:`OptimizerRefusedError`).
         """
         self._context.reach("preparing")
         if self._trainer is not None:

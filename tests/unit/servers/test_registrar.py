@@ -1,4 +1,4 @@
-"""Who has missed a collective: judged by finished iterations, never by when messages come."""
+"""Collectives: who has come, who has missed the call, who is done; in whatever order it is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psdist.protocol.control import Collected, Control, Done, Enter, Progress
+from psdist.errors import ProtocolError
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Control,
+    Done,
+    Enter,
+    Progress,
+    Resume,
+    Resumed,
+    WhoIsAbsent,
+)
+from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn
 from psdist.workers.data.passes import EqualPasses
@@ -166,6 +178,86 @@ def test_a_warning_comes_once_for_each_call() -> None:
         "worker 0 called mean",
         "worker 0 called save",
     ]
+
+
+# -- entering, resuming, failing -------------------------------------------------------------------
+
+
+def answers(actions: list[RegistrarAction]) -> dict[int, object]:
+    sent = [action for action in actions if isinstance(action, SendControl)]
+    assert len(sent) == len(actions)
+    return {action.peer: action.message for action in sent}
+
+
+def enter(worker: int, name: str = "save", seq: int = 1) -> Enter:
+    return Enter(worker=worker, seq=seq, name=name, payload=bytes([worker]))
+
+
+def test_a_collective_ends_when_all_workers_have_come_and_all_servers_have_resumed() -> None:
+    registrar = Registrar(num_workers=2, num_servers=2)
+    assert registrar.handle(enter(1)) == []
+    resumes = answers(registrar.handle(enter(0)))
+    assert resumes == {server_id(0): Resume(seq=1), server_id(1): Resume(seq=1)}
+    assert registrar.handle(Resumed(seq=1, server=1)) == []
+    collected = Collected(seq=1, payloads=[b"\0", b"\1"], error="")
+    done = answers(registrar.handle(Resumed(seq=1, server=0)))
+    assert done == {worker_id(0): collected, worker_id(1): collected}
+
+
+def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> None:
+    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar.handle(enter(0, "barrier"))
+    failed = answers(registrar.handle(enter(2, "mean")))
+    late = answers(registrar.handle(enter(1, "mean")))
+    assert failed.keys() == {worker_id(0), worker_id(2)}
+    assert late.keys() == {worker_id(1)}
+    assert {*map(str, failed.values())} == {*map(str, late.values())}
+    error = getattr(late[worker_id(1)], "error", "")
+    assert error.startswith(
+        "workers called different things at the same time: worker 0 called barrier; "
+        "worker 2 called mean"
+    )
+    assert registrar.handle(Done(worker=1, statistics={})) == []  # it is told once
+
+
+@pytest.mark.parametrize("finishes_first", [True, False])
+def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
+    finishes_first: bool,
+) -> None:
+    registrar = Registrar(num_workers=12, num_servers=1)
+    if finishes_first:
+        registrar.handle(Done(worker=11, statistics={}))
+    for worker in range(10):
+        failed = registrar.handle(enter(worker))
+        if finishes_first and worker == 0:
+            break
+    else:
+        failed = registrar.handle(Done(worker=11, statistics={}))
+    error = getattr(answers(failed)[worker_id(0)], "error", "")
+    came = "worker 0" if finishes_first else "workers 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert error == (
+        f"save was called by {came} only; absent: worker 11, whose script has finished; save must "
+        "be called by every worker"
+    )
+
+
+def test_who_is_absent_is_answered_while_the_collective_lasts_only() -> None:
+    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar.handle(enter(2))
+    asked = WhoIsAbsent(worker=2, seq=1)
+    assert answers(registrar.handle(asked)) == {worker_id(2): Absent(seq=1, workers=[0, 1])}
+    registrar.handle(enter(0))
+    registrar.handle(enter(1))
+    registrar.handle(Resumed(seq=1, server=0))
+    assert registrar.handle(asked) == []
+
+
+def test_a_server_that_resumes_what_is_not_complete_breaks_the_protocol() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar.handle(enter(0))
+    for seq in (1, 7):
+        with pytest.raises(ProtocolError, match=f"server 0 resumed collective {seq}"):
+            registrar.handle(Resumed(seq=seq, server=0))
 
 
 # -- what a worker says of its loaders -------------------------------------------------------------
