@@ -66,6 +66,7 @@ class WorkerCore:
         self._collectives = Collectives(seat)
         self._settings = SettingsVersions()
         self._slice: Transfers | None = None
+        self._awaited: Collection[int] = ()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             Offered: self._on_data_too_early,
             Arrived: self._on_data_too_early,
@@ -133,6 +134,7 @@ class WorkerCore:
             credits=credits,
             replies=replies,
         )
+        self._awaited = self._slice.awaited
         self._handlers[Offered] = self._slice.on_offered
         self._handlers[Arrived] = self._slice.on_arrived
 
@@ -172,8 +174,9 @@ class WorkerCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every push and pull is answered."""
-        return self._slice is None or self._slice.is_idle
+        """Whether every push and pull is answered. The gradient memory is the worker's again then:
+        a reply proves that its push has arrived, whether or not the network has said ``Sent``."""
+        return not self._awaited
 
     @property
     def clock(self) -> int:
@@ -234,7 +237,7 @@ class WorkerCore:
         return self._transfers.begin_copy(clock=clock, chunks=chunks)
 
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
-        awaited = dict(self._slice.awaited()) if self._slice is not None else {}
+        awaited = dict(self._slice.missing()) if self._slice is not None else {}
         if len(message.groups) != len(message.clocks) or (
             message.chunk in awaited and peer != server_id(awaited[message.chunk])
         ):
@@ -305,7 +308,7 @@ class WorkerCore:
     def ask_who_is_missing(self) -> list[Action]:
         """A wait has become long: tell people who owes answers, and ask whoever knows more."""
         if not self.is_idle:
-            chunk, server = self._transfers.awaited()[0]
+            chunk, server = self._transfers.missing()[0]
             return [
                 Warn(f"waiting for chunk {chunk} from server {server}"),
                 SendControl(server_id(server), WhoIsMissing(chunk=chunk)),

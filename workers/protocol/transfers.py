@@ -71,18 +71,19 @@ class Transfers:
         self.mine = sorted(mine)
         self.servers = sorted({owners[chunk] for chunk in mine})
         """The servers of this worker's slice."""
+        self._push_order = self._rotated(self.servers)
         self.chunk_bytes = chunk_bytes
         self._credits = credits
         self._replies = replies
         self._is_decoding = replies.codec != CodecCode.RAW
         self._queues: dict[int, deque[Header]] = {server: deque() for server in sorted(set(owners))}
         self._outstanding = dict.fromkeys(self._queues, 0)  # messages without a reply yet
-        self._awaited: dict[int, tuple[int, int]] = {}
+        self.awaited: dict[int, tuple[int, int]] = {}
         """Chunk -> clock of the reply that is awaited and the number of the pull that it answers
         (0: a push). Replies of one clock differ by what came between them, and any may come a
         second time."""
         self._num_pulls = 0
-        self._is_copying = False
+        self._is_pulling = self._is_copying = False
         # One transfer at a time may write a chunk's memory: a duplicate could otherwise land on
         # top of the reply that came first.
         self._incoming: dict[int, deque[Offered]] = {}
@@ -93,18 +94,12 @@ class Transfers:
         self.bytes_pulled = 0
         self.duplicates = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Everything is answered, so the gradient memory is the worker's again: a reply proves
-        that its push has arrived, whether or not the network has said ``Sent`` yet."""
-        return not self._awaited
-
     def require_next(self, clock: int) -> None:
         """:class:`InvariantError` unless iteration ``clock`` may be pushed now."""
-        if clock != self.clock or self._awaited:
+        if clock != self.clock or self.awaited:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes iteration {clock} after {self.clock} "
-                f"iterations, {len(self._awaited)} replies outstanding"
+                f"iterations, {len(self.awaited)} replies outstanding"
             )
 
     # -- commands ------------------------------------------------------------------------------
@@ -128,8 +123,9 @@ class Transfers:
             )
             for chunk in self.mine
         )
-        actions = self._begin(headers)
+        actions = self._begin(headers, self._push_order)
         self.clock += 1
+        self._is_pulling = False
         return actions
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
@@ -145,6 +141,7 @@ class Transfers:
         self, clock: int, chunks: Collection[int], flags: int, *, is_copying: bool = False
     ) -> list[Action]:
         self._num_pulls += 1
+        self._is_pulling = True
         headers = (
             Header(
                 kind=Kind.PULL,
@@ -157,34 +154,44 @@ class Transfers:
             )
             for chunk in sorted(chunks)
         )
-        return self._begin(headers, is_copying=is_copying)
+        servers = sorted({self.owners[chunk] for chunk in chunks})
+        return self._begin(headers, self._rotated(servers), is_copying=is_copying)
 
-    def _begin(self, headers: Iterable[Header], *, is_copying: bool = False) -> list[Action]:
-        if self._awaited:
+    def _rotated(self, servers: list[int]) -> list[int]:
+        """In the order in which this worker sends: each worker starts at another server."""
+        first = self._seat.worker % len(servers) if servers else 0
+        return servers[first:] + servers[:first]
+
+    def _begin(
+        self, headers: Iterable[Header], servers: list[int], *, is_copying: bool = False
+    ) -> list[Action]:
+        if self.awaited:
             raise InvariantError(
                 f"worker {self._seat.worker}: a push or pull began before the last one was over"
             )
         self._is_copying = is_copying
         for header in headers:
             self._queues[self.owners[header.chunk]].append(header)
-            self._awaited[header.chunk] = header.clock, header.pull_number
-        servers = [server for server, queue in self._queues.items() if queue]
-        first = self._seat.worker % len(servers) if servers else 0
+            self.awaited[header.chunk] = header.clock, header.pull_number
         actions: list[Action] = []
-        for server in servers[first:] + servers[:first]:
+        for server in servers:
             actions += self._send_next(server)
         return actions
 
     def _send_next(self, server: int) -> list[Action]:
         queue = self._queues[server]
+        if not queue:
+            return []
         actions: list[Action] = []
-        while queue and self._outstanding[server] < self._credits:
+        outstanding = self._outstanding[server]
+        while queue and outstanding < self._credits:
             header = queue.popleft()
-            self._outstanding[server] += 1
+            outstanding += 1
             if header.kind == Kind.PULL:
                 actions.append(SendPull(server_id(server), header))
             else:
                 actions.append(SendPush(server_id(server), header))
+        self._outstanding[server] = outstanding
         return actions
 
     # -- events --------------------------------------------------------------------------------
@@ -214,7 +221,7 @@ class Transfers:
         return actions
 
     def _accept(self, offer: Offered) -> AcceptReply | AcceptCopy | DiscardReply:
-        if offer.chunk in self._awaited:
+        if offer.chunk in self.awaited:
             self._incoming[offer.chunk] = deque()
             if self._is_copying:
                 return AcceptCopy(offer.ticket, offer.chunk)
@@ -224,7 +231,7 @@ class Transfers:
 
     def _on_reply(self, peer: int, header: Header) -> list[Action]:
         chunk = header.chunk
-        if self._awaited.get(chunk) != (header.clock, header.pull_number):
+        if self.awaited.get(chunk) != (header.clock, header.pull_number):
             self._check_late(peer, header)
             self.duplicates += 1
             return []
@@ -238,7 +245,7 @@ class Transfers:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} {self._replies.refusal(header)}"
             )
-        del self._awaited[chunk]
+        del self.awaited[chunk]
         self._outstanding[server] -= 1
         self.bytes_pulled += header.length
         if not self._is_copying:
@@ -272,19 +279,18 @@ class Transfers:
 
     # -- for people and tests ------------------------------------------------------------------
 
-    def awaited(self) -> list[tuple[int, int]]:
-        """(chunk, server) of the replies that are missing."""
-        return [(chunk, self.owners[chunk]) for chunk in sorted(self._awaited)]
+    def missing(self) -> list[tuple[int, int]]:
+        """(chunk, server) of the replies that are awaited."""
+        return [(chunk, self.owners[chunk]) for chunk in sorted(self.awaited)]
 
     def describe(self) -> str:
         """What the replies that are missing are replies to."""
-        _, number = next(iter(self._awaited.values()))
-        return "parameters" if number else f"the replies to iteration {self.clock - 1}"
+        return "parameters" if self._is_pulling else f"the replies to iteration {self.clock - 1}"
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in the chunks."""
         num_awaited = dict.fromkeys(self._queues, 0)
-        for chunk, (clock, pull) in self._awaited.items():
+        for chunk, (clock, pull) in self.awaited.items():
             num_awaited[self.owners[chunk]] += 1
             is_known = (pull == self._num_pulls) if pull else (clock == self.clock - 1)
             if not is_known or (not pull and chunk not in self.mine):
@@ -306,7 +312,7 @@ class Transfers:
             if queue and outstanding < self._credits:
                 raise InvariantError(f"credits of server {server} are unused while chunks wait")
             chunks = [header.chunk for header in queue]
-            if chunks != sorted(set(chunks)) or not self._awaited.keys() >= set(chunks):
+            if chunks != sorted(set(chunks)) or not self.awaited.keys() >= set(chunks):
                 raise InvariantError(f"chunks {chunks} wait for server {server}, not in order")
         if not set(self._incoming) <= set(range(len(self.owners))):
             raise InvariantError(

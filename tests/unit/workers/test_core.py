@@ -217,7 +217,7 @@ def lose_a_message(core: WorkerCore) -> None:
 
 
 def forget_a_reply(core: WorkerCore) -> None:
-    del core._transfers._awaited[0]
+    del core._transfers.awaited[0]
 
 
 def leave_a_credit_unused(core: WorkerCore) -> None:
@@ -231,7 +231,7 @@ def queue_out_of_order(core: WorkerCore) -> None:
 
 
 def await_another_iteration(core: WorkerCore) -> None:
-    core._transfers._awaited[0] = (5, 0)
+    core._transfers.awaited[0] = (5, 0)
 
 
 def go_back(core: WorkerCore) -> None:
