@@ -1,4 +1,7 @@
-"""A plan as text and as a picture: the values in them, what fits, and names that mean harm."""
+"""A plan as text and as a picture: the values in them, what fits, and names that mean harm.
+
+Of the whole room: drawing, text, text_tree and the svg modules.
+"""
 
 from __future__ import annotations
 

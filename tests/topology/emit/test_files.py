@@ -1,4 +1,4 @@
-"""What is written for each launcher; that launchers understand it: test_topology_emit_launchers."""
+"""What is written for each launcher; that launchers understand it: test_launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""lstopo's XML as machines: shapes, real ones, made ones, and what hwloc itself says of them."""
+"""lstopo's XML as machines: shapes, real ones, made ones, and what hwloc itself says of them.
+
+Of the room hwloc, of machine, numa, codec with packed, and of text.bitmap.
+"""
 
 from __future__ import annotations
 

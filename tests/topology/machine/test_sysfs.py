@@ -1,4 +1,7 @@
-"""Machines out of /sys: made-up trees in a folder, and this machine; and which source is asked."""
+"""Machines out of /sys: made-up trees in a folder, and this machine; and which source is asked.
+
+Of live, sysfs, sysfs_devices, kernel_files and pci.
+"""
 
 from __future__ import annotations
 

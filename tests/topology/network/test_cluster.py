@@ -1,4 +1,7 @@
-"""From every source of racks to the cluster of a job."""
+"""From every source of racks to the cluster of a job.
+
+Of cluster, sources, tree, same_host and the readers: slurm, rack_table, infiniband with fabric.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A plan as JSON: back as it was, and from any other bytes nothing but one line of refusal."""
+"""A plan as JSON: back as it was, and from any other bytes nothing but one line of refusal.
+
+Of codec, checks and the types in plan.
+"""
 
 from __future__ import annotations
 

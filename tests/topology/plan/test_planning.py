@@ -1,4 +1,7 @@
-"""Plans: every rank has one role and one seat, and the numbers say what the links really carry."""
+"""Plans: every rank has one role and one seat, and the numbers say what the links really carry.
+
+Of planning, serving_hosts and what_if; seats have a module of their own, and so has plan.json.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Placement: equal to the exact solution where that can be had, never above what is proved."""
+"""Placement: equal to the exact solution where that can be had, never above what is proved.
+
+Of the whole room: problem, objective, filling, bound and placement, against
+tests/support/exact_placement.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Host lists with brackets, both ways, and against Slurm's own reading of them."""
+"""Host lists with brackets, both ways, and against Slurm's own reading of them.
+
+Of hostlist; bitmap is in machine/test_hwloc.py, untrusted wherever a file is read.
+"""
 
 from __future__ import annotations
 
