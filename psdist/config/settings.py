@@ -177,7 +177,7 @@ class RunConfig(BaseModel):
     progress: Literal["auto", "live", "lines", "off"] = _setting(
         "auto",
         allowed="auto, live, lines or off",
-        description="Progress display: a live line, one line now and then, none; auto by terminal.",
+        description="Display of progress: live (on a terminal), a line now and then, or none.",
     )
     optimizers: Annotated[
         tuple[_OptimizerEntry, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)

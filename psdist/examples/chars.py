@@ -203,7 +203,7 @@ def main() -> None:
     model, optimizer = job.prepare(model, adamw)
 
     train_set, valid_set = windows(train, model.length), windows(valid, model.length)
-    loader = job.loader(train_set, batch_size=args.batch_size, shuffle=True)
+    loader = job.loader(train_set, batch_size=args.batch_size, shuffle=True, epochs=args.epochs)
     num_steps = args.epochs * len(loader)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, num_steps)

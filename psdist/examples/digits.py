@@ -73,7 +73,9 @@ def main() -> None:
     slow, factor = args.slow_worker
     for epoch in range(args.epochs):
         started_s = time.perf_counter()
-        for x, y in job.loader(train_set, batch_size=args.batch_size, shuffle=True):
+        for x, y in job.loader(
+            train_set, batch_size=args.batch_size, shuffle=True, epochs=args.epochs
+        ):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x.to(job.device)), y.to(job.device))
             loss.backward()

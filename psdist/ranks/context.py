@@ -203,7 +203,7 @@ class RankContext:
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         """Print and end every rank, now."""
         self._ignore_interrupts()
-        self._write_last_files(text, status)
+        self.write_last_files(text, status)
         if self.parent is not None:
             self.parent.failed(status)
         end_all(self.comm, heading, text, status)
@@ -216,11 +216,12 @@ class RankContext:
             self.abort(f"psdist: {self.who}", *interruption(self.parent.end_signal))
         if self.parent.is_lost:
             self._ignore_interrupts()
-            self._write_last_files("psdist run or its mpirun was killed", 1)
+            self.write_last_files("psdist run or its mpirun was killed", 1)
             # No Abort: mpirun may be what was killed, and every rank ends by its own line.
             os._exit(1)
 
-    def _write_last_files(self, text: str, status: int) -> None:
+    def write_last_files(self, text: str, status: int) -> None:
+        """Records that still lie in memory and, on the registrar, summary.json."""
         self._flush_records()
         # Whatever it meets, a full disk or half of a statistic: it must neither hide what happened
         # first nor keep the other ranks waiting.
@@ -253,10 +254,8 @@ def connect(
     num_workers: int | None = None,
     parent: ParentLink | None = None,
 ) -> RankContext:
-    """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error.
-
-    ``num_workers``: a job with another number of workers is an error; None for any.
-    """
+    """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error, such
+    as another number of workers than ``num_workers`` (None: any)."""
     global _current
     started_s = time.monotonic()
     launcher = detect(os.environ)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from psdist.config.settings import MIN_CHUNK_BYTES
@@ -22,9 +23,9 @@ from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption
+from psdist.ranks.standing import Standing
 from psdist.report.facts import Training
 from psdist.report.progress import ProgressDisplay, Style
-from psdist.report.standing import Standing
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import (
@@ -51,6 +52,8 @@ def serve(context: RankContext) -> int:
     torch.set_num_threads(num_threads(context))
     ignore_signals_of_scripts()
     loop, reporter = _build(context, context.transport)
+    if reporter is not None:
+        write_files_when_terminated(context)
     context.reach("training")
     loop.run(
         context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
@@ -71,6 +74,18 @@ def ignore_signals_of_scripts() -> None:
     for scripts, and would end a server."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+def write_files_when_terminated(context: RankContext) -> None:
+    """On the registrar: a launcher that ends the ranks, because somebody has told it to or because
+    another rank has died, leaves a moment to write down how far the job had come."""
+
+    def write_and_end(number: int, _frame: FrameType | None) -> None:
+        context.write_last_files(f"ended by {signal.Signals(number).name}", 128 + number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, write_and_end)
 
 
 def server_actor(context: RankContext, transport: Transport) -> Actor:
@@ -201,7 +216,7 @@ class Reporter:
 
     def on_idle(self) -> None:
         self._context.heed_parent()
-        if not self._registrar.progress:
+        if not any(each.clock for each in self._registrar.progress.values()):
             return
         if self._display.is_due:
             self._display.update(self._training())

@@ -41,24 +41,25 @@ class Meter:
     def __init__(self) -> None:
         self._samples = Pace()
         self._batches = Pace()
+        self._iterations = Pace()
 
     def restart(self) -> None:
         """The job was stopped, and goes on: the pause is no part of its speed."""
-        self._samples.restart()
-        self._batches.restart()
+        for pace in (self._samples, self._batches, self._iterations):
+            pace.restart()
 
     def update(self, training: Training) -> Words:
         used = max(0, training.epoch - 1) * training.batches + training.batch
         self._samples.add(at_s=training.at_s, done=training.samples)
         self._batches.add(at_s=training.at_s, done=used)
-        speed = self._samples.per_s
+        self._iterations.add(at_s=training.at_s, done=training.ahead)
         fraction, eta = self._how_far(training, used)
         return Words(
             mode=training.mode,
             position=_position(training, used),
             fraction=fraction,
             eta=eta,
-            speed="" if speed is None else f"{speed:.0f} samples/s",
+            speed=self._speed(),
             values=tuple(
                 f"{name} {value}"
                 for name, value in training.last.items()
@@ -66,6 +67,13 @@ class Meter:
             ),
             notes=_notes(training),
         )
+
+    def _speed(self) -> str:
+        """In samples, where the script's loaders count them."""
+        samples, iterations = self._samples.per_s, self._iterations.per_s
+        if samples:
+            return f"{samples:.0f} samples/s"
+        return f"{iterations:.3g} iterations/s" if iterations else ""
 
     def _how_far(self, training: Training, used: int) -> tuple[float | None, str]:
         if not training.batches or not training.epoch:

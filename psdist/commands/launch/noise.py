@@ -56,7 +56,9 @@ _SIGNALLED: Final = (
     r"signal (?P<signal>\d+)(?: \(.+\))?\.",
     _DASHES,
 )
-_UNREACHABLE: Final = (r"\[[^\]\s]+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file \S+ at line \d+",)
+_PMIX_ERROR: Final = (
+    r"\[[^\]\s]+:\d+\] PMIX ERROR: PMIX_ERR_(?:UNREACH|NOT_FOUND) in file \S+ at line \d+",
+)
 _EPOLL: Final = (
     r"\[warn\] Epoll (?:ADD|MOD|DEL)\(\d+\) on fd \d+ failed\. Old events were \d+; "
     r"read change was \d+ \(\w+\); write change was \d+ \(\w+\); close change was \d+ \(\w+\): "
@@ -89,7 +91,7 @@ _BLOCKS: Final = tuple(
         _CALLED_ABORT,
         _NON_ZERO_EXIT,
         _SIGNALLED,
-        _UNREACHABLE,
+        _PMIX_ERROR,
         _EPOLL,
         _BAD_TERMINATION,
         _ABORT_LINE,

@@ -1,4 +1,4 @@
-"""Progress in words: how fast, how far, how long still, who is slow; and when a line is due."""
+"""Progress in words: how fast, how far, how long still; and when a line is due."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 
 import pytest
 
-from psdist.protocol.control import Progress
 from psdist.report.facts import Training
 from psdist.report.meter import Meter
 from psdist.report.pace import Pace, format_duration
 from psdist.report.progress import ProgressDisplay, Style, say_phase
-from psdist.report.standing import Standing, short
 
 # -- pace --------------------------------------------------------------------------------------
 
@@ -116,8 +114,10 @@ def test_accumulated_gradients_are_not_taken_for_iterations() -> None:
 
 
 def test_a_script_without_a_loader_of_ours_has_iterations_only() -> None:
-    words = Meter().update(training(1.0, 7))
-    assert words.all() == ["sync", "iteration 7"]
+    meter = Meter()
+    meter.update(training(1.0, 7, samples=0))
+    words = meter.update(training(3.0, 12, samples=0))
+    assert words.all() == ["sync", "iteration 12", "2.5 iterations/s"]
     words = Meter().update(training(1.0, 7, epoch=3))
     assert words.all() == ["sync", "epoch 3", "iteration 7"]
     assert words.fraction is None
@@ -139,68 +139,6 @@ def test_the_slowest_group_is_named_with_what_it_costs() -> None:
     words = Meter().update(training(1.0, 9, **{**ssp, "mode": "async", "behind": 4}))
     assert words.notes == ("staleness 2", "slowest: group 1 (5 behind)")
     assert words.position == ("iteration 4..9",)
-
-
-# -- standing ----------------------------------------------------------------------------------
-
-
-def report(worker: int, clock: int, **more: float) -> Progress:
-    return Progress(worker=worker, clock=clock, samples=10 * clock, **more)  # type: ignore[arg-type]
-
-
-def test_the_group_that_others_wait_for_is_the_slowest() -> None:
-    standing = Standing(mode="sync", group_of_worker=(0, 0, 1))
-    for second in range(6):
-        progress = {
-            0: report(0, second, waited_s=0.5 * second),
-            1: report(1, second, waited_s=0.3 * second),
-            2: report(2, second, waited_s=0.1 * second),
-        }
-        told = standing.at(float(second), progress=progress, last={})
-    assert told.slowest == 1
-    assert told.others_wait == pytest.approx(0.3)
-    assert (told.behind, told.ahead, told.samples) == (5, 5, 150)
-
-
-def test_groups_that_wait_alike_have_no_slowest() -> None:
-    standing = Standing(mode="sync", group_of_worker=(0, 1))
-    for second in range(6):
-        # Reports are a moment apart: group 1's is not in yet.
-        progress = {
-            0: report(0, 10 * second, waited_s=0.40 * second),
-            1: report(1, max(0, 10 * second - 5), waited_s=0.35 * second),
-        }
-        told = standing.at(float(second), progress=progress, last={})
-    assert (told.slowest, told.others_wait) == (None, 0.0)
-
-
-def test_a_group_that_is_left_behind_is_the_slowest_though_nobody_waits() -> None:
-    standing = Standing(mode="async", group_of_worker=(0, 1))
-    for second in range(6):
-        progress = {0: report(0, 10 * second), 1: report(1, 2 * second)}
-        told = standing.at(float(second), progress=progress, last={})
-    assert (told.slowest, told.others_wait) == (1, 0.0)
-    assert (told.behind, told.ahead) == (10, 50)
-
-
-def test_how_far_the_job_is_its_slowest_worker_says() -> None:
-    standing = Standing(mode="async", group_of_worker=(0, 1, 2))
-    progress = {
-        0: report(0, 9, epoch=2, epochs=3, batch=1, batches=8, staleness=0),
-        1: report(1, 7, epoch=1, epochs=3, batch=7, batches=8, staleness=4),
-    }
-    told = standing.at(1.0, progress=progress, last={})
-    assert (told.epoch, told.epochs, told.batch, told.batches) == (1, 3, 7, 8)
-    assert told.staleness == 4
-    assert told.behind == 0  # group 2 has not reported yet
-
-
-def test_logged_values_are_cut_to_what_a_packet_and_a_line_can_hold() -> None:
-    last = {"x" * 100: 1.23456789, **{f"v{number}": number for number in range(20)}}
-    told = Standing(mode="sync", group_of_worker=(0,)).at(1.0, progress={}, last=last)
-    assert len(told.last) == 8
-    assert told.last["x" * 64] == "1.235"
-    assert short("two\nlines \x1b[31m") == "two lines ?[31m"
 
 
 # -- lines -------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ class Standing:
             seen.popleft()
         slowest, others_wait = self._slowest()
         behind = min(clocks, default=0)
-        where = min(progress.values(), key=_position, default=None)
+        in_data = [each for each in progress.values() if each.epoch]
+        where = min(in_data, key=_position, default=None)
         return Training(
             at_s=at_s,
             mode=self._mode,
