@@ -44,7 +44,7 @@ class Flag:
     FRESH = 1
     """On PULL: whatever is newest, without waiting for other groups."""
     CHECKSUMMED = 2
-    """On REPLY: the server recorded a checksum of these bytes (history, design section 7)."""
+    """On REPLY: the server recorded a checksum of these bytes (docs/history.md)."""
     FOR_PULL = 4
     """On REPLY: answers a PULL, not a PUSH."""
 

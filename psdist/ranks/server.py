@@ -2,8 +2,8 @@
 
     status = serve(context)      # returns when the job is complete
 
-It never runs the user's script. Files go through psdist.observe, decisions through
-psdist.servers.
+It never runs the user's script. Files go through psdist.report and psdist.history, decisions
+through psdist.servers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two implementations: :mod:`psdist.transport.mpi` and :mod:`psdist.transport.virt
 a virtual clock, seeded delays). The loops of servers and workers drive either, and never know
 which.
 
-Peers are *stable ids* (:mod:`psdist.protocol.roles`), never MPI ranks. The contract:
+Peers are *stable ids* (:mod:`psdist.protocol.ids`), never MPI ranks. The contract:
 
 * ``send`` does not block. The frame and its payload belong to the network until the matching
   :class:`Sent` event, or until the answer has come, which proves the same: **the bytes of an open
