@@ -25,11 +25,9 @@ from tests.support.slurm_cluster import slurm_cluster
 
 __all__ = ["slurm_cluster"]
 
-# A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster. Where
-# tests run side by side the cluster comes first: its tests take turns on it and mostly wait, the
-# others fill the time in the order of the stages.
+# A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster.
 STAGES = ("mpi", "slurm")
-SIDE_BY_SIDE = ("slurm", "", "mpi")
+ON_THE_CLUSTER = "tests/slurm/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,8 +56,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if slow:
             config.hook.pytest_deselected(items=slow)
             items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    order = SIDE_BY_SIDE if hasattr(config, "workerinput") else ("", *STAGES)
-    items.sort(key=lambda item: order.index(_stage(item)))  # stable: files keep their order
+    items.sort(key=_stage)  # stable: within a stage the files' order stays
+    if hasattr(config, "workerinput"):
+        # Side by side: what is on the cluster from the first test to the last begins at once, and
+        # the others fill the time, in the order of the stages.
+        items.sort(key=lambda item: not item.nodeid.startswith(ON_THE_CLUSTER))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -70,7 +71,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "tests/slurm" if file.startswith("tests/slurm/") else file
+            return ON_THE_CLUSTER if file.startswith(ON_THE_CLUSTER) else file
 
     return ByFile(config, log)
 
@@ -89,8 +90,10 @@ def alone_on_the_cluster(
         yield
 
 
-def _stage(item: pytest.Item) -> str:
-    return next((name for name in reversed(STAGES) if item.get_closest_marker(name)), "")
+def _stage(item: pytest.Item) -> int:
+    return max(
+        (STAGES.index(name) + 1 for name in STAGES if item.get_closest_marker(name)), default=0
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
