@@ -10,7 +10,6 @@ psdist.commands.launch's.
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -94,22 +93,19 @@ def start_mpirun(
     ``script`` and ``progress`` (the setting) are for the display. Raises LaunchError if there is no
     mpirun that belongs to the MPI library in use, or if it cannot be started.
     """
-    environment = launch_environment(os.environ)
-    mpirun = find_mpirun(loaded_library(environment), environment)
-    command = mpirun_command(mpirun, num_ranks, environment)
-    command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
-    line = shlex.join(command)
-    print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-
     from psdist.commands.launch.parent import make_parent
 
-    # Asked by SIGTERM, Open MPI's mpirun ends its ranks, those that are stopped among them, and
-    # clears up. MPICH's would wait for stopped ones; killed, its helpers end them.
-    death_signal = signal.SIGTERM if mpirun.family == "openmpi" else signal.SIGKILL
-    parent = make_parent(num_ranks=num_ranks, script=Path(script).name, progress=progress)
-    return parent.run(command, environment, death_signal=death_signal)
+    environment = launch_environment(os.environ)
+    with make_parent(
+        num_ranks=num_ranks, script=Path(script).name, progress=progress
+    ) as parent:  # from now on a terminal shows that something happens
+        mpirun = find_mpirun(loaded_library(environment), environment)
+        command = mpirun_command(mpirun, num_ranks, environment)
+        command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
+        # Asked by SIGTERM, Open MPI's mpirun ends its ranks, those that are stopped among them,
+        # and clears up. MPICH's would wait for stopped ones; killed, its helpers end them.
+        death_signal = signal.SIGTERM if mpirun.family == "openmpi" else signal.SIGKILL
+        return parent.run(command, environment, death_signal=death_signal)
 
 
 def run_arguments(request: RunRequest) -> list[str]:

@@ -82,6 +82,7 @@ def connect_to_parent(environment: Mapping[str, str], *, rank: int) -> ParentLin
     try:
         connection.connect(path)
     except ConnectionRefusedError:  # its socket is there, and nobody listens
+        connection.close()
         raise LaunchError(_VANISHED) from None
     except OSError:  # another container of the same host
         connection.close()
@@ -107,6 +108,7 @@ class ParentLink:
         self._send(Hello(rank=rank))
         data, pipes = self._receive()
         if not data:
+            connection.close()
             raise LaunchError(_VANISHED)
         decode_order(data)
         if len(pipes) == 2:

@@ -24,7 +24,7 @@ from tests.support.mpirun import (
     wait_until_gone,
 )
 from tests.support.programs.output_of_parented import OUTPUT
-from tests.support.terminal import Terminal, are_stopped
+from tests.support.terminal import Terminal, are_stopped, heed_signals
 
 MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
 SCRIPT = REPOSITORY / "tests" / "support" / "programs" / "parented.py"
@@ -103,6 +103,7 @@ class Started:
                 cwd=REPOSITORY,
                 env=program_environment(self.marker, {}),
                 start_new_session=True,
+                preexec_fn=heed_signals,
             )
 
     @property

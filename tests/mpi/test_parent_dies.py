@@ -24,7 +24,7 @@ from tests.support.mpirun import (
     require,
     wait_until_gone,
 )
-from tests.support.terminal import Terminal, are_stopped
+from tests.support.terminal import Terminal, are_stopped, heed_signals
 
 MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
 START_S = 120.0
@@ -49,6 +49,7 @@ class IdleJob:
                 cwd=REPOSITORY,
                 env=program_environment(self.marker, {}),
                 start_new_session=True,
+                preexec_fn=heed_signals,
             )
         self.ranks = self._wait_for_ranks()
         (self.mpirun,) = (
@@ -119,7 +120,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(job: IdleJob) -> None:
     os.kill(job.ranks[1], signal.SIGKILL)
     assert job.parent.wait(60) == 128 + signal.SIGKILL
     assert job.left() == []
-    (line,) = job.err.read_text().splitlines()
+    _, line = job.err.read_text().splitlines()  # the command comes first
     assert re.fullmatch(
         r"psdist: error: rank [01](?: on \S+)? was ended by signal 9 \(SIGKILL\); out of memory\? "
         r"\(dmesg would say so\)",

@@ -16,6 +16,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -53,9 +54,14 @@ class Terminal:
             cwd=cwd,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=self._become_a_login,
         )
         os.close(slave)
+
+    @staticmethod
+    def _become_a_login() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        heed_signals()
 
     def __enter__(self) -> Terminal:
         return self
@@ -96,6 +102,19 @@ class Terminal:
 
     def processes(self) -> list[int]:
         return list(processes_of(self.marker))
+
+
+def heed_signals() -> None:
+    """For a new process: what the tests' own starter has ignored (a shell in the background, nohup)
+    is not ignored by what they start."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGTSTP,
+        signal.SIGUSR1,
+    ):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def are_stopped(pids: Iterable[int], *, timeout_s: float) -> bool:

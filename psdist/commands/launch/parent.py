@@ -1,7 +1,7 @@
 """The parent of a job: one loop over mpirun, the ranks of this host, the terminal and signals.
 
-    parent = make_parent(num_ranks=4, script="train.py", progress="auto")
-    status = parent.run(command, environment, death_signal=signal.SIGTERM)
+    with make_parent(num_ranks=4, script="train.py", progress="auto") as parent:
+        status = parent.run(command, environment, death_signal=signal.SIGTERM)
 
 It starts mpirun and stays until that has ended. It passes output on, draws progress, forwards
 signals once, stops and continues the job with itself, hands its standard input to the chief, and
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import selectors
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +57,8 @@ from psdist.report.progress import Style
 _LEFT_BEHIND_S: Final = 3.0
 """From the launcher's end to the end of ranks that it has left behind; then they are killed."""
 _BUSY_S: Final = 0.02
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,12 @@ class _Source:
 
 def make_parent(*, num_ranks: int, script: str, progress: str) -> Parent:
     """A parent on this process's own output. ``progress``: the setting of that name."""
-    can_draw = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    for stream in (0, 1, 2):  # what is opened below must not take the number of one that is closed
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    can_draw = os.isatty(2) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     style: Style = "lines"
     if progress == "off":
         style = "off"
@@ -93,6 +100,13 @@ class Parent:
         self._told: list[int] = []
         self._vanished: list[Rank] = []
 
+    def __enter__(self) -> Parent:
+        self._display.tick(time.monotonic())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._screen.erase()
+
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], *, death_signal: int
     ) -> int:
@@ -101,6 +115,8 @@ class Parent:
         ``death_signal``: what ends this launcher and its ranks when this process is gone. Raises
         LaunchError if it cannot be started.
         """
+        line = shlex.join(command)
+        self._screen.say(f"{_DIM}{line}{_PLAIN}" if self._screen.is_live else line)
         with Ranks() as self._ranks, Signals() as self._signals:
             self._selector.register(self._signals.descriptor, selectors.EVENT_READ, _nothing)
             self._selector.register(self._ranks.listener, selectors.EVENT_READ, self._accept)
@@ -118,7 +134,6 @@ class Parent:
                 if self._launcher.poll() is None:
                     self._launcher.kill()
                     self._launcher.wait()
-                self._screen.erase()
                 self._selector.close()
 
     # -- one turn ------------------------------------------------------------------------------

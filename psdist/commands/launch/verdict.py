@@ -41,7 +41,8 @@ def judge(
     if failures:
         return Verdict(failures[0])
     if returncode == 0:
-        return Verdict(0)
+        # Of a rank that has left without a word nobody knows whether it has finished.
+        return _unexplained(vanished[0], 1, returncode) if vanished else Verdict(0)
     if interrupted_by is not None:
         return Verdict(_SIGNAL_STATUS + interrupted_by)
     if deaths:
@@ -61,11 +62,7 @@ def judge(
             "host have been ended",
         )
     if vanished:
-        return Verdict(
-            returncode,
-            f"psdist: error: {vanished[0]} ended before the job was complete and said nothing "
-            f"(mpirun's status is {returncode}): did it call os._exit?",
-        )
+        return _unexplained(vanished[0], returncode, returncode)
     if not num_started:
         return Verdict(
             returncode,
@@ -73,6 +70,14 @@ def judge(
             "what it said stands above",
         )
     return Verdict(returncode, f"psdist: error: mpirun ended with status {returncode}")
+
+
+def _unexplained(who: str, status: int, returncode: int) -> Verdict:
+    return Verdict(
+        status,
+        f"psdist: error: {who} ended before the job was complete and said nothing (mpirun's status "
+        f"is {returncode}): did it call os._exit?",
+    )
 
 
 def _signal(number: int) -> str:

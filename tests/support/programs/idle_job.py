@@ -28,8 +28,8 @@ def be_parent(num_ranks: int) -> int:
     command = mpirun_command(mpirun, num_ranks, environment)
     command += [sys.executable, "-m", "tests.support.programs.idle_job", "rank"]
     death_signal = signal.SIGTERM if mpirun.family == "openmpi" else signal.SIGKILL
-    parent = make_parent(num_ranks=num_ranks, script="idle_job.py", progress="off")
-    return parent.run(command, environment, death_signal=death_signal)
+    with make_parent(num_ranks=num_ranks, script="idle_job.py", progress="off") as parent:
+        return parent.run(command, environment, death_signal=death_signal)
 
 
 def be_rank() -> None:

@@ -63,6 +63,7 @@ def test_an_end_that_nobody_explains_is_explained_as_far_as_it_is_known() -> Non
         "psdist: error: worker 0 (rank 1 on n1) ended before the job was complete and said nothing "
         "(mpirun's status is 5): did it call os._exit?",
     )
+    assert verdict(0, vanished=["a rank"]).status == 1
     assert verdict(183, num_started=0) == Verdict(
         183,
         "psdist: error: mpirun ended with status 183 before any rank had started; what it said "
