@@ -282,6 +282,19 @@ def test_a_reader_that_leaves_and_a_full_disk_leave_no_traceback() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_planning_imports_neither_torch_nor_mpi() -> None:
+    code = (
+        "import sys; from psdist.commands.plan import PlanOptions, run;"
+        "run(PlanOptions(machines=['node.xml'], nodes='n[1-2]', launcher='slurm', explain=True));"
+        "sys.exit(repr({'torch', 'mpi4py', 'numpy', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == "set()\n"
+
+
+@pytest.mark.usefixtures("here")
 def test_where_the_terminal_has_only_ascii_the_tree_is_drawn_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
