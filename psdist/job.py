@@ -171,7 +171,10 @@ class Job:
         """
         self._context.reach("preparing")
         if self._trainer is not None:
-            raise UsageError("job.prepare was called twice; a job trains one model")
+            raise UsageError(
+                "job.prepare() was called a second time; a job trains one model: put all modules "
+                "into one, and prepare that"
+            )
         if has_made_steps(optimizer):
             raise UsageError(
                 "the optimizer has made steps already; servers start with fresh optimizer state, "
@@ -360,7 +363,10 @@ class Job:
 
     def _prepared(self, what: str) -> Trainer:
         if self._trainer is None:
-            raise UsageError(f"job.{what} before job.prepare: there is no model yet")
+            raise UsageError(
+                f"job.{what}() was called before job.prepare(): call model, optimizer = "
+                "job.prepare(model, optimizer) first"
+            )
         return self._trainer
 
     def _tell_standing(self) -> None:

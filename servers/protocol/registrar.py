@@ -146,8 +146,8 @@ class Registrar:
             return self._fail(
                 message.seq,
                 collective,
-                f"workers called different things at the same time: {_who_called(collective)}; "
-                "every worker must call the same ones in the same order",
+                f"workers made different calls: {_who_called(collective)}; every worker must make "
+                "the same calls in the same order",
             )
         return self._fail_if_somebody_has_gone(message.seq, collective) or (
             self._resume_if_all_have_come(message.seq, collective)
@@ -281,8 +281,8 @@ def _order(progress: Progress) -> tuple[int, int]:
 
 def _describe_passing(name: str, first: Progress, other: Progress) -> str:
     return (
-        f"worker {first.worker} called {name} after {first.clock} iterations, and worker "
-        f"{other.worker} has finished another one without it"
+        f"worker {first.worker} called {name} after {first.clock} iterations, but worker "
+        f"{other.worker} continued past iteration {first.clock} without calling {name}"
     )
 
 

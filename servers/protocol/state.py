@@ -226,8 +226,9 @@ class ServerCore:
         chunk = self._chunks.get(index)
         if chunk is None:
             raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} asked for chunk {index}, which "
-                "another server holds; do all ranks run the same version of the script?"
+                f"server {self._server}: {describe_peer(peer)} sent a message about chunk "
+                f"{index}, which this server does not hold; run the same script and psdist version "
+                "on all ranks"
             )
         return chunk
 

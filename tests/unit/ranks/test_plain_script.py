@@ -128,7 +128,7 @@ def test_a_prompt_outlives_every_error(tmp_path: Path) -> None:
         assert told.count("ZeroDivisionError: division by zero") == 1, told
         terminal.type("job.save('model.safetensors')")
         told = terminal.wait_for(">>> ")
-        assert "psdist.errors.UsageError: job.save before job.prepare" in told, told
+        assert "psdist.errors.UsageError: job.save() was called before job.prepare()" in told, told
         terminal.type("print('mean', job.mean(3.0) + 1)")
         assert "\nmean 4.0\n" in terminal.wait_for(">>> ")
         terminal.type("exit(5)")
