@@ -157,7 +157,7 @@ class Trainer:
         with gradients (or the step) follows; the batches of an evaluation do not."""
         self._batch = num_samples, nominal
 
-    def note_use(self) -> None:
+    def record_use(self) -> None:
         """A forward pass uses the parameters that are in memory now. It counts when the iteration
         ends in a step; passes over the same parameters are one use."""
         self._samples_in_iteration += self._batch[0]
@@ -196,7 +196,7 @@ class Trainer:
     def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
         self._look_for_changes()
-        self.note_use()
+        self.record_use()
         absent = self._flat.collect_gradients(scale=gradient_scale)
         non_finite = [] if is_skipped else self._flat.non_finite()
         nominal = self._nominal_in_iteration

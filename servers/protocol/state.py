@@ -189,7 +189,7 @@ class ServerCore:
         return self._stop_waiting_for("leave", message.group, message.clock)
 
     def _stop_waiting_for(self, kind: str, group: int, clock: int) -> list[Action]:
-        """Nobody waits for ``group``'s iterations from ``clock`` on."""
+        """Stop waiting for ``group``'s iterations from ``clock`` on."""
         actions: list[Action] = [self._membership_event(kind, group, clock)]
         for chunk in self._chunks.values():
             chunk.clock.release_from(group, clock)

@@ -52,8 +52,9 @@ def run_python(text: str, tmp_path: Path) -> Completed:
         (
             "job.save('model.safetensors')",
             2,
-            r"psdist: the only rank \(on .*\): error at train.py line 3: job.save before "
-            r"job.prepare: there is no model yet\n",
+            r"psdist: the only rank \(on .*\): error at train.py line 3: job\.save\(\) was "
+            r"called before job\.prepare\(\): call model, optimizer = "
+            r"job\.prepare\(model, optimizer\) first\n",
         ),
     ],
     ids=["error of the script", "error of its use"],
