@@ -125,7 +125,7 @@ class Job:
         place = members.index(self.worker)
         torch.set_num_threads(num_threads(context))
         device = device_of(context)
-        if not context.is_so_for_all_of_group(device.type == "cuda"):
+        if not context.all_of_group(device.type == "cuda"):
             device = torch.device("cpu")  # a group reduces over one back end
         self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
@@ -161,17 +161,20 @@ class Job:
     def prepare(
         self, model: _Module, optimizer: torch.optim.Optimizer
     ) -> tuple[_Module, ServedOptimizer]:
-        """Put ``model`` under the servers' care; returns it and the optimizer to use from now on.
+        """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
 
         The same module object, its parameters now in flat memory with the chief's values, and an
-        optimizer that shares ``optimizer.param_groups``; ``optimizer.step()`` is an error from now
-        on. Names, shapes, dtypes and optimizer groups must agree on all workers
-        (:class:`ModelError`); the optimizer must be one that servers accept
-        (:class:`OptimizerRefusedError`).
+        optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
+        on. Raises :class:`ModelError` where workers' models or optimizers differ or servers cannot
+        hold the model, :class:`OptimizerRefusedError` for an optimizer that servers refuse,
+        :class:`UsageError` for a second call or an optimizer that has made steps.
         """
         self._context.reach("preparing")
         if self._trainer is not None:
-            raise UsageError("job.prepare was called twice; a job trains one model")
+            raise UsageError(
+                "job.prepare() was called a second time; a job trains one model: put all modules "
+                "into one, and prepare that"
+            )
         if has_made_steps(optimizer):
             raise UsageError(
                 "the optimizer has made steps already; servers start with fresh optimizer state, "
@@ -220,16 +223,16 @@ class Job:
         )
         self._loop.join(setup if self.is_chief else None)
         for _, tensor in description.untrained:
-            self._take_from_chief(tensor)
+            self._copy_from_chief(tensor)
         self._trainer.pull()
         self._collective("prepare")
-        model.register_forward_pre_hook(UseHook(self._trainer.note_use))
+        model.register_forward_pre_hook(UseHook(self._trainer.record_use))
         self._prepared_s = time.monotonic()
         self._context.reach("training")
         self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
         return model, self._optimizer
 
-    def _take_from_chief(self, tensor: torch.Tensor) -> None:
+    def _copy_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():
             host = tensor.detach().cpu().contiguous().clone()
             self._context.broadcast_among_workers(as_bytes(host.view(-1)))
@@ -257,10 +260,10 @@ class Job:
         """A DataLoader over this worker's part of ``dataset``.
 
         ``batch_size`` is per worker. Every sample once per epoch, shuffled by (seed, epoch), the
-        same number of batches on every worker; ``shard=False`` gives everybody everything.
+        same number of batches on every worker; with ``shard=False`` every worker gets all samples.
         ``epoch``: by default the number of earlier passes over this dataset object. ``epochs``:
-        how many passes the script will make, so that the display of progress can say when they
-        end; it changes nothing else. Other options go to torch.utils.data.DataLoader.
+        how many passes the script will make, which only the display of progress uses. Other options
+        go to torch.utils.data.DataLoader.
         """
         position = Position(epochs=epochs)
 
@@ -292,7 +295,7 @@ class Job:
             self._standing.on_batch(position)
 
     def pull(self) -> None:
-        """Bring the freshest parameters, for evaluation; called by all workers of a group."""
+        """Get the newest parameters that the mode allows; all workers of a group must call it."""
         self._prepared("pull").pull()
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -310,7 +313,7 @@ class Job:
             "clock": self.clock,
         }
         self._loop.log({**line, "values": plain})
-        self._tell_standing()
+        self._send_progress()
 
     # -- collectives ---------------------------------------------------------------------------
 
@@ -325,7 +328,7 @@ class Job:
         return metrics.mean_of(tree, payloads)
 
     def barrier(self) -> None:
-        """Wait until every worker has come here."""
+        """Wait until every worker has called it."""
         self._collective("barrier")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -355,21 +358,25 @@ class Job:
 
     def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
         self._loop.wait_for(self._group.agree(name), name)
-        self._tell_standing()  # the registrar judges by it who has missed the call
+        self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload)
 
     def _prepared(self, what: str) -> Trainer:
         if self._trainer is None:
-            raise UsageError(f"job.{what} before job.prepare: there is no model yet")
+            raise UsageError(
+                f"job.{what}() was called before job.prepare(): call model, optimizer = "
+                "job.prepare(model, optimizer) first"
+            )
         return self._trainer
 
-    def _tell_standing(self) -> None:
-        self._standing.tell(self._trainer)
+    def _send_progress(self) -> None:
+        self._standing.send(self._trainer)
 
     # -- the end -------------------------------------------------------------------------------
 
     def finish(self) -> int:
-        """The script has ended: leave, and wait until everybody has. Called by psdist itself."""
+        """Report what this worker did and wait for all others; psdist calls it when the script has
+        ended. Returns the exit status; a second call does nothing."""
         if self._is_finished:
             return 0
         self._is_finished = True
@@ -377,16 +384,12 @@ class Job:
         self._loop.wait_for(self._group.agree("finish"), "finish")
         if self._history is not None:
             self._history.close()
-        statistics = (
-            self._trainer.statistics()
-            if self._trainer is not None
-            else WorkerStatistics.of_nothing()
-        )
-        told = asdict(statistics)
-        told["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
-        told["trained_s"] = trained_s
-        self._tell_standing()
-        self._loop.finish(told)
+        trainer = self._trainer
+        statistics = trainer.statistics() if trainer is not None else WorkerStatistics.of_nothing()
+        report = {**asdict(statistics), "trained_s": trained_s}
+        report["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
+        self._send_progress()
+        self._loop.finish(report)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
         process_group.stop()
         self._context.close()

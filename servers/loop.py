@@ -186,7 +186,7 @@ class ServerLoop:
         """What follows from ``event``, after telling whoever it is for."""
         if isinstance(event, Sent):
             return self._take_back(event.frame)
-        if isinstance(event, ControlArrived) and self._is_not_for_core(event.message):
+        if isinstance(event, ControlArrived) and self._handle_outside_core(event.message):
             return ()
         return self.core.handle(event)
 
@@ -211,7 +211,8 @@ class ServerLoop:
             self._close_history()
             self.is_finished = True
 
-    def _is_not_for_core(self, message: Control) -> bool:
+    def _handle_outside_core(self, message: Control) -> bool:
+        """Handle what is the loop's or the registrar's; False for what is the core's."""
         if isinstance(message, Finish):
             self._is_asked_to_finish = True
             return True

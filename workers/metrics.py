@@ -35,7 +35,10 @@ def logged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
     plain: dict[str, Any] = {}
     for name, value in [*values.items(), *more.items()]:
         if not isinstance(name, str):
-            raise UsageError(f"job.log: the name {name!r} is no text")
+            raise UsageError(
+                f"job.log: the name {name!r} is of type {type(name).__name__}; names "
+                "must be strings"
+            )
         if name in OWN_NAMES:
             raise UsageError(
                 f"job.log({name}=...): every line has a {name} of its own; choose another name"
@@ -50,7 +53,10 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         size = value.numel() if isinstance(value, torch.Tensor) else value.size
         if size != 1:
-            raise UsageError(f"job.log({name}=...): a tensor of {size} values, not one")
+            raise UsageError(
+                f"job.log({name}=...): the tensor has {size} values, job.log takes one: log its "
+                "mean"
+            )
         value = value.item()
     if isinstance(value, bool | int | float | str) or value is None:
         return value

@@ -1,9 +1,10 @@
-"""Where a worker stands: it tells the registrar, for the display and for calls that are missed.
+"""Reports a worker's progress to the registrar, for the display and for detecting missed
+collective calls.
 
     standing = Standing(worker, transport)
     standing.on_batch(position)                # of a loader that is so far in its pass
-    standing.end_iteration(trainer)            # told a few times a second
-    standing.tell(trainer)                     # told now: before every collective, and at the end
+    standing.end_iteration(trainer)            # sends a few times a second
+    standing.send(trainer)                     # sends now: before every collective, and at the end
 
 The registrar judges a missed call by the last that came before it, so that must never be skipped.
 """
@@ -28,7 +29,7 @@ class Standing:
         self._transport = transport
         self._passes = EqualPasses()
         self._position = Position()
-        self._told_s = 0.0
+        self._sent_s = 0.0
 
     def on_batch(self, position: Position) -> None:
         """A batch for training was used, of a loader that is at ``position``."""
@@ -38,12 +39,12 @@ class Standing:
     def end_iteration(self, trainer: Trainer | None) -> None:
         """An iteration is finished."""
         self._passes.end_iteration()
-        if time.monotonic() - self._told_s >= _EVERY_S:
-            self.tell(trainer)
+        if time.monotonic() - self._sent_s >= _EVERY_S:
+            self.send(trainer)
 
-    def tell(self, trainer: Trainer | None) -> None:
+    def send(self, trainer: Trainer | None) -> None:
         """``trainer``: None before ``job.prepare``."""
-        self._told_s = time.monotonic()
+        self._sent_s = time.monotonic()
         position = self._position
         progress = Progress(
             worker=self._worker,

@@ -24,7 +24,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ import torch
 from psdist.errors import HyperparameterError, NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
+from psdist.protocol.ids import describe_workers
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.protocol.partition import Partition, Span
 from psdist.workers.group.channel import GroupChannel, Pending, T
@@ -40,6 +41,10 @@ from psdist.workers.loop import Wait, WorkerLoop, wait_for_group
 from psdist.workers.model.flat import FlatModel
 
 logger = logging.getLogger("psdist")
+
+_NON_FINITE_REMEDY: Final = (
+    'Lower the learning rate, or set on_nonfinite = "skip" to leave such iterations out'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +157,7 @@ class Trainer:
         with gradients (or the step) follows; the batches of an evaluation do not."""
         self._batch = num_samples, nominal
 
-    def note_use(self) -> None:
+    def record_use(self) -> None:
         """A forward pass uses the parameters that are in memory now. It counts when the iteration
         ends in a step; passes over the same parameters are one use."""
         self._samples_in_iteration += self._batch[0]
@@ -191,7 +196,7 @@ class Trainer:
     def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
         self._look_for_changes()
-        self.note_use()
+        self.record_use()
         absent = self._flat.collect_gradients(scale=gradient_scale)
         non_finite = [] if is_skipped else self._flat.non_finite()
         nominal = self._nominal_in_iteration
@@ -206,15 +211,18 @@ class Trainer:
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
             raise NonFiniteGradientError(
                 f"iteration {self.clock}: the gradient of {name}{more} holds NaN or infinity; "
-                'nothing was pushed. Lower the learning rate, or set on_nonfinite = "skip" to '
-                "leave such iterations out"
+                f"nothing was pushed. {_NON_FINITE_REMEDY}"
             )
         group_weight = sum(row.weight for row in table)
         if any(row.is_skipped or not row.is_finite for row in table):
             if self._on_nonfinite == "error" and any(not row.is_finite for row in table):
+                members = self._loop.core.seat.members
+                who = describe_workers(
+                    worker for worker, row in zip(members, table, strict=True) if not row.is_finite
+                )
                 raise NonFiniteGradientError(
-                    f"iteration {self.clock}: the gradient of another worker of this group holds "
-                    "NaN or infinity"
+                    f"iteration {self.clock}: the gradient of {who}, in this worker's group, "
+                    f"holds NaN or infinity; nothing was pushed. {_NON_FINITE_REMEDY}"
                 )
             group_weight = 0.0
         elif group_weight:
@@ -240,8 +248,9 @@ class Trainer:
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise UsageError(
-                    f"parameter {name} was frozen in job.prepare and is not any more; servers "
-                    "hold what wanted a gradient then: unfreeze it before job.prepare"
+                    f"iteration {self.clock}: parameter {name} was frozen at job.prepare() but now "
+                    "requires gradients; servers train only parameters that required gradients "
+                    "at prepare(): set requires_grad before job.prepare()"
                 )
         # No error: averages of weights are swapped in for an evaluation, and out again.
         written = [] if self._has_warned_of_writes else self._flat.written_by_others()

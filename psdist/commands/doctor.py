@@ -224,14 +224,14 @@ class _Examination:
         version = self.output_of(srun, "--version").last_line()
         self.add("Slurm", f"{version}, srun --mpi= {', '.join(sorted(self.srun_types))}")
         self._partitions()
-        wanted = SRUN_MPI.get(self.library.family) if self.library is not None else None
-        if self.library is None or wanted is None:
+        expected = SRUN_MPI.get(self.library.family) if self.library is not None else None
+        if self.library is None or expected is None:
             return
-        if wanted in self.srun_types:
-            self.add("srun --mpi=", f"{wanted} fits {self.library.name}")
+        if expected in self.srun_types:
+            self.add("srun --mpi=", f"{expected} fits {self.library.name}")
         else:
             remedy = "use mpirun inside sbatch or salloc"
-            value = f"{self.library.name} needs {wanted}, which srun does not offer"
+            value = f"{self.library.name} needs {expected}, which srun does not offer"
             self.add("srun --mpi=", value, "warning", remedy)
 
     def _partitions(self) -> None:
@@ -250,9 +250,9 @@ class _Examination:
         try:
             self.mpirun = find_mpirun(self.library, self.environment)
         except LaunchError as error:
-            wanted = SRUN_MPI.get(self.library.family)
-            if wanted in self.srun_types:
-                remedy = f"start jobs with srun --mpi={wanted}; psdist run -n needs an mpirun"
+            expected = SRUN_MPI.get(self.library.family)
+            if expected in self.srun_types:
+                remedy = f"start jobs with srun --mpi={expected}; psdist run -n needs an mpirun"
                 self.add("mpirun", str(error), "warning", remedy)
             else:
                 self.add("mpirun", f"none of {self.library.name}", "error", str(error))

@@ -120,8 +120,8 @@ def _check_total(
 ) -> None:
     """``pair``: chunk * groups + group of every apply, sorted."""
     owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
-    wanted = owned * len(replay.run.groups) + group
-    num = np.searchsorted(pair, wanted, side="right") - np.searchsorted(pair, wanted)
+    expected = owned * len(replay.run.groups) + group
+    num = np.searchsorted(pair, expected, side="right") - np.searchsorted(pair, expected)
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(num < left_after),

@@ -177,10 +177,10 @@ def check_checksums(
 
     sampled = uses.take(np.flatnonzero(uses.has_crc))
     version = replay.version_of(sampled.chunk, replay.row_of(sampled.chunk, sampled.position))
-    wanted = sampled.chunk * stride + version
-    found = np.searchsorted(key, wanted, side="right") - 1
+    expected = sampled.chunk * stride + version
+    found = np.searchsorted(key, expected, side="right") - 1
     is_known = found >= 0
-    is_known[is_known] = key[found[is_known]] == wanted[is_known]
+    is_known[is_known] = key[found[is_known]] == expected[is_known]
     known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
     findings.add_each(
         Rule.CHECKSUM,

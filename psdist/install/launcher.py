@@ -168,13 +168,13 @@ def explain_singleton(
     now = f", not --mpi={used}" if used else ""
     if family not in SRUN_MPI:
         return f"{started}: {library} needs another srun --mpi= value{now}; see srun --mpi=list"
-    wanted = SRUN_MPI[family]
-    if used == wanted:
+    expected = SRUN_MPI[family]
+    if used == expected:
         return (
-            f"{started} although srun ran with --mpi={wanted}: {library} and Slurm's {wanted} "
+            f"{started} although srun ran with --mpi={expected}: {library} and Slurm's {expected} "
             "plugin do not understand each other; use mpirun inside sbatch or salloc"
         )
-    return f"{started}: {library} needs srun --mpi={wanted}{now}"
+    return f"{started}: {library} needs srun --mpi={expected}{now}"
 
 
 def _other_mpirun(launcher: Launcher, library: str) -> str:

@@ -255,7 +255,7 @@ def difference(
     """
     if len(first) != len(second):
         return f"{len(first)} optimizer groups against {len(second)}"
-    told = []
+    differences = []
     pairs = zip(_plain_groups(first), _plain_groups(second), strict=True)
     for index, (one, other) in enumerate(pairs):
         for key in sorted({*one, *other}):
@@ -264,11 +264,11 @@ def difference(
                 repr(group[key]) if key in group else "nothing" for group in (one, other)
             )
             if left != right:
-                told.append(f"{key} {left} against {right} in optimizer group {index}")
-    if len(told) > _MAX_DIFFERENCES_TOLD:
-        more = len(told) - _MAX_DIFFERENCES_TOLD
-        told[_MAX_DIFFERENCES_TOLD:] = [f"and {more} more"]
-    return "; ".join(told)
+                differences.append(f"{key} {left} against {right} in optimizer group {index}")
+    if len(differences) > _MAX_DIFFERENCES_TOLD:
+        more = len(differences) - _MAX_DIFFERENCES_TOLD
+        differences[_MAX_DIFFERENCES_TOLD:] = [f"and {more} more"]
+    return "; ".join(differences)
 
 
 def _pack(groups: Sequence[Mapping[str, HyperValue]]) -> bytes:

@@ -217,9 +217,12 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
 
 def _config_difference(mine: bytes, first: bytes) -> str:
     left, right = decode(mine).model_dump(), decode(first).model_dump()
-    told = ", ".join(
+    differences = ", ".join(
         f"{key} = {left[key]!r} here, {right[key]!r} on rank 0"
         for key in left
         if left[key] != right[key]
     )
-    return f"the configuration differs between ranks: {told}; is the environment the same?"
+    return (
+        f"the configuration differs between ranks: {differences}; give all ranks the same options, "
+        "PSDIST_* variables and TOML file"
+    )

@@ -134,7 +134,7 @@ class RankContext:
         )
 
     def broadcast_among_workers(self, memory: memoryview) -> None:
-        """Everybody's ``memory`` becomes the chief's; for set-up, not for the hot path."""
+        """Copy the chief's ``memory`` to every worker; for set-up, not for the hot path."""
         if self.workers_comm is not None and len(memory):
             self.workers_comm.Bcast(memory, root=0)
 
@@ -150,8 +150,8 @@ class RankContext:
         self.group_comm.Bcast(body, root=0)
         return bytes(body)
 
-    def is_so_for_all_of_group(self, mine: bool) -> bool:
-        """Whether every worker of this one's group says so."""
+    def all_of_group(self, mine: bool) -> bool:
+        """Whether ``mine`` is true on every worker of this worker's group; collective over them."""
         if self.group_comm is None or self.group_comm.Get_size() == 1:
             return mine
         return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))

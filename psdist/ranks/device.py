@@ -26,13 +26,13 @@ def device_of(context: RankContext) -> torch.device:
     if planned and all(planned):
         if len(set(planned)) < len(planned):
             return torch.device("cpu")
-        wanted = planned[here.index(context.rank)]
+        bus_id = planned[here.index(context.rank)]
         buses = [
             torch_bus_id(torch.cuda.get_device_properties(number))
             for number in range(torch.cuda.device_count())
         ]
-        if wanted in buses:
-            index = buses.index(wanted)
+        if bus_id in buses:
+            index = buses.index(bus_id)
         elif set(planned) & set(buses):
             return torch.device("cpu")  # by order this worker might take another one's
     if index is None:

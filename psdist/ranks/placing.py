@@ -85,8 +85,8 @@ def agree_on_plan(
     cores = frozenset(places[rank].cores)
     if config.bind == "auto":
         # A plan's file may name processors that the launcher gave to another job.
-        wanted = _usable_cores(places, rank).intersection(plan.ranks[rank].cpus)
-        cores = binding.bind(wanted) if wanted else cores
+        planned = _usable_cores(places, rank).intersection(plan.ranks[rank].cpus)
+        cores = binding.bind(planned) if planned else cores
     has = [tuple(msgpack.unpackb(each)) for each in allgather(comm, msgpack.packb(sorted(cores)))]
     bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
     _compare(comm, plan, bound, config)

@@ -151,16 +151,16 @@ class Reporter:
         self._empty_servers: list[int] | None = None
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
-        self._told_parent_s = 0.0
+        self._sent_to_parent_s = 0.0
         self._display = ProgressDisplay(style=self._style(), stream=sys.stderr)
 
     def _style(self) -> Style:
         """A parent draws what it is told; without one a line can only be rewritten on a terminal
         of this process's own."""
-        wanted = self._context.config.progress
-        if wanted == "off" or self._context.parent is not None:
+        setting = self._context.config.progress
+        if setting == "off" or self._context.parent is not None:
             return "off"
-        return "live" if wanted != "lines" and sys.stderr.isatty() else "lines"
+        return "live" if setting != "lines" and sys.stderr.isatty() else "lines"
 
     def _mode(self) -> str:
         config = self._context.config
@@ -222,8 +222,8 @@ class Reporter:
             self._display.update(self._training())
         parent = self._context.parent
         now_s = time.monotonic()
-        if parent is not None and now_s - self._told_parent_s >= ProgressDisplay.UPDATE_EVERY_S:
-            self._told_parent_s = now_s
+        if parent is not None and now_s - self._sent_to_parent_s >= ProgressDisplay.UPDATE_EVERY_S:
+            self._sent_to_parent_s = now_s
             parent.tell(self._training())
 
     def _training(self) -> Training:

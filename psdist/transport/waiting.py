@@ -79,7 +79,8 @@ class Waiting:
             if waited_s > self.timeout_s:
                 raise WaitTimeoutError(
                     f"waited {waited_s:.0f} s for {what}, longer than wait_timeout_s = "
-                    f"{self.timeout_s:g}; raise it if such waits are normal here"
+                    f"{self.timeout_s:g}; look in logs/ for a rank that is stuck, or raise "
+                    "wait_timeout_s if such waits are normal here"
                 )
             if not self.is_spinning:
                 self._sleep(self._sleep_s)

@@ -1,4 +1,4 @@
-"""What a server decides, without doing any of it: events in, actions out.
+"""The server's state machine: events in, actions out, no I/O.
 
 A push enters ``state``, waits for a slot in ``receive_pool``, for what it was made under in
 ``settings``, and is applied by ``gathering`` (sync) or ``on_arrival`` (ssp, async), which share

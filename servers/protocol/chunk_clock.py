@@ -65,7 +65,7 @@ class ChunkClock:
                 self.min_done = min(how_many, default=NEVER)
 
     def release_from(self, group: int, clock: int) -> None:
-        """Nobody need wait for ``group``'s iterations from ``clock`` on (suspended, left)."""
+        """Stop waiting for ``group``'s iterations from ``clock`` on (suspended, left)."""
         self.limit[group] = clock
         if self.counted[group] and self.done[group] >= clock:
             self.counted[group] = False

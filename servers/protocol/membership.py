@@ -80,7 +80,7 @@ class Membership:
         self.num_active_workers -= len(member.workers)
 
     def _member(self, group: int) -> Member:
-        """One that has neither left nor never come."""
+        """A registered group that has not left."""
         member = self._members.get(group)
         if member is None:
             raise ProtocolError(f"group {group} was suspended or left before it registered")

@@ -72,7 +72,7 @@ class ReceivePool:
         return []
 
     def release(self, slot: Frame) -> list[Action]:
-        """A slot is free again: who has waited for it?"""
+        """A slot is free again: accept held offers that now fit."""
         self._free.append(slot)
         if len(self._free) > self.num_slots:
             raise InvariantError("a receive slot was released twice")

@@ -137,8 +137,8 @@ class Registrar:
         collective.entered[message.worker] = message
         if collective.error:
             return self._answer(message.seq, [], collective.error, [message.worker])
-        told = self._look_for_passers(message.seq, collective, message.worker)
-        return told + self._go_on(message, collective) if not collective.error else told
+        actions = self._check_missed_calls(message.seq, collective, message.worker)
+        return actions if collective.error else actions + self._go_on(message, collective)
 
     def _go_on(self, message: Enter, collective: _Collective) -> list[RegistrarAction]:
         """``message.worker`` has come, and nobody has passed anybody."""
@@ -146,10 +146,10 @@ class Registrar:
             return self._fail(
                 message.seq,
                 collective,
-                f"workers called different things at the same time: {_who_called(collective)}; "
-                "every worker must call the same ones in the same order",
+                f"workers made different calls: {_who_called(collective)}; every worker must make "
+                "the same calls in the same order",
             )
-        return self._fail_if_somebody_has_gone(message.seq, collective) or (
+        return self._fail_if_a_script_has_finished(message.seq, collective) or (
             self._resume_if_all_have_come(message.seq, collective)
         )
 
@@ -160,21 +160,21 @@ class Registrar:
             actions += self._judge(seq, collective, message)
         return actions
 
-    def _look_for_passers(
+    def _check_missed_calls(
         self, seq: int, collective: _Collective, worker: int
     ) -> list[RegistrarAction]:
         """``worker`` has entered: it may have passed one who had, or have been passed before."""
         mine = self.progress.get(worker)
         if mine is None:
             return []
-        told = self._judge(seq, collective, mine)
+        actions = self._judge(seq, collective, mine)
         length = mine.loader_batches if mine.loader_until >= mine.clock else 0
         earliest = collective.earliest.get(length)
         if earliest is None or _order(mine) < _order(earliest):
             collective.earliest[length] = mine
             for other in sorted(self.progress.values(), key=_order):
-                told += self._judge(seq, collective, other)
-        return told
+                actions += self._judge(seq, collective, other)
+        return actions
 
     def _judge(self, seq: int, collective: _Collective, other: Progress) -> list[RegistrarAction]:
         """What to do if ``other`` has finished an iteration past somebody's entry."""
@@ -202,7 +202,7 @@ class Registrar:
             )
         ]
 
-    def _fail_if_somebody_has_gone(
+    def _fail_if_a_script_has_finished(
         self, seq: int, collective: _Collective
     ) -> list[RegistrarAction]:
         gone = self.done.keys() - collective.entered.keys()
@@ -252,7 +252,7 @@ class Registrar:
         self.done[message.worker] = message.statistics
         actions: list[RegistrarAction] = []
         for seq, collective in sorted(self._collectives.items()):
-            actions += self._fail_if_somebody_has_gone(seq, collective)
+            actions += self._fail_if_a_script_has_finished(seq, collective)
         if len(self.done) == self._num_workers:
             actions += [
                 SendControl(server_id(server), Finish()) for server in range(self._num_servers)
@@ -281,8 +281,8 @@ def _order(progress: Progress) -> tuple[int, int]:
 
 def _describe_passing(name: str, first: Progress, other: Progress) -> str:
     return (
-        f"worker {first.worker} called {name} after {first.clock} iterations, and worker "
-        f"{other.worker} has finished another one without it"
+        f"worker {first.worker} called {name} after {first.clock} iterations, but worker "
+        f"{other.worker} continued past iteration {first.clock} without calling {name}"
     )
 
 

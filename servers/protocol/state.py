@@ -189,7 +189,7 @@ class ServerCore:
         return self._stop_waiting_for("leave", message.group, message.clock)
 
     def _stop_waiting_for(self, kind: str, group: int, clock: int) -> list[Action]:
-        """Nobody waits for ``group``'s iterations from ``clock`` on."""
+        """Stop waiting for ``group``'s iterations from ``clock`` on."""
         actions: list[Action] = [self._membership_event(kind, group, clock)]
         for chunk in self._chunks.values():
             chunk.clock.release_from(group, clock)
@@ -226,8 +226,9 @@ class ServerCore:
         chunk = self._chunks.get(index)
         if chunk is None:
             raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} asked for chunk {index}, which "
-                "another server holds; do all ranks run the same version of the script?"
+                f"server {self._server}: {describe_peer(peer)} sent a message about chunk "
+                f"{index}, which this server does not hold; run the same script and psdist version "
+                "on all ranks"
             )
         return chunk
 

@@ -192,7 +192,7 @@ def test_a_setting_that_differs_between_ranks_names_both_values_and_the_rank(
     done = run_on_rank_1(tmp_path, "PSDIST_STALENESS=5")
     assert the_line(done) == (
         f"psdist: error: rank 1 on {HOST}: the configuration differs between ranks: staleness = 5 "
-        "here, 3 on rank 0; is the environment the same?"
+        "here, 3 on rank 0; give all ranks the same options, PSDIST_* variables and TOML file"
     )
 
 
@@ -514,8 +514,9 @@ def test_a_save_on_the_chief_only_names_who_is_absent(group: str, tmp_path: Path
             "must be called by every worker"
         ), line
     else:
-        assert "worker 0 of the group called save; worker 1 of the group called finish" in line
-        assert line.endswith("every worker must call the same ones in the same order")
+        called = "at place 0 of the group called save; the worker at place 1 of the group called "
+        assert f"{called}finish" in line
+        assert line.endswith("every worker must make the same calls in the same order")
     assert not target.exists()
 
 
@@ -532,9 +533,9 @@ def test_workers_that_train_on_past_a_save_on_the_chief_are_stopped_at_once(
     line = the_line(done, status=done.returncode)
     assert re.fullmatch(
         rf"psdist: worker 0 \(rank 1 on {HOST}\): error at {SCRIPT.name} line \d+: worker 0 called "
-        r"save after 4 iterations, and worker 1 has finished another one without it, although both "
-        r"iterate over a job.loader of 4 batches; save must be called by every worker, after the "
-        r"same iteration",
+        r"save after 4 iterations, but worker 1 continued past iteration 4 without calling save, "
+        r"although both iterate over a job.loader of 4 batches; save must be called by every "
+        r"worker, after the same iteration",
         line,
     ), line
     assert not target.exists()
@@ -544,9 +545,8 @@ def test_workers_that_train_on_past_a_save_on_the_chief_are_stopped_at_once(
 def test_a_barrier_on_one_worker_and_a_mean_on_another_are_both_named(tmp_path: Path) -> None:
     line = the_line(run_script(3, "calls_barrier_and_mean", run_dir=tmp_path))
     assert re.search(
-        r"error at bad_script.py line \d+: workers called different things at the same time: "
-        r"worker 0 called barrier; worker 1 called mean; every worker must call the same ones in "
-        r"the same order$",
+        r"error at bad_script.py line \d+: workers made different calls: worker 0 called "
+        r"barrier; worker 1 called mean; every worker must make the same calls in the same order$",
         line,
     ), line
 
@@ -601,7 +601,8 @@ def test_a_wait_beyond_its_limit_names_what_was_waited_for(tmp_path: Path) -> No
     line = the_line(done, status=1)
     assert re.search(
         r"^psdist: worker 0 .*: error at bad_script.py line \d+: waited \d+ s for the replies to "
-        r"iteration 1, longer than wait_timeout_s = 5; raise it if such waits are normal here$",
+        r"iteration 1, longer than wait_timeout_s = 5; look in logs/ for a rank that is stuck, or "
+        r"raise wait_timeout_s if such waits are normal here$",
         line,
     ), line
 
@@ -623,8 +624,10 @@ def test_a_long_wait_warns_naming_the_group_that_is_waited_for(tmp_path: Path) -
 # -- mistakes in calls: caught one after another in one job ------------------------------------
 
 TOLD = {
-    "step before prepare": "job.pull before job.prepare: there is no model yet",
-    "save before prepare": "job.save before job.prepare: there is no model yet",
+    "step before prepare": "job.pull() was called before job.prepare(): call model, "
+    "optimizer = job.prepare(model, optimizer) first",
+    "save before prepare": "job.save() was called before job.prepare(): call model, "
+    "optimizer = job.prepare(model, optimizer) first",
     "shapes": "the model differs between workers 0 and 1 (rank 2): 'parameter 0.weight: shape "
     "[2, 4], dtype float32, stride [4, 1], optimizer group 0' against 'parameter 0.weight: shape "
     "[3, 4], dtype float32, stride [4, 1], optimizer group 0'; all workers must build the same "
@@ -647,13 +650,14 @@ TOLD = {
     "foreign parameters": "the optimizer holds 2 parameters that are not in the model passed to "
     "prepare; pass one module that contains them all",
     "nothing to train": "the model has no parameters to train",
-    "prepare twice": "job.prepare was called twice; a job trains one model",
+    "prepare twice": "job.prepare() was called a second time; a job trains one model: put all "
+    "modules into one, and prepare that",
     "few samples": "the dataset has 1 samples and the job 2 workers: each needs at least one; "
     "start fewer workers, or pass shard=False to give every worker all samples",
     "batch size": "batch_size must be a whole number >= 1 (samples per worker), got 0",
-    "state_dict": "the optimizer's state lives on the servers, this rank has none of it; save the "
-    "model with job.save(path)",
-    "log": "job.log(loss=...): a tensor of 2 values, not one",
+    "state_dict": "optimizer.state_dict() is not available: the servers hold the optimizer's "
+    "state; save the model with job.save(path)",
+    "log": "job.log(loss=...): the tensor has 2 values, job.log takes one: log its mean",
     "save": "job.save('/proc/model.safetensors'): ",
     "save into a file": "job.save('/dev/null/model.safetensors'): [Errno 17] File exists: "
     "'/dev/null'",

@@ -286,7 +286,7 @@ def test_a_worker_that_pulls_while_its_group_steps_is_an_error_for_all_of_the_gr
 
     with pytest.raises(CollectiveError):
         play(schedule_of((3,)), make_worker=Pulls)
-    assert "worker 1 of the group called pull" in told[0]
+    assert "the worker at place 1 of the group called pull" in told[0]
 
 
 def test_a_worker_with_hyperparameters_of_its_own_is_an_error() -> None:

@@ -47,7 +47,7 @@ class SizeWorker(VirtualWorker):
         self.loop.begin_pull(clock=0, chunks=self.mine, is_fresh=False)
         yield from self._until(lambda: self.core.is_idle)
 
-    def note_use(self) -> None:
+    def record_use(self) -> None:
         versions = self.core.versions
         self._staleness_seen |= {max(0, self.clock - version.min_done) for version in versions}
         positions = np.array([version.position for version in versions])

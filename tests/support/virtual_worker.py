@@ -104,7 +104,7 @@ class VirtualWorker:
             while collectives and collectives[0] <= clock:
                 collectives.pop(0)
                 yield from self._collective("barrier")
-            self.note_use()
+            self.record_use()
             yield schedule.compute_s[self.group] * (0.5 + job.random.random())
             yield from self.iterate()
             self.clock += 1
@@ -138,12 +138,12 @@ class VirtualWorker:
         for wait in self.trainer.bring():
             yield from self._until(wait.is_done)
 
-    def note_use(self) -> None:
+    def record_use(self) -> None:
         """A forward pass."""
         is_short = self.pick_apart.random() < self.job.schedule.short_rate
         num_samples = self.pick_apart.randrange(FULL_BATCH) if is_short else FULL_BATCH
         self.trainer.on_batch(num_samples, FULL_BATCH)
-        self.trainer.note_use()
+        self.trainer.record_use()
 
     def iterate(self) -> Iterator[float | None]:
         """A backward pass and ``optimizer.step()``."""

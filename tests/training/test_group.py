@@ -147,7 +147,7 @@ def test_a_gradient_that_is_not_finite_is_told_to_every_worker_of_the_group(
     results = outcomes["not-finite"].results
     assert results[0]["told"] == ""
     for worker in (1, 2):
-        assert "the gradient of another worker of this group" in results[worker]["told"]
+        assert "iteration 3: the gradient of worker 3, in this worker's" in results[worker]["told"]
     assert "iteration 3: the gradient of 0.weight holds NaN or infinity" in results[3]["told"]
     assert parameters(outcomes["not-finite"]).isfinite().all()
     assert [result["clock"] for result in results] == [6, 6, 6, 6]
@@ -172,8 +172,8 @@ def test_workers_of_a_group_that_call_different_things_are_told_so(
     results = outcomes["in-the-group"].results
     assert results[0]["told"] == ""
     for result in results[1:]:
-        assert "worker 1 of the group called pull" in result["told"]
-        assert "worker 0 of the group called optimizer.step" in result["told"]
+        assert "the worker at place 1 of the group called pull" in result["told"]
+        assert "the worker at place 0 of the group called optimizer.step" in result["told"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])

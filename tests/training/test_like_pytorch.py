@@ -730,14 +730,14 @@ def refused(
 
 def test_the_state_of_the_optimizer_is_said_to_be_on_the_servers(tmp_path: Path) -> None:
     refused(
-        UsageError, r"state lives on the servers.*job\.save",
+        UsageError, r"state_dict\(\) is not available: the servers hold .*job\.save",
         lambda _model, optimizer, _job: optimizer.state_dict(), tmp_path,
     )  # fmt: skip
 
 
 def test_loading_optimizer_state_is_refused(tmp_path: Path) -> None:
     refused(
-        UsageError, r"cannot be loaded into a worker.*before job\.prepare",
+        UsageError, r"load_state_dict\(\) is not available: .*before job\.prepare",
         lambda model, optimizer, _job: optimizer.load_state_dict(sgd(model).state_dict()),
         tmp_path,
     )  # fmt: skip
@@ -763,7 +763,7 @@ def test_a_model_moved_after_prepare_is_refused_in_the_next_step(tmp_path: Path)
         model.double().float()
         train(model, optimizer, PROBLEM.batches(size=24, count=1))
 
-    refused(UsageError, r"0\.weight.*other memory.*before job\.prepare", move, tmp_path)
+    refused(UsageError, r"0\.weight no longer uses the memory.*before job\.prepare", move, tmp_path)
 
 
 def test_values_loaded_after_prepare_are_warned_of_once(tmp_path: Path) -> None:
@@ -804,7 +804,9 @@ def test_a_parameter_unfrozen_after_prepare_is_refused_in_the_next_step(tmp_path
         train(model, optimizer, PROBLEM.batches(size=24, count=1))
         return {}
 
-    with pytest.raises(UsageError, match=r"0\.bias was frozen.*before job\.prepare"):
+    with pytest.raises(
+        UsageError, match=r"^iteration 1: parameter 0\.bias was frozen.*before job\.prepare"
+    ):
         served(scenario, tmp_path)
 
 

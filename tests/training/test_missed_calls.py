@@ -51,9 +51,9 @@ def test_in_sync_over_loaders_it_is_an_error_that_names_both_and_the_call(
     with pytest.raises(CollectiveError) as caught, caplog.at_level(logging.WARNING, "psdist"):
         run(saves_on_the_chief_only(has_loader=True), tmp_path, mode="sync", seed=seed)
     assert str(caught.value) in {
-        f"worker 0 called save after 6 iterations, and worker {other} has finished another one "
-        "without it, although both iterate over a job.loader of 4 batches; save must be called by "
-        "every worker, after the same iteration"
+        f"worker 0 called save after 6 iterations, but worker {other} continued past iteration 6 "
+        "without calling save, although both iterate over a job.loader of 4 batches; save must be "
+        "called by every worker, after the same iteration"
         for other in (1, 2)
     }
     assert caplog.messages == []
@@ -73,9 +73,9 @@ def test_elsewhere_it_is_a_warning_at_once_and_an_error_at_the_end(
         run(saves_on_the_chief_only(has_loader=has_loader), tmp_path, mode=mode)
     (warning,) = caplog.messages
     assert warning in {
-        f"worker 0 called save after 6 iterations, and worker {other} has finished another one "
-        f"without it; save must be called by every worker: if worker {other} never calls it, that "
-        "will be an error at the end of its script"
+        f"worker 0 called save after 6 iterations, but worker {other} continued past iteration 6 "
+        f"without calling save; save must be called by every worker: if worker {other} never calls "
+        "it, that will be an error at the end of its script"
         for other in (1, 2)
     }
 

@@ -152,7 +152,7 @@ def _read(text: str, where: str, hosts: Mapping[int, str]) -> Fabric:
             _read_port(fabric, block, port, line, hosts)
         else:
             raise PlacementError(
-                f"{place}: {shown(line)} is no line of ibnetdiscover's: give its output as it is"
+                f"{place}: {shown(line)} is not a line of ibnetdiscover's: give its output as it is"
             )
     return fabric
 

@@ -94,7 +94,7 @@ def parse_speed(value: object, *, where: str) -> float:
         )
     if not MIN_BYTES_PER_S <= found <= MAX_BYTES_PER_S:
         raise PlacementError(
-            f"{where}: {shown(value)} is no speed: write 25Gbit, 12GB, or bytes per second like "
+            f"{where}: {shown(value)} is not a speed: write 25Gbit, 12GB, or bytes per second like "
             "12e9"
         )
     return found

@@ -79,7 +79,7 @@ def from_addresses(addresses: Mapping[str, tuple[str, str]]) -> Tree:
     for host, (address, pattern) in addresses.items():
         place = f"SLURM_TOPOLOGY_ADDR of {host if HOST_NAME.fullmatch(host) else shown(host)}"
         if not HOST_NAME.fullmatch(host):
-            raise PlacementError(f"{place}: that is no host name: give the one of its node")
+            raise PlacementError(f"{place}: that is not a host name: give the one of its node")
         kinds = pattern.split(".")
         # The node comes last, and may have dots in its own name.
         parts = address.split(".", len(kinds) - 1)
@@ -195,7 +195,7 @@ def _expanded(text: str, place: str, limit: int) -> list[str]:
 def _name(text: str, place: str) -> str:
     if not HOST_NAME.fullmatch(text):
         raise PlacementError(
-            f"{place}: {shown(text)} is no name of a switch or block: use letters, digits, '.', "
+            f"{place}: {shown(text)} is not a name of a switch or block: use letters, digits, '.', "
             "'_' and '-'"
         )
     return text

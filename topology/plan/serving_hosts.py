@@ -116,8 +116,8 @@ def choose_among_ranks(
 
     So the groups depend on the answer. Candidates are made with a guess of the groups; then each
     is judged with the groups that it really leaves, and the best shares for those. Small clusters
-    have all ways for candidates, so that theirs is the optimum. Among equals
-    in time the one with the most groups is taken, then the most even one.
+    are searched exhaustively, so the result is optimal. Among equals in time the one with the most
+    groups is taken, then the most even one.
     """
     num_nodes = sum(size > 0 for size in sizes)
     wanted = _num_servers(cluster, sizes, groups_beside, request)

@@ -68,7 +68,7 @@ class GroupChannel(Protocol):
         """Meet the others in ``call`` (one of :data:`CALLS`): every worker's ``values``, by place.
 
         Values are float64 and arrive bit by bit; workers may bring different numbers of them.
-        :class:`CollectiveError`, the same on every worker, if they have called different things.
+        :class:`CollectiveError`, the same on every worker, if they have made different calls.
         """
         ...
 
@@ -110,11 +110,12 @@ def check_calls(codes: Sequence[int]) -> None:
     """:class:`CollectiveError` unless the workers of a group, by place, have called the same."""
     if len(set(codes)) > 1:
         called = "; ".join(
-            f"worker {place} of the group called {CALLS[code]}" for place, code in enumerate(codes)
+            f"the worker at place {place} of the group called {CALLS[code]}"
+            for place, code in enumerate(codes)
         )
         raise CollectiveError(
-            f"workers of one group called different things at the same time: {called}; every "
-            "worker must call the same ones in the same order"
+            f"workers of one group made different calls: {called}; every worker must make the same "
+            "calls in the same order"
         )
 
 

@@ -88,8 +88,8 @@ class ModelDescription:
         found = [f"optimizer {self.optimizer}"]
         groups = hyperparameters(optimizer.param_groups, known=optimizer.defaults)
         for index, values in enumerate(groups):
-            told = ", ".join(f"{key}={value}" for key, value in values.items())
-            found.append(f"optimizer group {index}: {told}")
+            settings = ", ".join(f"{key}={value}" for key, value in values.items())
+            found.append(f"optimizer group {index}: {settings}")
         found += [
             f"parameter {piece.name}: shape {list(piece.shape)}, dtype {piece.dtype}, "
             f"stride {list(piece.stride)}, optimizer group {piece.optimizer_group}"

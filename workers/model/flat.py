@@ -46,8 +46,9 @@ class FlatModel:
         devices = {parameter.device for parameter in parameters}
         if len(devices) != 1:
             raise ModelError(
-                f"the model's parameters lie on {sorted(map(str, devices))}; psdist wants them on "
-                "one device per worker"
+                "the model's parameters are on several devices, "
+                f"{', '.join(sorted(map(str, devices)))}; all parameters of a worker must be on "
+                "one: call model.to(job.device) before job.prepare()"
             )
         (self.device,) = devices
         self._partition = partition
@@ -91,9 +92,9 @@ class FlatModel:
         for piece, parameter in enumerate(self._parameters):
             if parameter.data_ptr() != self._addresses[piece]:
                 raise UsageError(
-                    f"parameter {self._partition.pieces[piece].name} lies in other memory than "
-                    "psdist has given it: move and convert the model (.to, .half, p.data = ...) "
-                    "before job.prepare"
+                    f"parameter {self._partition.pieces[piece].name} no longer uses the memory "
+                    "that job.prepare() assigned to it, probably after .to(), .half() or p.data = "
+                    "...; move and convert the model before job.prepare()"
                 )
             gradient = parameter.grad
             if gradient is None:

@@ -85,14 +85,14 @@ class ServedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         raise UsageError(
-            "the optimizer's state lives on the servers, this rank has none of it; save the "
-            "model with job.save(path)"
+            "optimizer.state_dict() is not available: the servers hold the optimizer's state; save "
+            "the model with job.save(path)"
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002 - the base class's
         raise UsageError(
-            "the optimizer's state lives on the servers and cannot be loaded into a worker; load "
-            "the model's parameters before job.prepare"
+            "optimizer.load_state_dict() is not available: the servers hold the optimizer's state, "
+            "and begin with a fresh one; load the model's parameters before job.prepare()"
         )
 
 

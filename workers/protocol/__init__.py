@@ -1,4 +1,4 @@
-"""What a worker decides, without doing any of it: events and commands in, actions out.
+"""The worker's state machine: events and commands in, actions out, no I/O.
 
 One state machine, WorkerCore in core, put together from a module per subject. Imports
 psdist/protocol and errors only: no torch, no MPI, no time, no randomness; the same objects run

@@ -186,7 +186,7 @@ def test_several_roots_get_one_above_them_with_a_note() -> None:
         ("SwitchName=a Nodes=n1 Switches=b", "racks:1: switch 'a' has both"),
         ("SwitchName=a Nodes=n1 Nodes=n2", "racks:1: 'Nodes' is given twice"),
         ("SwitchName=a Nodes=n1 Speed=2", "racks:1: unknown key 'speed'"),
-        ("SwitchName=a;b Nodes=n1", "racks:1: 'a;b' is no name of a switch"),
+        ("SwitchName=a;b Nodes=n1", "racks:1: 'a;b' is not a name of a switch"),
         (
             "SwitchName=a Nodes=n1\nInclude more.conf",
             "racks:2: 'Include more.conf' is not Key=value",
@@ -232,7 +232,7 @@ def test_slurm_without_a_topology_plugin_is_one_flat_rack() -> None:
         ({"n1": ("n1", "")}, "does not fit its pattern"),
         ({"n1": (".n1", "switch.node")}, "does not fit its pattern"),
         ({"n1": ("a$b.n1", "switch.node")}, "'a$b' is no host name"),
-        ({"n 1": ("a.n1", "switch.node")}, "that is no host name"),
+        ({"n 1": ("a.n1", "switch.node")}, "that is not a host name"),
         (
             {"n1": ("a.r.n1", "switch.switch.node"), "n2": ("b.r.n2", "switch.switch.node")},
             "switch 'r' is under 'b' here and under 'a' for another host",
@@ -420,7 +420,7 @@ def test_a_fabric_without_host_names_says_what_is_missing() -> None:
 
 
 def test_a_line_that_ibnetdiscover_does_not_print_is_refused() -> None:
-    assert "racks:4: 'hello' is no line of ibnetdiscover's" in complaint(
+    assert "racks:4: 'hello' is not a line of ibnetdiscover's" in complaint(
         'vendid=0x2c9\n#\n\nhello\nSwitch\t1 "S-1"\n'
     )
 
@@ -508,7 +508,7 @@ def test_speeds_are_read_as_people_write_them(text: object, bytes_per_s: float) 
     ],
 )
 def test_what_is_no_speed_is_refused(value: object) -> None:
-    with pytest.raises(PlacementError, match=r"^--link: .* is no speed: write 25Gbit"):
+    with pytest.raises(PlacementError, match=r"^--link: .* is not a speed: write 25Gbit"):
         rack_table.parse_speed(value, where="--link")
 
 
@@ -516,7 +516,10 @@ def test_what_is_no_speed_is_refused(value: object) -> None:
     ("text", "said"),
     [
         ('[[switch]]\nname = "a"\nspeed = "1GB"', "racks: switch 'a': unknown key 'speed'"),
-        ('[[switch]]\nname = "a"\nuplink = "1Gb"', "racks: switch 'a': uplink: '1Gb' is no speed"),
+        (
+            '[[switch]]\nname = "a"\nuplink = "1Gb"',
+            "racks: switch 'a': uplink: '1Gb' is not a speed",
+        ),
         ('[[switch]]\nnodes = "n1"', "racks: [[switch]] number 1: name = ''"),
         ('[[switch]]\nname = "a"\nnodes = ["n1"]', "switch 'a': nodes is a list, not a text"),
         ('[[switch]]\nname = "a"\nnodes = "n["', "switch 'a': nodes: host list: '['"),

@@ -52,8 +52,9 @@ def run_python(text: str, tmp_path: Path) -> Completed:
         (
             "job.save('model.safetensors')",
             2,
-            r"psdist: the only rank \(on .*\): error at train.py line 3: job.save before "
-            r"job.prepare: there is no model yet\n",
+            r"psdist: the only rank \(on .*\): error at train.py line 3: job\.save\(\) was "
+            r"called before job\.prepare\(\): call model, optimizer = "
+            r"job\.prepare\(model, optimizer\) first\n",
         ),
     ],
     ids=["error of the script", "error of its use"],
@@ -128,7 +129,7 @@ def test_a_prompt_outlives_every_error(tmp_path: Path) -> None:
         assert told.count("ZeroDivisionError: division by zero") == 1, told
         terminal.type("job.save('model.safetensors')")
         told = terminal.wait_for(">>> ")
-        assert "psdist.errors.UsageError: job.save before job.prepare" in told, told
+        assert "psdist.errors.UsageError: job.save() was called before job.prepare()" in told, told
         terminal.type("print('mean', job.mean(3.0) + 1)")
         assert "\nmean 4.0\n" in terminal.wait_for(">>> ")
         terminal.type("exit(5)")

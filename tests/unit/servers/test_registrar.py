@@ -125,9 +125,9 @@ def test_the_words_are_the_same_whatever_the_order_of_arrival(seed: int) -> None
     alike = [Script((12,) * 5), Script((12,) * 9, call=None)]
     errors, warnings = play(alike, "sync", Random(seed))
     assert errors == [
-        "worker 0 called save after 5 iterations, and worker 1 has finished another one without "
-        "it, although both iterate over a job.loader of 12 batches; save must be called by every "
-        "worker, after the same iteration"
+        "worker 0 called save after 5 iterations, but worker 1 continued past iteration 5 without "
+        "calling save, although both iterate over a job.loader of 12 batches; save must be called "
+        "by every worker, after the same iteration"
     ]
     assert warnings == []
     errors, warnings = play(alike, "async", Random(seed))
@@ -136,9 +136,9 @@ def test_the_words_are_the_same_whatever_the_order_of_arrival(seed: int) -> None
         "be called by every worker"
     ]
     assert warnings == [
-        "worker 0 called save after 5 iterations, and worker 1 has finished another one without "
-        "it; save must be called by every worker: if worker 1 never calls it, that will be an "
-        "error at the end of its script"
+        "worker 0 called save after 5 iterations, but worker 1 continued past iteration 5 without "
+        "calling save; save must be called by every worker: if worker 1 never calls it, that will "
+        "be an error at the end of its script"
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_worker_that_goes_on_is_told_of_at_its_first_iteration_too_many() -> N
     (action,) = registrar.handle(late)
     assert isinstance(action, SendControl)
     assert isinstance(action.message, Collected)
-    assert "worker 1 has finished another one" in action.message.error
+    assert "but worker 1 continued past iteration" in action.message.error
 
 
 def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
@@ -214,8 +214,7 @@ def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> Non
     assert {*map(str, failed.values())} == {*map(str, late.values())}
     error = getattr(late[worker_id(1)], "error", "")
     assert error.startswith(
-        "workers called different things at the same time: worker 0 called barrier; "
-        "worker 2 called mean"
+        "workers made different calls: worker 0 called barrier; worker 2 called mean"
     )
     assert registrar.handle(Done(worker=1, statistics={})) == []  # it is told once
 

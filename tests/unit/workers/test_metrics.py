@@ -106,9 +106,13 @@ def test_a_log_line_takes_a_dict_for_names_that_are_no_identifiers() -> None:
     ("values", "more", "told"),
     [
         ({"loss": 1}, {"loss": 2}, "job.log: loss is given twice, in the dict and by keyword"),
-        ({3: 1}, {}, "job.log: the name 3 is no text"),
-        ({}, {"loss": torch.ones(2)}, r"job.log\(loss=...\): a tensor of 2 values, not one"),
-        ({"a/b": np.ones(2)}, {}, r"job.log\(a/b=...\): a tensor of 2 values, not one"),
+        ({3: 1}, {}, "job.log: the name 3 is of type int; names must be strings"),
+        (
+            {},
+            {"loss": torch.ones(2)},
+            r"job.log\(loss=...\): the tensor has 2 values, job.log takes",
+        ),
+        ({"a/b": np.ones(2)}, {}, r"job.log\(a/b=...\): the tensor has 2 values, job.log takes"),
         ({}, {"loss": [1]}, r"job.log\(loss=...\): a list; numbers and strings only"),
         *(
             ({}, {name: 1}, rf"job.log\({name}=...\): every line has a {name} of its own")

@@ -101,7 +101,8 @@ def wrong_slices(channel: GroupChannel) -> Any:
 
 def test_processes_that_call_different_things_are_all_told_so() -> None:
     first, *others = run_in_group(3, calls_differ)
-    assert "worker 0 of the group called save; worker 1 of the group called pull" in first
+    called = "the worker at place 0 of the group called save; the worker at place 1 of the group "
+    assert f"{called}called pull" in first
     assert others == [first, first]
 
 
@@ -197,7 +198,7 @@ def test_virtual_workers_that_call_different_things_are_all_told_so() -> None:
     network.run()
     for each in pending:
         assert each.is_done()
-        with pytest.raises(CollectiveError, match="worker 1 of the group called pull"):
+        with pytest.raises(CollectiveError, match="the worker at place 1 of the group called pull"):
             each.result()
 
 
