@@ -3,6 +3,8 @@
 The line is the same as in the contract: what, where (rank, role, host), the value seen, what to do.
 What a launcher prints around the end of a job is not ours and left out. tests/support/mpirun.py
 fails a test whose job hangs or leaves a process behind.
+
+Longer than other modules: one place lists every mistake, so that a new one finds its neighbours.
 """
 
 from __future__ import annotations

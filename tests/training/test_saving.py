@@ -1,4 +1,7 @@
-"""job.save, the loader's weights, and the other collectives, against plain PyTorch."""
+"""job.save, the loader's weights, and the other collectives, against plain PyTorch.
+
+Longer than other modules: all cases of one mpirun stand together.
+"""
 
 from __future__ import annotations
 

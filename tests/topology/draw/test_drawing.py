@@ -1,6 +1,8 @@
 """A plan as text and as a picture: the values in them, what fits, and names that mean harm.
 
 Of the whole room: drawing, text, text_tree and the svg modules.
+
+Longer than other modules: text and picture are drawn from the same plans.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ that were thought out. They are read in a process of their own, which tells how 
 time it took.
 
     python -m tests.topology.machine.test_hostile_xml 2000     # the process; prints a JSON line
+
+Longer than other modules: every mutation starts from the same files.
 """
 
 from __future__ import annotations

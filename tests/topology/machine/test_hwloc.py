@@ -1,6 +1,8 @@
 """lstopo's XML as machines: shapes, real ones, made ones, and what hwloc itself says of them.
 
 Of the room hwloc, of machine, numa, codec with packed, and of text.bitmap.
+
+Longer than other modules: the same machines are asked about every kind of object.
 """
 
 from __future__ import annotations

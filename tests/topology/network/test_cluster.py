@@ -1,6 +1,8 @@
 """From every source of racks to the cluster of a job.
 
 Of cluster, sources, tree, same_host and the readers: slurm, rack_table, infiniband with fabric.
+
+Longer than other modules: all sources of racks are held against the same clusters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Plans: every rank has one role and one seat, and the numbers say what the links really carry.
 
 Of planning, serving_hosts and what_if; seats have a module of their own, and so has plan.json.
+
+Longer than other modules: the same clusters are planned in every way.
 """
 
 from __future__ import annotations

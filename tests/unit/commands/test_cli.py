@@ -1,4 +1,7 @@
-"""The command line: what reaches the script, what reaches the launcher, errors in one line."""
+"""The command line: what reaches the script, what reaches the launcher, errors in one line.
+
+Longer than other modules: one test or two for every command and option.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Settings: sources and their order, every mistake in one report, what is saved reads back."""
+"""Settings: sources and their order, every mistake in one report, what is saved reads back.
+
+Longer than other modules: every source, type and mistake of one table of settings.
+"""
 
 from __future__ import annotations
 

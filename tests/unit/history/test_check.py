@@ -1,4 +1,7 @@
-"""`psdist check`: honest runs pass, and every rule broken on purpose is caught."""
+"""`psdist check`: honest runs pass, and every rule broken on purpose is caught.
+
+Longer than other modules: every broken rule starts from the same honest history.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The recorded history: what is written is what is read, and damage is one clear line."""
+"""The recorded history: what is written is what is read, and damage is one clear line.
+
+Longer than other modules: writers and reader share the damaged records.
+"""
 
 from __future__ import annotations
 

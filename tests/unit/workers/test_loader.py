@@ -1,4 +1,7 @@
-"""Sharding: the arithmetic by hypothesis, the loader against what one process would see."""
+"""Sharding: the arithmetic by hypothesis, the loader against what one process would see.
+
+Longer than other modules: one loader, every option of torch's.
+"""
 
 from __future__ import annotations
 
