@@ -1,8 +1,9 @@
 """A worker: what it decides (``protocol``), the user's ``model`` and ``data``, its ``group``.
 
-``trainer`` is one iteration from gradients to new parameters, ``loop`` carries actions out over the
-network, ``standing`` reports progress to the registrar, ``metrics`` what the script reports.
-Imported as ``psdist.workers``; never imports psdist.servers.
+``assembly`` puts a worker together, ``trainer`` is one iteration from gradients to new parameters,
+``loop`` carries actions out over the network, ``standing`` reports progress to the registrar,
+``metrics`` what the script reports. Imported as ``psdist.workers``;
+never imports psdist.servers.
 """
 
 if __name__ != "psdist.workers":
