@@ -301,7 +301,7 @@ class Job:
         By keyword, and in a dict where a name is no identifier:
         ``job.log({"loss/train": loss}, epoch=epoch)``.
         """
-        plain = metrics.logged(values or {}, more)
+        plain = metrics.logged({} if values is None else values, more)
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.mpi_rank,
