@@ -304,7 +304,7 @@ class Job:
         By keyword, and in a dict where a name is no identifier:
         ``job.log({"loss/train": loss}, epoch=epoch)``.
         """
-        plain = metrics.logged(values or {}, more)
+        plain = metrics.logged({} if values is None else values, more)
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.mpi_rank,
@@ -345,7 +345,7 @@ class Job:
         is_untrained = self._optimizer.has_unused_gradients
         brought = self._collective("save", b"untrained" if is_untrained else b"")
         if any(brought):
-            raise refuse_untrained([w for w, each in enumerate(brought) if each])
+            raise refuse_untrained("job.save", [w for w, each in enumerate(brought) if each])
         problem = b""
         if self.is_chief:
             try:
@@ -380,6 +380,8 @@ class Job:
         if self._is_finished:
             return 0
         self._is_finished = True
+        if self._optimizer is not None and self._optimizer.has_unused_gradients:
+            raise refuse_untrained("the script has ended", [self.worker])
         trained_s = time.monotonic() - self._prepared_s
         self._loop.wait_for(self._group.agree("finish"), "finish")
         if self._history is not None:

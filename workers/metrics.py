@@ -32,6 +32,11 @@ OWN_NAMES: Final = ("time_s", "rank", "worker", "group", "clock")
 
 def logged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one ``job.log``, in a dict and by keyword. Raises :class:`UsageError`."""
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"job.log takes names with their values, job.log(loss=x) or job.log({{'loss': x}}); it "
+            f"was given a {type(values).__name__}"
+        )
     plain: dict[str, Any] = {}
     for name, value in [*values.items(), *more.items()]:
         if not isinstance(name, str):

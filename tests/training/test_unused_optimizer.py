@@ -125,8 +125,9 @@ def test_copies_of_the_original_are_optimizers_of_their_own(tmp_path: Path) -> N
     run(script, tmp_path)
 
 
-# -- a save of what never was trained --------------------------------------------------------------
+# -- what never was trained ------------------------------------------------------------------------
 
+AT_THE_END = r"^the script has ended: worker"
 UNTRAINED = rf"workers 0, 1 computed gradients and never called optimizer\.step\(\).*{LINE}"
 
 
@@ -151,7 +152,21 @@ def test_a_save_after_gradients_without_any_step_is_an_error_on_every_worker(
             job.save(path / "model.safetensors")
         assert not list(path.glob("model*"))
 
-    run(script, tmp_path, workers=2)
+    with pytest.raises(UsageError, match=AT_THE_END):
+        run(script, tmp_path, workers=2)
+
+
+@pytest.mark.parametrize("past_the_servers", [never_steps, has_an_optimizer_of_its_own])
+def test_an_end_after_gradients_without_any_step_is_an_error(
+    past_the_servers: Callable[[nn.Module, Job], None], tmp_path: Path
+) -> None:
+    def script(job: Job, _path: Path) -> None:
+        model, _ = job.prepare(*make())
+        past_the_servers(model, job)
+
+    told = rf"{AT_THE_END} 0 computed gradients and never called optimizer\.step\(\).*{LINE}"
+    with pytest.raises(UsageError, match=told):
+        run(script, tmp_path)
 
 
 def test_one_worker_that_never_stepped_is_named_to_all(tmp_path: Path) -> None:
@@ -164,7 +179,8 @@ def test_one_worker_that_never_stepped_is_named_to_all(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"worker 1 computed gradients"):
             job.save(path / "model.safetensors")
 
-    run(script, tmp_path, workers=2)
+    with pytest.raises(UsageError, match=AT_THE_END):
+        run(script, tmp_path, workers=2)
 
 
 def test_a_save_before_training_is_none_of_that(tmp_path: Path) -> None:

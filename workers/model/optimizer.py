@@ -96,10 +96,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         )
 
 
-def refuse_untrained(workers: Sequence[int]) -> UsageError:
-    """For a save when these workers have gradients that no step has used."""
+def refuse_untrained(where: str, workers: Sequence[int]) -> UsageError:
+    """For a save or an end when these workers have gradients that no step has used."""
     return UsageError(
-        f"job.save: {describe_workers(workers)} computed gradients and never called "
+        f"{where}: {describe_workers(workers)} computed gradients and never called "
         "optimizer.step(), so the servers still hold the initial values; keep what job.prepare "
         f"returns ({_LINE}) and call step() of that optimizer in every iteration"
     )

@@ -99,6 +99,8 @@ class Parent:
         self._ending = Ending()
         self._told: list[int] = []
         self._vanished: list[Rank] = []
+        self._num_vanished_first = 0
+        """Those that had vanished when the first failure was told: they are what it came of."""
 
     def __enter__(self) -> Parent:
         self._display.tick(time.monotonic())
@@ -232,6 +234,8 @@ class Parent:
         elif isinstance(fact, Failed | Finished):
             rank.has_ended_well = True
             if isinstance(fact, Failed):
+                if not self._told:
+                    self._num_vanished_first = len(self._vanished)
                 self._told.append(fact.status)
 
     # -- signals -------------------------------------------------------------------------------
@@ -326,6 +330,7 @@ class Parent:
             interrupted_by=self._ending.number,
             deaths=[death for noise in self._noise.values() for death in noise.deaths],
             vanished=[rank.name for rank in self._vanished],
+            num_vanished_first=self._num_vanished_first,
             num_started=len(self._ranks.all),
         )
         if verdict.line is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from psdist.commands.launch.noise import Death
 
 _SIGNAL_STATUS = 128
-_KILLED_HINT = "; out of memory? (dmesg would say so)"
+_OUT_OF_MEMORY = "out of memory? (dmesg would say so)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,22 @@ def judge(
     interrupted_by: int | None,
     deaths: Sequence[Death],
     vanished: Sequence[str],
+    num_vanished_first: int,
     num_started: int,
 ) -> Verdict:
     """``returncode``: the launcher's, negative for a signal; ``told``: statuses that ranks have
     given; ``vanished``: names of ranks that ended without a word, the first one first;
-    ``num_started``: ranks that have had a line."""
+    ``num_vanished_first``: how many of them before any rank told a failure; ``num_started``: ranks
+    that have had a line."""
     failures = [status for status in told if status]
     if failures:
-        return Verdict(failures[0])
+        if not num_vanished_first or interrupted_by is not None:
+            return Verdict(failures[0])
+        return Verdict(
+            failures[0],
+            f"psdist: error: before that {vanished[0]} ended and said nothing: killed, "
+            f"{_OUT_OF_MEMORY}, or by os._exit",
+        )
     if returncode == 0:
         # Of a rank that has left without a word nobody knows whether it has finished.
         return _unexplained(vanished[0], 1, returncode) if vanished else Verdict(0)
@@ -50,7 +58,7 @@ def judge(
         who = vanished[0] if vanished else f"the process {death.pid} on {death.host}"
         if death.rank is not None and not vanished:
             who = f"rank {death.rank} on {death.host}"
-        hint = _KILLED_HINT if death.signal == signal.SIGKILL else ""
+        hint = f"; {_OUT_OF_MEMORY}" if death.signal == signal.SIGKILL else ""
         return Verdict(
             _SIGNAL_STATUS + death.signal,
             f"psdist: error: {who} was ended by signal {_signal(death.signal)}{hint}",

@@ -55,12 +55,18 @@ def core_of(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> S
 
 
 def push(
-    core: ServerCore, group: int, clock: int, *, weight: float = 1.0, is_empty: bool = False
+    core: ServerCore,
+    group: int,
+    clock: int,
+    *,
+    weight: float = 1.0,
+    is_empty: bool = False,
+    settings: int = 1,
 ) -> list[Any]:
     """Actions that follow when the group's push of chunk 0 is offered and has arrived."""
     header = Header(
         kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=0, clock=clock,
-        length=0 if is_empty else 4, settings=1, weight=weight,
+        length=0 if is_empty else 4, settings=settings, weight=weight,
     )  # fmt: skip
     if is_empty:
         return core.handle(Arrived(worker_id(group), header, None))
@@ -95,6 +101,15 @@ def test_gathered_a_sum_is_started_added_to_and_stepped_by_name() -> None:
     assert fold.slot is not start.slot
     assert step.content is SlotContent.SUM
     assert step.gradient_scale == 0.25
+
+
+def test_gathered_only_pieces_without_a_gradient_in_every_group_are_absent() -> None:
+    core = core_of("sync")
+    for group, absent in enumerate(([1, 2], [2, 3])):
+        settings = Settings(version=2, hyper=HYPER, absent=absent)
+        core.handle(ControlArrived(worker_id(group), settings))
+    steps = only([*push(core, 0, 0, settings=2), *push(core, 1, 0, settings=2)], Step)
+    assert [step.absent for step in steps] == [frozenset([2])]
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp"])

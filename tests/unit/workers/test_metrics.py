@@ -114,6 +114,7 @@ def test_a_log_line_takes_a_dict_for_names_that_are_no_identifiers() -> None:
         ),
         ({"a/b": np.ones(2)}, {}, r"job.log\(a/b=...\): the tensor has 2 values, job.log takes"),
         ({}, {"loss": [1]}, r"job.log\(loss=...\): a list; numbers and strings only"),
+        (0.5, {}, r"job.log takes names with their values, job.log\(loss=x\) .* given a float"),
         *(
             ({}, {name: 1}, rf"job.log\({name}=...\): every line has a {name} of its own")
             for name in OWN_NAMES
@@ -121,7 +122,7 @@ def test_a_log_line_takes_a_dict_for_names_that_are_no_identifiers() -> None:
     ],
 )
 def test_a_log_line_that_cannot_be_written_is_refused(
-    values: dict[Any, Any], more: dict[str, Any], told: str
+    values: Any, more: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UsageError, match=told):
         logged(values, more)

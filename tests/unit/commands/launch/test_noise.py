@@ -35,6 +35,31 @@ EXITED = (
     "   Process name: [prterun-vm-27638@1,0]\n"
     "   Exit code:    2\n" + LINE
 )
+EXITED_IMPROPERLY = (
+    LINE + "prterun has exited due to process rank 2 with PID 18417 on node vm exiting\n"
+    "improperly. There are three reasons this could occur:\n"
+    "\n"
+    '1. this process did not call "init" before exiting, but others in the\n'
+    "job did. This can cause a job to hang indefinitely while it waits for\n"
+    'all processes to call "init". By rule, if one process calls "init",\n'
+    'then ALL processes must call "init" prior to termination.\n'
+    "\n"
+    '2. this process called "init", but exited without calling "finalize".\n'
+    'By rule, all processes that call "init" MUST call "finalize" prior to\n'
+    'exiting or it will be considered an "abnormal termination"\n'
+    "\n"
+    '3. this process called "MPI_Abort" or "prte_abort" and the mca\n'
+    "parameter prte_create_session_dirs is set to false. In this case, the\n"
+    "run-time cannot detect that the abort call was an abnormal\n"
+    "termination. Hence, the only error message you will receive is this\n"
+    "one.\n"
+    "\n"
+    "This may have caused other processes in the application to be\n"
+    "terminated by signals sent by prterun (as reported here).\n"
+    "\n"
+    "You can avoid this message by specifying -quiet on the prterun command\n"
+    "line.\n" + LINE
+)
 SEGMENTATION_FAULT = (
     LINE + "prterun noticed that process rank 1 with PID 27682 on node vm exited on\n"
     "signal 11 (Segmentation fault).\n" + LINE
@@ -67,6 +92,7 @@ ALL = {
     "aborted": ABORTED,
     "called abort": CALLED_ABORT,
     "exited": EXITED,
+    "exited improperly": EXITED_IMPROPERLY,
     "segmentation fault": SEGMENTATION_FAULT,
     "unreachable": UNREACHABLE,
     "epoll": EPOLL,

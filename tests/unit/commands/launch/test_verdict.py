@@ -12,7 +12,8 @@ KILLED = Death(signal=9, pid=123, host="n1", rank=None)
 
 
 def verdict(returncode: int, **known: object) -> Verdict:
-    nothing = {"told": [], "interrupted_by": None, "deaths": [], "vanished": [], "num_started": 2}
+    nothing: dict[str, object] = {"told": [], "interrupted_by": None, "deaths": [], "vanished": []}
+    nothing |= {"num_vanished_first": 0, "num_started": 2}
     return judge(returncode, **{**nothing, **known})  # type: ignore[arg-type]
 
 
@@ -27,6 +28,18 @@ def test_what_a_rank_has_told_counts_before_what_the_launcher_returns() -> None:
     assert verdict(9, told=[3, 1], deaths=[KILLED], vanished=["a rank"]) == Verdict(3)
     assert verdict(1, told=[130], interrupted_by=2) == Verdict(130)
     assert verdict(0, told=[2]) == Verdict(2)
+
+
+def test_a_rank_that_vanished_before_another_failed_is_named_as_well() -> None:
+    gone = ["worker 1 (rank 2 on n1)", "server 0 (rank 0 on n1)"]
+    assert verdict(1, told=[1], vanished=gone, num_vanished_first=1) == Verdict(
+        1,
+        "psdist: error: before that worker 1 (rank 2 on n1) ended and said nothing: killed, out of "
+        "memory? (dmesg would say so), or by os._exit",
+    )
+    assert verdict(1, told=[1], vanished=gone) == Verdict(1)
+    interrupted = verdict(1, told=[130], vanished=gone, num_vanished_first=1, interrupted_by=2)
+    assert interrupted == Verdict(130)
 
 
 @pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (1, 129)])
