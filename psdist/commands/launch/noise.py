@@ -127,6 +127,10 @@ _BLOCKS: Final = tuple(
 )
 
 
+# With one of these every block begins: most lines need not be looked at any closer.
+_FIRST_BYTES: Final = frozenset({b"-", b"\n", b"[", b"A"})
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """A rank that a signal has ended, as the launcher says; MPICH's does not know its rank."""
@@ -195,6 +199,8 @@ class LauncherNoise:
         if self._is_after_block:
             line = line.removeprefix(b"\0")
         self._is_after_block = False
+        if not self._held and line[:1] not in _FIRST_BYTES:
+            return line
         self._held.append(line)
         shown = bytearray()
         # What is no block from its first line on may be one from its second.
