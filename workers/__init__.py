@@ -1,7 +1,8 @@
 """A worker: what it decides (``protocol``), the user's ``model`` and ``data``, its ``group``.
 
-``trainer`` is one iteration from gradients to new parameters, ``loop`` carries actions out over the
-network, ``standing`` tells the registrar how far it is, ``metrics`` what the script reports.
+``assembly`` puts a worker together, ``trainer`` is one iteration from gradients to new parameters,
+``loop`` carries actions out over the network, ``standing`` tells the registrar how far it is,
+``metrics`` what the script reports.
 Imported as ``psdist.workers``; never imports psdist.servers.
 """
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.partition import Partition
 from psdist.transport.base import Transport
@@ -46,6 +47,7 @@ def make_trainer(
     credits: int,
     parameters: Sequence[torch.nn.Parameter],
     hyperparameters: Callable[[], bytes],
+    wire: Wire = RAW_WIRE,
     frozen: Sequence[tuple[str, torch.nn.Parameter]] = (),
     on_nonfinite: Literal["error", "skip"] = "error",
     history: WorkerHistory | None = None,
@@ -54,11 +56,11 @@ def make_trainer(
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
 
-    ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; the rest
-    as in :class:`Trainer`.
+    ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; ``wire``:
+    the codecs of pushes and replies; the rest as in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters)
-    loop.take_slice(partition, owners=owners, credits=credits, frames=flat)
+    loop.take_slice(partition, owners=owners, credits=credits, frames=flat, wire=wire)
     return Trainer(
         worker=loop.core.seat.worker,
         partition=partition,

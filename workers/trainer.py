@@ -4,7 +4,7 @@ This is what ``optimizer.step()`` runs: collect -> agree in the group -> reduce 
 in the group -> push it and receive it back -> gather the slices of the group. Everything leaves
 in ``step()``, so accumulation, clipping and looking at gradients behave as in plain PyTorch.
 
-    trainer = Trainer(partition=..., flat=..., loop=..., group=..., ...)
+    trainer = make_trainer(loop, group, partition=...)     # psdist.workers.assembly
     trainer.step(gradient_scale=1.0, is_skipped=False)
 
 The same without blocking, for an actor of a virtual network:
@@ -348,6 +348,11 @@ class Trainer:
                     self.clock, chunks, self._owners, use.positions, use.has_crc, use.crcs
                 )
         self._uses.clear()
+
+    @property
+    def flat(self) -> FlatModel:
+        """The memory that the model lies in."""
+        return self._flat
 
     @property
     def num_samples(self) -> int:

@@ -21,12 +21,10 @@ from psdist.protocol.control import Setup
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.transport.waiting import Waiting
-from psdist.workers.assembly import make_loop
-from psdist.workers.model.flat import FlatModel
+from psdist.workers.assembly import make_loop, make_trainer
 from psdist.workers.protocol.actions import Action
 from psdist.workers.protocol.core import WorkerCore, WorkerEvent
 from psdist.workers.protocol.seat import Seat
-from psdist.workers.trainer import Trainer
 
 if TYPE_CHECKING:
     from tests.support.protocol import VirtualJob
@@ -62,27 +60,20 @@ class VirtualWorker:
         """Make the memory, and what trains in it."""
         job, partition = self.job, self.job.partition
         self.model = [nn.Parameter(torch.zeros(piece.shape)) for piece in partition.pieces]
-        flat = FlatModel(partition, self.model)
-        self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
-        self.loop.take_slice(
-            partition,
-            owners=job.owners,
-            credits=job.schedule.credits,
-            frames=flat,
-            wire=job.wire,
-        )
-        self.trainer = Trainer(
-            worker=self.worker,
+        self.trainer = make_trainer(
+            self.loop,
+            job.channels[self.group][self.seat.place],
             partition=partition,
             owners=job.owners,
-            flat=flat,
-            loop=self.loop,
-            group=job.channels[self.group][self.seat.place],
-            frozen=(),
+            credits=job.schedule.credits,
+            wire=job.wire,
+            parameters=self.model,
             hyperparameters=lambda: self.hyper(self.lr),
             on_nonfinite="skip",
             history=self.history,
         )
+        flat = self.trainer.flat
+        self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
 
     @property
     def staleness_seen(self) -> Collection[int]:
