@@ -24,7 +24,6 @@ from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption
 from psdist.ranks.standing import Standing
-from psdist.report.facts import Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
@@ -43,6 +42,8 @@ from psdist.transport.virtual import Actor
 from psdist.version import VERSION
 
 logger = logging.getLogger("psdist")
+
+_SHOW_EVERY_S = 0.25
 
 
 def serve(context: RankContext) -> int:
@@ -151,7 +152,7 @@ class Reporter:
         self._empty_servers: list[int] | None = None
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
-        self._sent_to_parent_s = 0.0
+        self._shown_s = 0.0
         self._display = ProgressDisplay(style=self._style(), stream=sys.stderr)
 
     def _style(self) -> Style:
@@ -216,22 +217,18 @@ class Reporter:
 
     def on_idle(self) -> None:
         self._context.heed_parent()
-        if not any(each.clock for each in self._registrar.progress.values()):
-            return
-        if self._display.is_due:
-            self._display.update(self._training())
-        parent = self._context.parent
         now_s = time.monotonic()
-        if parent is not None and now_s - self._sent_to_parent_s >= ProgressDisplay.UPDATE_EVERY_S:
-            self._sent_to_parent_s = now_s
-            parent.tell(self._training())
-
-    def _training(self) -> Training:
-        return self._standing.at(
-            time.monotonic() - self._context.started_s,
-            progress=self._registrar.progress,
-            last=self._registrar.last,
-        )
+        if now_s - self._shown_s < _SHOW_EVERY_S:
+            return
+        self._shown_s = now_s
+        progress, parent = self._registrar.progress, self._context.parent
+        if any(each.clock for each in progress.values()):
+            training = self._standing.at(
+                now_s - self._context.started_s, progress=progress, last=self._registrar.last
+            )
+            self._display.update(training)
+            if parent is not None:
+                parent.tell(training)
 
     def _summary(self, outcome: str) -> dict[str, Any]:
         """summary.json; where the run failed, what is known by then and null for what is not."""

@@ -2,8 +2,7 @@
 
     display = ProgressDisplay(style="lines", stream=sys.stderr)
     display.say("4 ranks connected")
-    if display.is_due:
-        display.update(training)
+    display.update(training)
 
 Under a foreign mpirun or srun, and where ``psdist run -n`` has no terminal, lines come ever more
 rarely. The rewritten line is for a job in one process on a terminal of its own. A reader that
@@ -48,7 +47,6 @@ def say_phase(phase: Phase, *, num_ranks: int, elapsed_s: float) -> None:
 
 
 class ProgressDisplay:
-    UPDATE_EVERY_S = 0.25
     FIRST_LINE_S = 3.0
     LAST_LINES_S = 30.0
     GROWTH = 1.5
@@ -60,14 +58,9 @@ class ProgressDisplay:
         self._stream = stream
         self._clock = clock
         self._meter = Meter()
-        self._updated_s = self._line_s = clock()
+        self._line_s = clock()
         self._lines_every_s = self.FIRST_LINE_S
         self._is_line_open = False
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for the next :meth:`update`."""
-        return self._style != "off" and self._clock() - self._updated_s >= self.UPDATE_EVERY_S
 
     def say(self, what: str) -> None:
         """A line at once: the job has come to another part of its life."""
@@ -76,8 +69,10 @@ class ProgressDisplay:
             self._write(f"psdist: {what}\n")
 
     def update(self, training: Training) -> None:
-        """Note how the job stands, and show it if it is time to."""
-        now = self._updated_s = self._clock()
+        """Note how the job stands, and show it if it is time to; a few times a second."""
+        if self._style == "off":
+            return
+        now = self._clock()
         text = " | ".join(self._meter.update(training).all())
         if self._style == "live":
             width = shutil.get_terminal_size().columns - 1
