@@ -31,7 +31,7 @@ from psdist.protocol.ids import worker_of
 from psdist.protocol.memory import as_bytes
 from psdist.ranks.context import RankContext, current
 from psdist.ranks.device import device_of
-from psdist.ranks.failure import printable
+from psdist.ranks.failure import flush_output, printable
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import num_threads
 from psdist.workers import metrics
@@ -342,8 +342,7 @@ class Job:
         check_suffix(path)
         assert self._optimizer is not None
         assert self._write_model is not None
-        is_untrained = self._optimizer.has_unused_gradients
-        brought = self._collective("save", b"untrained" if is_untrained else b"")
+        brought = self._collective("save", b"x" if self._optimizer.has_unused_gradients else b"")
         if any(brought):
             raise refuse_untrained("job.save", [w for w, each in enumerate(brought) if each])
         problem = b""
@@ -375,8 +374,7 @@ class Job:
     # -- the end -------------------------------------------------------------------------------
 
     def finish(self) -> int:
-        """Report what this worker did and wait for all others; psdist calls it when the script has
-        ended. Returns the exit status; a second call does nothing."""
+        """Report to the others and wait for them; psdist calls it at the script's end, once."""
         if self._is_finished:
             return 0
         self._is_finished = True
@@ -386,11 +384,11 @@ class Job:
         self._loop.wait_for(self._group.agree("finish"), "finish")
         if self._history is not None:
             self._history.close()
-        trainer = self._trainer
-        statistics = trainer.statistics() if trainer is not None else WorkerStatistics.of_nothing()
+        statistics = self._trainer.statistics() if self._trainer else WorkerStatistics.of_nothing()
         report = {**asdict(statistics), "trained_s": trained_s}
         report["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
         self._send_progress()
+        flush_output()  # what the script has printed comes before the report of the run
         self._loop.finish(report)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
         process_group.stop()
