@@ -384,7 +384,7 @@ def test_calls_that_need_a_model_say_so(name: str, tmp_path: Path) -> None:
         job.pull()
         return {}
 
-    with pytest.raises(UsageError, match=rf"job\.{name} before job\.prepare"):
+    with pytest.raises(UsageError, match=rf"job\.{name}\(\) was called before job\.prepare"):
         virtually(script, tmp_path)
 
 
