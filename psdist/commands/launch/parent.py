@@ -202,15 +202,27 @@ class Parent:
             self._selector.register(rank.connection, selectors.EVENT_READ, hear)
 
     def _hear(self, rank: Rank) -> None:
+        if not rank.is_connected:
+            return  # its end was noticed together with another one's
+        self._take_facts(rank)
+        if rank.is_connected:
+            return
+        # A rank that fails says so before it ends the others: that is here by now, whichever of
+        # them is heard first.
+        others = self._ranks.connected
+        for other in others:
+            self._take_facts(other)
+        for lost in (rank, *(other for other in others if not other.is_connected)):
+            self._selector.unregister(lost.connection)
+            if not lost.has_ended_well:
+                self._vanished.append(lost)
+
+    def _take_facts(self, rank: Rank) -> None:
         try:
             for fact in rank.receive():
                 self._on_fact(rank, fact)
         except ProtocolError as error:
             self._screen.say(f"psdist: error: {rank.name}: {error}")
-        if not rank.is_connected:
-            self._selector.unregister(rank.connection)
-            if not rank.has_ended_well:
-                self._vanished.append(rank)
 
     def _on_fact(self, rank: Rank, fact: Fact) -> None:
         if isinstance(fact, Training):

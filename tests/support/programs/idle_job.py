@@ -40,8 +40,8 @@ def be_rank() -> None:
     comm = start_mpi()
     link.take_role(f"rank {rank}", "worker" if rank else "registrar")
     comm.Barrier()
-    print(f"rank {rank} is up as {os.getpid()}", flush=True)
     try:
+        print(f"rank {rank} is up as {os.getpid()}", flush=True)
         while True:
             time.sleep(0.05)
     except KeyboardInterrupt as error:

@@ -162,3 +162,26 @@ def test_a_program_that_is_not_there_is_one_line() -> None:
     assert done.stderr.decode().splitlines()[-1] == (
         "psdist.errors.LaunchError: cannot start /nowhere/mpirun: No such file or directory"
     )
+
+
+FAILS_AND_LOSES_ANOTHER = """
+import os, signal, time
+from pathlib import Path
+from psdist.ranks.parent_link import connect_to_parent
+ended = connect_to_parent(os.environ, rank=0)
+failing = connect_to_parent(os.environ, rank=1)
+parent = os.getppid()
+os.kill(parent, signal.SIGSTOP)
+while Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
+failing.failed(3)
+ended._connection.shutdown(2)
+os.kill(parent, signal.SIGCONT)
+time.sleep(60)
+"""
+
+
+def test_a_rank_that_another_ones_failure_has_ended_is_not_blamed_for_it() -> None:
+    # Both are heard in one turn, and the rank that was ended comes first.
+    status, _, lines = run(FAILS_AND_LOSES_ANOTHER)
+    assert (status, lines) == (3, [])
