@@ -31,11 +31,12 @@ check ruff format --check .
 check mypy --strict
 check lint-imports
 
-# Two tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an end.
+# Three tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an
+# end, so that two keep two cores busy for half of it.
 # A test that pytest-timeout cannot end (it hangs inside C) ends the run, with every stack.
 printf '== pytest\n'
 "$venv/bin/python" -m pytest -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
-    --numprocesses 2 --dist loadscope --no-loadscope-reorder "$@" || failed+=" pytest"
+    --numprocesses 3 --dist loadscope --no-loadscope-reorder "$@" || failed+=" pytest"
 
 if [[ -n $failed ]]; then
     printf 'tests/run.sh: failed:%s\n' "$failed" >&2
