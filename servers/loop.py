@@ -23,7 +23,7 @@ from psdist.protocol.control import Control, Finish, Finished
 from psdist.protocol.events import ControlArrived, Event, Frame, Sent
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR
-from psdist.protocol.optimizers import check_mode, traits
+from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.servers.protocol.actions import (
     Accept,
@@ -269,6 +269,8 @@ class ServerLoop:
             slots,
             initials=payload_rule(RAW, partition),
             pushes=payload_rule(options.wire.push, partition),
+            num_pieces=len(partition.pieces),
+            num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
         )
         self._do(self.core.handle(built))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from psdist.codecs.base import Codec
 from psdist.codecs.raw import RAW, Raw
 from psdist.errors import InvariantError
-from psdist.protocol.partition import Partition
+from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def payload_rule(codec: Codec | Raw, partition: Partition) -> PayloadRule:
     return PayloadRule(
         codec=codec.code,
         name=codec.name,
+        dtypes=tuple(int(DTYPE_CODES[chunk.dtype]) for chunk in partition.chunks),
         smallest=tuple(smallest for smallest, _ in sizes),
         largest=tuple(largest for _, largest in sizes),
     )

@@ -17,6 +17,8 @@ from psdist.protocol.header import Header
 class PayloadRule:
     codec: int
     name: str
+    dtypes: tuple[int, ...]
+    """Of the values before they were encoded, by chunk (psdist.protocol.header.Dtype)."""
     smallest: tuple[int, ...]
     """Bytes, by chunk."""
     largest: tuple[int, ...]
@@ -24,12 +26,13 @@ class PayloadRule:
     @classmethod
     def of_nothing(cls) -> PayloadRule:
         """Before there are chunks."""
-        return cls(codec=0, name="raw", smallest=(), largest=())
+        return cls(codec=0, name="raw", dtypes=(), smallest=(), largest=())
 
     def takes(self, header: Header) -> bool:
         chunk = header.chunk
         return (
             header.codec == self.codec
+            and header.dtype == self.dtypes[chunk]
             and self.smallest[chunk] <= header.length <= self.largest[chunk]
         )
 
@@ -38,7 +41,8 @@ class PayloadRule:
         smallest, largest = self.smallest[header.chunk], self.largest[header.chunk]
         size = str(largest) if smallest == largest else f"{smallest} to {largest}"
         return (
-            f"sent {header.length} bytes of chunk {header.chunk} by codec {header.codec}; "
-            f"{size} bytes by codec {self.codec} ({self.name}) are expected; do all ranks run the "
-            "same version of psdist with the same settings?"
+            f"sent {header.length} bytes of chunk {header.chunk} by codec {header.codec}, dtype "
+            f"{header.dtype}; {size} bytes by codec {self.codec} ({self.name}), dtype "
+            f"{self.dtypes[header.chunk]} are expected; do all ranks run the same version of "
+            "psdist with the same settings?"
         )

@@ -111,7 +111,11 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
     if config.record:
         history = ServerHistory(context.run_directory.path / "history", server)
         context.flushes.append(history.flush)
-    core = ServerCore(server=server, policy=policy_for(config.mode, staleness=config.staleness))
+    core = ServerCore(
+        server=server,
+        policy=policy_for(config.mode, staleness=config.staleness),
+        groups=roles.groups,
+    )
     options = ServerOptions(
         server=server,
         shard_weights=roles.shard_weights,

@@ -182,6 +182,8 @@ class Built:
     initials: PayloadRule
     """For initial values."""
     pushes: PayloadRule
+    num_pieces: int
+    num_optimizer_groups: int
 
 
 @dataclass(slots=True)

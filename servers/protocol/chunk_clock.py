@@ -1,12 +1,18 @@
 """A chunk's vector of clocks, kept so that a message costs the same for 2 and for 2,000 groups.
 
 ``done[g]`` is the number of group g's updates that the chunk contains: iterations 0 .. done[g]-1.
-``min_done`` is the minimum over the groups that count: every group from its join until it is
-suspended or has left at clock n *and* all its updates before n are contained. (Stamping the
-suspension with a clock makes it independent of the order in which messages arrive.)
+``min_done`` is the minimum over the groups that count.
 
-    clock = ChunkClock()
-    clock.join(0, done=0)
+Which groups count is the same in all chunks of a server: :class:`Limits` says so once for all of
+them. A group stops counting (suspended, left) only when every chunk contains exactly its updates
+before the clock at which it stops, and counts again from there. So no chunk has to be told: it
+knows how many groups stand where, the limits say how many of those have stopped there, and a chunk
+that is looked at catches up in a step for each different clock.
+
+    limits = Limits(2)
+    clock = ChunkClock(limits)
+    limits.count(0)
+    clock.catch_up()
     clock.advance(0)
     clock.min_done       # 1
 """
@@ -19,92 +25,107 @@ from psdist.errors import InvariantError
 from psdist.protocol.header import NEVER
 
 
+class Limits:
+    """Up to which of its iterations each group is waited for."""
+
+    def __init__(self, num_groups: int) -> None:
+        self.of = [0] * num_groups
+        """By group: NEVER while it counts; n while it has stopped after n iterations. A group that
+        has not joined has stopped after 0."""
+        self.stopped: dict[int, int] = {0: num_groups}
+        """n -> groups that have stopped after n iterations."""
+        self.contained = [0] * num_groups
+        """By group: its updates that the chunks contain, summed over the chunks."""
+        self.changes = 0
+        """How often groups stopped or counted again."""
+        self.admissions = 0
+        """How often groups counted again."""
+
+    def stop(self, group: int, clock: int) -> None:
+        """Every chunk contains ``clock`` updates of ``group``: nobody waits for more of them."""
+        self.of[group] = clock
+        self.stopped[clock] = self.stopped.get(clock, 0) + 1
+        self.changes += 1
+
+    def count(self, group: int) -> int:
+        """``group`` counts from now on; returns the clock that it had stopped at."""
+        clock = self.of[group]
+        self.of[group] = NEVER
+        left = self.stopped[clock] - 1
+        if left:
+            self.stopped[clock] = left
+        else:
+            del self.stopped[clock]
+        self.changes += 1
+        self.admissions += 1
+        return clock
+
+    def counts(self, group: int) -> bool:
+        return self.of[group] == NEVER
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the limits contradict themselves."""
+        if Counter(limit for limit in self.of if limit != NEVER) != self.stopped:
+            raise InvariantError(f"limits {self.of}, counted as {self.stopped}")
+
+
 class ChunkClock:
-    __slots__ = ("_how_many", "counted", "done", "limit", "min_done")
+    __slots__ = ("_how_many", "changes", "done", "limit", "limits", "min_done")
 
-    def __init__(self) -> None:
-        self.done: list[int] = []
-        self.limit: list[int] = []
-        """Iterations from this one on need not be waited for; NEVER for an active group."""
-        self.counted: list[bool] = []
-        """Whether the group is in ``_how_many``, that is: whether min_done waits for it."""
-        self._how_many: Counter[int] = Counter()  # done -> number of counted groups there
-        self.min_done = NEVER
+    def __init__(self, limits: Limits) -> None:
+        num_groups = len(limits.of)
+        self.limits = limits
+        self.limit = limits.of
+        """By group, see :class:`Limits`: the list itself, which is never replaced."""
+        self.done = [0] * num_groups
+        self._how_many = {
+            0: num_groups
+        }  # done -> number of groups there, whether they count or not
+        self.catch_up()
 
-    def join(self, group: int, *, done: int) -> None:
-        """``group`` counts from now on, with ``done`` iterations finished."""
-        while len(self.done) <= group:
-            self.done.append(0)
-            self.limit.append(0)
-            self.counted.append(False)
-        if self.counted[group]:
-            raise InvariantError(f"group {group} joined a chunk twice")
-        self.done[group] = done
-        self.limit[group] = NEVER
-        self._count(group)
+    def catch_up(self) -> None:
+        """Groups may have stopped, or count again, since this chunk was last looked at."""
+        stopped = self.limits.stopped
+        self.changes = self.limits.changes
+        self.min_done = min(
+            (done for done, groups in self._how_many.items() if groups > stopped.get(done, 0)),
+            default=NEVER,
+        )
 
     def advance(self, group: int) -> None:
-        """One more update of ``group`` is contained."""
+        """One more update of ``group``, which counts, is contained."""
         before = self.done[group]
-        after = before + 1
-        self.done[group] = after
-        if not self.counted[group]:
-            return
+        self.done[group] = after = before + 1
+        self.limits.contained[group] += 1
         how_many = self._how_many
-        how_many[before] -= 1
-        emptied = not how_many[before]
-        if emptied:
-            del how_many[before]
-        if after < self.limit[group]:
-            how_many[after] += 1
-            if emptied and before == self.min_done:
-                self.min_done = after
+        how_many[after] = how_many.get(after, 0) + 1
+        left = how_many[before] - 1
+        if left:
+            how_many[before] = left
         else:
-            self.counted[group] = False
-            if emptied and before == self.min_done:
-                self.min_done = min(how_many, default=NEVER)
-
-    def release_from(self, group: int, clock: int) -> None:
-        """Stop waiting for ``group``'s iterations from ``clock`` on (suspended, left)."""
-        self.limit[group] = clock
-        if self.counted[group] and self.done[group] >= clock:
-            self.counted[group] = False
-            at = self.done[group]
-            self._how_many[at] -= 1
-            if not self._how_many[at]:
-                del self._how_many[at]
-                if at == self.min_done:
-                    self.min_done = min(self._how_many, default=NEVER)
-
-    def resume(self, group: int) -> None:
-        """``group`` counts again; ``min_done`` may go back."""
-        self.limit[group] = NEVER
-        if not self.counted[group]:
-            self._count(group)
-
-    def _count(self, group: int) -> None:
-        self.counted[group] = True
-        self._how_many[self.done[group]] += 1
-        self.min_done = min(self.min_done, self.done[group])
+            del how_many[before]
+        if before == self.min_done and left == self.limits.stopped.get(before, 0):
+            self.min_done = after
 
     def is_required(self, group: int) -> bool:
         """Whether the next contribution to iteration ``min_done`` waits for ``group``."""
-        return self.counted[group] and self.done[group] == self.min_done
+        return self.done[group] == self.min_done < self.limit[group]
 
     def missing(self) -> list[int]:
         """The groups that hold ``min_done`` back; for people, linear in the groups."""
         return [group for group in range(len(self.done)) if self.is_required(group)]
 
     def check_invariants(self) -> None:
-        counted = [done for done, is_in in zip(self.done, self.counted, strict=True) if is_in]
-        if self.min_done != min(counted, default=NEVER) or Counter(counted) != self._how_many:
-            raise InvariantError(
-                f"clock says min_done {self.min_done}, its groups {self.done} "
-                f"(counted {self.counted}) say otherwise"
-            )
-        for group, is_in in enumerate(self.counted):
-            if is_in != (self.done[group] < self.limit[group]):
-                raise InvariantError(
-                    f"group {group} at {self.done[group]}, limit {self.limit[group]}, "
-                    f"counted {is_in}"
-                )
+        limits = self.limits.of
+        for group, (done, limit) in enumerate(zip(self.done, limits, strict=True)):
+            if limit not in (done, NEVER):
+                raise InvariantError(f"group {group} has stopped after {limit}, holds {done}")
+        if Counter(self.done) != self._how_many:
+            raise InvariantError(f"clocks {self.done}, counted as {self._how_many}")
+        lowest = min((done for done in self.done_of_counting()), default=NEVER)
+        if self.changes == self.limits.changes and self.min_done != lowest:
+            raise InvariantError(f"min_done {self.min_done}, but the groups are at {self.done}")
+
+    def done_of_counting(self) -> list[int]:
+        """``done`` of the groups that count; linear in the groups."""
+        return [done for group, done in enumerate(self.done) if self.limits.counts(group)]

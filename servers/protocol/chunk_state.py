@@ -15,6 +15,7 @@ from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import ReplyToken
 from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.servers.protocol.settings import PushSettings
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Push:
     group: int
     clock: int
     weight: float
-    settings: int
+    settings: PushSettings
     slot: Frame | None
 
 
@@ -44,6 +45,8 @@ class Gathering:
     """The sync iteration in progress: contributions folded so far, in group order."""
 
     pushes: dict[int, Push] = field(default_factory=dict)
+    weight: float = 0.0
+    """The sum of theirs."""
     accumulator: Frame | None = None
     hyper: bytes | None = None
     hyper_group: int = -1
@@ -67,9 +70,20 @@ class ChunkState:
     """The parameter buffer that holds the newest version."""
     open_replies: list[int] = field(default_factory=lambda: [0, 0])
     """How many open replies read each of the two buffers."""
+    pulls: dict[int, int] = field(default_factory=dict)
+    """Peer -> number of the pull whose reply is parked, or waits for the initial values."""
     _tokens: dict[int, list[ReplyToken]] = field(default_factory=dict)
     _turn: int = 0
     _turn_clock: int = 0
+    _admissions: int = 0
+
+    def catch_up(self) -> None:
+        """Groups have stopped, or count again, since this chunk was last looked at."""
+        self.clock.catch_up()
+        admissions = self.clock.limits.admissions
+        if admissions != self._admissions:
+            self._admissions = admissions
+            self._turn = 0  # who counts again may be in turn although later ones were looked at
 
     # -- pushes --------------------------------------------------------------------------------
 
@@ -98,28 +112,18 @@ class ChunkState:
 
     def next_in_turn(self) -> int | None:
         """The next group, in group order, whose contribution to iteration min_done is waited for;
-        None when all that count have contributed."""
+        None when all that count have contributed. The chunk has caught up."""
         clock, gathered = self.clock, self.gathering.pushes
         if self._turn_clock != clock.min_done:
             self._turn, self._turn_clock = 0, clock.min_done
-        num_groups = len(clock.done)
-        while self._turn < num_groups:
-            if clock.is_required(self._turn) and self._turn not in gathered:
-                return self._turn
-            self._turn += 1
-        if not gathered:
-            self._turn = 0  # nobody is waited for just now: whoever resumes is in turn again
+        done, limit, min_done = clock.done, clock.limit, clock.min_done
+        for group in range(self._turn, len(done)):
+            # As clock.is_required(group), without a call for each group of a round.
+            if done[group] == min_done < limit[group] and group not in gathered:
+                self._turn = group
+                return group
+        self._turn = len(done)
         return None
-
-    def join(self, group: int, *, done: int) -> None:
-        """``group`` counts from now on, and may be in turn although later ones were looked at."""
-        self.clock.join(group, done=done)
-        self._turn = 0
-
-    def resume(self, group: int) -> None:
-        """``group`` counts again, and may be in turn although later ones were looked at."""
-        self.clock.resume(group)
-        self._turn = 0
 
     # -- parameter buffers ---------------------------------------------------------------------
 
@@ -153,6 +157,11 @@ class ChunkState:
             if clock >= token.implied_by:
                 self.close_reply(token)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a push or a reply waits here for groups to come or go."""
+        return bool(self.parked or self.pushes or self.gathering.pushes)
+
     # -- for tests -----------------------------------------------------------------------------
 
     @property
@@ -176,7 +185,10 @@ class ChunkState:
                 f"chunk {self.index}: groups {list(gathered)} were gathered for iteration "
                 f"{self.clock.min_done}, the clock says {self.clock.done}"
             )
-        is_this_round = self._turn_clock == self.clock.min_done
+        is_this_round = (
+            self._turn_clock == self.clock.min_done
+            and self._admissions == self.clock.limits.admissions
+        )
         passed = [
             group
             for group in range(self._turn if is_this_round else 0)

@@ -9,10 +9,11 @@ of weights and one step is made. A chunk's turn is kept by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from psdist.errors import HyperparameterError, InvariantError
 from psdist.protocol.events import Frame
+from psdist.protocol.header import NEVER
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.servers.protocol.actions import (
     Action,
@@ -28,15 +29,12 @@ from psdist.servers.protocol.frontier import Frontier
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, NO_GROUP, STARTS
 from psdist.servers.protocol.replies import Replies
-from psdist.servers.protocol.settings import PushSettings, SettingsOfWorkers
 from psdist.servers.protocol.updates import Updates
 
 
 class Gathered(Updates):
-    def __init__(
-        self, *, membership: Membership, settings: SettingsOfWorkers, replies: Replies
-    ) -> None:
-        super().__init__(membership=membership, settings=settings, replies=replies)
+    def __init__(self, *, membership: Membership, replies: Replies) -> None:
+        super().__init__(membership=membership, replies=replies)
         self._frontier = Frontier(())
 
     def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
@@ -47,6 +45,9 @@ class Gathered(Updates):
         if group == NO_GROUP:
             return ADDS
         chunk = self._chunks[index]
+        clock = chunk.clock
+        if clock.changes != clock.limits.changes:
+            chunk.catch_up()
         if chunk.pushes.get(group) or chunk.next_in_turn() != group:
             return EARLY
         if chunk.gathering.accumulator is not None:
@@ -55,6 +56,7 @@ class Gathered(Updates):
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         chunk.add_push(push)
+        self._replies.blocked[chunk.index] = chunk
         return self.proceed(chunk)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
@@ -73,23 +75,23 @@ class Gathered(Updates):
             if push is None:
                 actions += self.pool.reconsider(chunk.index, group)
                 return actions
-            settings = self._settings.of(chunk, push)
-            if settings is None:
-                return actions
             chunk.take_push(group)
-            actions += self._fold(chunk, push, settings)
+            actions += self._fold(chunk, push)
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         return self.proceed(chunk) if chunk.gathering.pushes else []
 
-    def on_groups_changed(self) -> list[Action]:
-        self._frontier.search()
-        return self._reconsider_frontier()
+    def on_stopped(self) -> list[Action]:
+        return self._reconsider_frontier() if self._frontier.move() else []
 
-    def _fold(self, chunk: ChunkState, push: Push, settings: PushSettings) -> list[Action]:
+    def on_counting(self, clocks: Iterable[int]) -> list[Action]:
+        has_moved = [self._frontier.admit(clock) for clock in clocks]
+        return self._reconsider_frontier() if any(has_moved) else []
+
+    def _fold(self, chunk: ChunkState, push: Push) -> list[Action]:
         """Add the push of the group in turn to the sum."""
         gathering = chunk.gathering
-        hyper, absent = settings
+        hyper, absent = push.settings
         if gathering.hyper is None:
             gathering.hyper, gathering.hyper_group = hyper, push.group
         elif hyper != gathering.hyper:
@@ -102,6 +104,7 @@ class Gathered(Updates):
                 "the same schedule"
             )
         gathering.pushes[push.group] = push
+        gathering.weight += push.weight
         if push.slot is None:
             return []
         gathering.absent = absent if gathering.absent is None else gathering.absent & absent
@@ -116,7 +119,10 @@ class Gathered(Updates):
         gathering, chunk.gathering = chunk.gathering, Gathering()
         pushes = tuple(gathering.pushes.values())
         contributions = tuple(
-            Contribution(push.group, push.clock, push.weight, push.slot is None) for push in pushes
+            [
+                Contribution(push.group, push.clock, push.weight, push.slot is None)
+                for push in pushes
+            ]
         )
         slot = gathering.accumulator
         actions: list[Action] = []
@@ -127,7 +133,7 @@ class Gathered(Updates):
                 chunk=chunk.index,
                 gradient=slot,
                 content=SlotContent.SUM,
-                gradient_scale=1.0 / sum(push.weight for push in pushes),
+                gradient_scale=1.0 / gathering.weight,
                 lr_scale=1.0,
                 hyper=gathering.hyper or b"",
                 absent=gathering.absent or frozenset(),
@@ -147,16 +153,30 @@ class Gathered(Updates):
     def _reconsider_frontier(self) -> list[Action]:
         """The frontier may have moved: its next push needs fewer free slots than before."""
         chunk = self._frontier.chunk
-        group = None if chunk is None else chunk.next_in_turn()
-        if chunk is None or group is None:
+        if chunk is None:
+            return []
+        if chunk.clock.changes != chunk.clock.limits.changes:
+            chunk.catch_up()
+        group = chunk.next_in_turn()
+        if group is None:
             return []
         return self.pool.reconsider(chunk.index, group)
 
     def check_invariants(self) -> None:
         super().check_invariants()
-        lowest = min((chunk.clock.min_done for chunk in self._chunks.values()), default=None)
+        for chunk in self._chunks.values():
+            if chunk.has_waiting and chunk.index not in self._replies.blocked:
+                raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
+            missing = sorted(set(chunk.clock.missing()) - chunk.gathering.pushes.keys())
+            is_ready = chunk.gathering.pushes and chunk.target_buffer() is not None
+            if missing[:1] in [[group] for group in chunk.pushes] or (is_ready and not missing):
+                raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
+        lowest = min(
+            (min(chunk.clock.done_of_counting(), default=NEVER) for chunk in self._chunks.values()),
+            default=NEVER,
+        )
         frontier = self._frontier.chunk
-        if frontier is not None and frontier.clock.min_done != lowest:
+        if frontier is not None and min(frontier.clock.done_of_counting(), default=NEVER) != lowest:
             raise InvariantError(
                 f"the frontier, chunk {frontier.index}, is at {frontier.clock.min_done}, another "
                 f"chunk at {lowest}"

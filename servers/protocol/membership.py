@@ -1,89 +1,165 @@
 """Which groups there are, and which of them are suspended or have left; pure.
 
-Every change is an event in the history. A group is *active* from its registration to its leave;
-while it waits in a collective it is suspended: it keeps its weight, but nobody waits for it.
+The plan says who is in which group; a group takes part from its registration on. Every change is
+an event in the history. A group is *active* from its registration to its leave; while it waits in
+a collective it is suspended: it keeps its weight, but nobody waits for it. It speaks through its
+leader, and stops (is suspended, leaves) only after exactly the updates that every chunk contains.
 
-    membership = Membership()
-    membership.join(0, [0, 1], clock=0)
-    membership.suspend(0, seq=1)       # True
-    membership.resume(1)               # [0]
+    membership = Membership(server=0, groups=((0, 1), (2,)))
+    membership.join(worker_id(0), Register(group=0, workers=[0, 1], clock=0))
+    membership.suspend(worker_id(0), Suspend(group=0, clock=0, seq=1), num_chunks=8)    # True
+    membership.resume(1)                                                                # [0]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from enum import Enum
+from typing import NoReturn
 
-from psdist.errors import ProtocolError
-from psdist.protocol.ids import describe_peer, worker_id
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.control import Leave, Register, Suspend
+from psdist.protocol.ids import describe_peer, describe_workers, is_worker, worker_id, worker_of
+from psdist.servers.protocol.chunk_clock import Limits
 
 
-@dataclass(slots=True)
-class Member:
-    group: int
-    workers: tuple[int, ...]
-    clock: int
-    """Where its clock stood when it joined."""
-    suspended_in: int | None = None
-    """The number of the collective that it waits in."""
-    has_left: bool = False
+class Standing(Enum):
+    """Of a group; in words that follow "group 3"."""
+
+    UNREGISTERED = "has not registered"
+    ACTIVE = "is active"
+    SUSPENDED = "is suspended"
+    LEFT = "has left"
 
 
 class Membership:
-    def __init__(self) -> None:
-        self._members: dict[int, Member] = {}
-        self._group_of_peer: dict[int, int] = {}
-        self._resumed_up_to = -1
+    def __init__(self, *, server: int, groups: Sequence[tuple[int, ...]]) -> None:
+        """``groups``: the workers of each group, its leader first; every worker is in one."""
+        self._server = server
+        self._groups = groups
+        self.group_of = {
+            worker_id(worker): group for group, workers in enumerate(groups) for worker in workers
+        }
+        """Peer -> group, for all workers of the run."""
+        self.limits = Limits(len(groups))
+        self.pushing: set[int] = set()
+        """The workers of groups that count: nobody else pushes what is new."""
+        self._standing = [Standing.UNREGISTERED] * len(groups)
+        self._suspended: set[int] = set()
+        self._resumed_up_to = 0
         self.num_active_workers = 0
         """Workers in groups that have not left: the denominator of a group's weight."""
 
-    def members(self) -> Iterator[Member]:
-        return iter(self._members.values())
+    def join(self, peer: int, message: Register) -> None:
+        group = message.group
+        self._require_leader(peer, group, "registered")
+        if tuple(message.workers) != self._groups[group]:
+            self._refuse(
+                peer,
+                f"registered group {group} with {len(message.workers)} workers that are not those "
+                f"of the plan, {describe_workers(self._groups[group])}",
+            )
+        if message.clock:
+            self._refuse(peer, f"registered group {group} at clock {message.clock}, not at 0")
+        if self._standing[group] is not Standing.UNREGISTERED:
+            self._refuse(peer, f"registered group {group} twice")
+        self._standing[group] = Standing.ACTIVE
+        self._let_push(group)
+        self.num_active_workers += len(self._groups[group])
 
-    def join(self, group: int, workers: Sequence[int], *, clock: int) -> None:
-        if group in self._members:
-            raise ProtocolError(f"group {group} registered twice")
-        self._members[group] = Member(group, tuple(workers), clock)
-        self._group_of_peer.update((worker_id(worker), group) for worker in workers)
-        self.num_active_workers += len(workers)
-
-    def group_of(self, peer: int) -> int:
-        group = self._group_of_peer.get(peer)
+    def require_worker(self, peer: int) -> int:
+        """The group of ``peer``, a worker of this run."""
+        group = self.group_of.get(peer)
         if group is None:
-            raise ProtocolError(f"{describe_peer(peer)} sent a push before its group registered")
+            self._refuse(peer, "sent what workers of this run send, and is none of them")
         return group
 
-    def num_workers_of(self, group: int) -> int:
-        return len(self._members[group].workers)
+    def require_pushing(self, peer: int) -> None:
+        """``peer`` is a worker of a group that counts."""
+        if peer not in self.pushing:
+            group = self.require_worker(peer)
+            self._refuse(peer, f"pushed, but group {group} {self._standing[group].value}")
 
-    def suspend(self, group: int, *, seq: int) -> bool:
-        """False if collective ``seq`` is over already (its Resume came first)."""
-        if seq <= self._resumed_up_to:
+    def num_workers_of(self, group: int) -> int:
+        return len(self._groups[group])
+
+    def suspend(self, peer: int, message: Suspend, *, num_chunks: int | None) -> bool:
+        """False if the collective is over already: its Resume, the registrar's, came first.
+        ``num_chunks``: None before there are chunks."""
+        group = message.group
+        self._require_stop(peer, group, message.clock, num_chunks, "suspended")
+        if message.seq <= self._resumed_up_to:
             return False
-        self._member(group).suspended_in = seq
+        self._standing[group] = Standing.SUSPENDED
+        self._suspended.add(group)
+        self._stop(group, message.clock)
         return True
 
     def resume(self, seq: int) -> list[int]:
-        """Collective ``seq`` is over: the groups that waited in it."""
-        self._resumed_up_to = max(self._resumed_up_to, seq)
-        resumed: list[int] = []
-        for member in self._members.values():
-            if member.suspended_in is not None and member.suspended_in <= seq:
-                member.suspended_in = None
-                resumed.append(member.group)
+        """Collective ``seq`` is over: the groups that waited in it, ascending."""
+        if seq != self._resumed_up_to + 1:
+            raise ProtocolError(
+                f"server {self._server}: the registrar resumed collective {seq} after collective "
+                f"{self._resumed_up_to}"
+            )
+        self._resumed_up_to = seq
+        resumed = sorted(self._suspended)
+        self._suspended.clear()
+        for group in resumed:
+            self._standing[group] = Standing.ACTIVE
+            self._let_push(group)
         return resumed
 
-    def leave(self, group: int) -> None:
-        member = self._member(group)
-        member.has_left = True
-        member.suspended_in = None
-        self.num_active_workers -= len(member.workers)
+    def leave(self, peer: int, message: Leave, *, num_chunks: int | None) -> None:
+        group = message.group
+        self._require_stop(peer, group, message.clock, num_chunks, "took leave of")
+        self._standing[group] = Standing.LEFT
+        self._stop(group, message.clock)
+        self.num_active_workers -= len(self._groups[group])
 
-    def _member(self, group: int) -> Member:
-        """A registered group that has not left."""
-        member = self._members.get(group)
-        if member is None:
-            raise ProtocolError(f"group {group} was suspended or left before it registered")
-        if member.has_left:
-            raise ProtocolError(f"group {group} was suspended or left after it had left")
-        return member
+    def _let_push(self, group: int) -> None:
+        self.pushing.update(map(worker_id, self._groups[group]))
+
+    def _stop(self, group: int, clock: int) -> None:
+        self.limits.stop(group, clock)
+        self.pushing.difference_update(map(worker_id, self._groups[group]))
+
+    def _require_leader(self, peer: int, group: int, verb: str) -> None:
+        if not 0 <= group < len(self._groups):
+            self._refuse(peer, f"{verb} group {group}; this run has {len(self._groups)} groups")
+        leader = self._groups[group][0]
+        if not is_worker(peer) or worker_of(peer) != leader:
+            self._refuse(peer, f"{verb} group {group}, for which worker {leader} speaks")
+
+    def _require_stop(
+        self, peer: int, group: int, clock: int, num_chunks: int | None, verb: str
+    ) -> None:
+        self._require_leader(peer, group, verb)
+        standing = self._standing[group]
+        if standing is not Standing.ACTIVE:
+            self._refuse(peer, f"{verb} group {group}, which {standing.value}")
+        contained = self.limits.contained[group]
+        if clock < 0 or clock * (num_chunks or 0) != contained or (clock and num_chunks is None):
+            self._refuse(
+                peer,
+                f"{verb} group {group} after {clock} iterations; the {num_chunks or 0} chunks here "
+                f"contain {contained} updates of it",
+            )
+
+    def _refuse(self, peer: int, why: str) -> NoReturn:
+        raise ProtocolError(f"server {self._server}: {describe_peer(peer)} {why}")
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself. Linear in the groups."""
+        self.limits.check_invariants()
+        for group, standing in enumerate(self._standing):
+            counts = self.limits.counts(group)
+            may_push = {worker_id(worker) in self.pushing for worker in self._groups[group]}
+            if counts != (standing is Standing.ACTIVE) or may_push != {counts}:
+                raise InvariantError(
+                    f"group {group} {standing.value}; counts: {counts}; may push: {may_push}"
+                )
+            if (standing is Standing.SUSPENDED) != (group in self._suspended):
+                raise InvariantError(
+                    f"group {group} {standing.value}, suspended: {self._suspended}"
+                )

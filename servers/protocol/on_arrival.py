@@ -1,11 +1,13 @@
 """ssp and async: every push is an optimizer step of its own, on arrival; pure.
 
 The group's mean gradient is applied as it is, with lr x the group's weight (docs/design.md,
-Weights). A push waits only for its settings, or for a parameter buffer while replies from both are
-open; later pushes of other groups are applied meanwhile.
+Weights). A push waits only for a parameter buffer while replies from both are open; later pushes of
+other groups that bring no gradient are applied meanwhile.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from psdist.servers.protocol.actions import Action, Contribution, EmptyStep, SlotContent, Step
 from psdist.servers.protocol.chunk_state import ChunkState, Push
@@ -27,9 +29,8 @@ class OnArrival(Updates):
         for _ in range(len(chunk.waiting)):
             group = chunk.waiting.popleft()
             push = chunk.pushes[group][0]
-            settings = self._settings.of(chunk, push)
             target = chunk.current if push.slot is None else chunk.target_buffer()
-            if settings is None or target is None:
+            if target is None:
                 chunk.waiting.append(group)
                 continue
             chunk.take_push(group)
@@ -37,7 +38,7 @@ class OnArrival(Updates):
             if push.slot is None:
                 actions.append(EmptyStep(chunk.index, (contribution,)))
             else:
-                hyper, absent = settings
+                hyper, absent = push.settings
                 step = Step(
                     chunk=chunk.index,
                     gradient=push.slot,
@@ -58,5 +59,8 @@ class OnArrival(Updates):
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         return self.proceed(chunk) if chunk.waiting else []
 
-    def on_groups_changed(self) -> list[Action]:
+    def on_stopped(self) -> list[Action]:
+        return []
+
+    def on_counting(self, clocks: Iterable[int]) -> list[Action]:  # noqa: ARG002 - the base's
         return []

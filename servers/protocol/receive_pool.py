@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import InvariantError
@@ -34,15 +35,24 @@ NO_GROUP = -1
 Key = tuple[int, int]  # (chunk, group)
 
 
+@dataclass(slots=True)
+class _Held:
+    """The offers of one group about one chunk, in their order."""
+
+    tickets: deque[Any]
+    need: int = 0
+    """In whose queue they wait; 0 for none, until they are considered again."""
+
+
 class ReceivePool:
     def __init__(self, slots: Sequence[Frame], *, need: Callable[[int, int], int]) -> None:
         """``need(chunk, group)`` tells how many free slots the next offer of the group needs."""
         self.num_slots = len(slots)
         self._free = list(slots)
         self._need = need
-        self._held: dict[Key, deque[Any]] = {}
-        # Entries may be stale (taken meanwhile, or of another need by now): looked at when popped.
-        self._queues: dict[int, deque[Key]] = {n: deque() for n in (ADDS, FRONTIER, STARTS, EARLY)}
+        self._held: dict[int, dict[int, _Held]] = {}
+        # Ordered sets, by what the offers needed when they were looked at last.
+        self._queues: dict[int, dict[Key, None]] = {n: {} for n in (ADDS, FRONTIER, STARTS, EARLY)}
         self.most_used = 0
 
     @property
@@ -51,24 +61,37 @@ class ReceivePool:
 
     @property
     def num_held(self) -> int:
-        return sum(len(tickets) for tickets in self._held.values())
+        return sum(len(each.tickets) for held in self._held.values() for each in held.values())
+
+    def num_held_of(self, chunk: int, group: int) -> int:
+        held = self._held.get(chunk, {}).get(group)
+        return len(held.tickets) if held else 0
+
+    def holds(self, chunk: int) -> bool:
+        """Whether an offer about the chunk is held."""
+        return chunk in self._held
 
     def offer(self, chunk: int, group: int, ticket: Any) -> list[Action]:
         """A message is offered: receive it now, or hold its ticket."""
-        if (chunk, group) not in self._held and len(self._free) >= self._need(chunk, group):
+        held = self._held.get(chunk)
+        if (held is None or group not in held) and len(self._free) >= self._need(chunk, group):
             return [Accept(ticket, self._use_slot())]
-        self._held.setdefault((chunk, group), deque()).append(ticket)
+        if held is None:
+            held = self._held[chunk] = {}
+        if group not in held:
+            held[group] = _Held(deque())
+        held[group].tickets.append(ticket)
         return self.reconsider(chunk, group)
 
     def reconsider(self, chunk: int, group: int) -> list[Action]:
         """The need of this group's offer may have changed (its turn came)."""
-        key = (chunk, group)
-        if key not in self._held:
+        held = self._held.get(chunk)
+        if held is None or group not in held:
             return []
         need = self._need(chunk, group)
         if len(self._free) >= need:
-            return [self._take(key)]
-        self._queues[need].append(key)
+            return [self._take(chunk, group)]
+        self._wait((chunk, group), held[group], need)
         return []
 
     def release(self, slot: Frame) -> list[Action]:
@@ -81,21 +104,32 @@ class ReceivePool:
             return accepts
         for need, queue in self._queues.items():
             while queue and len(self._free) >= need:
-                key = queue.popleft()
-                if key not in self._held:
-                    continue
-                now_needs = self._need(*key)
+                chunk, group = key = next(iter(queue))
+                now_needs = self._need(chunk, group)
                 if len(self._free) >= now_needs:
-                    accepts.append(self._take(key))
+                    accepts.append(self._take(chunk, group))
                 else:
-                    self._queues[now_needs].append(key)
+                    self._wait(key, self._held[chunk][group], now_needs)
         return accepts
 
-    def _take(self, key: Key) -> Accept:
-        tickets = self._held[key]
-        ticket = tickets.popleft()
-        if not tickets:
-            del self._held[key]
+    def _wait(self, key: Key, held: _Held, need: int) -> None:
+        if need != held.need:
+            if held.need:
+                del self._queues[held.need][key]
+            self._queues[need][key] = None
+            held.need = need
+
+    def _take(self, chunk: int, group: int) -> Accept:
+        groups = self._held[chunk]
+        held = groups[group]
+        ticket = held.tickets.popleft()
+        if held.need:
+            del self._queues[held.need][chunk, group]
+            held.need = 0
+        if not held.tickets:
+            del groups[group]
+            if not groups:
+                del self._held[chunk]
         return Accept(ticket, self._use_slot())
 
     def _use_slot(self) -> Frame:
@@ -104,3 +138,20 @@ class ReceivePool:
         if used > self.most_used:
             self.most_used = used
         return slot
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself. Linear in what is held."""
+        queued = {key: need for need, queue in self._queues.items() for key in queue}
+        held = {
+            (chunk, group): each.need
+            for chunk, groups in self._held.items()
+            for group, each in groups.items()
+        }
+        if queued != {key: need for key, need in held.items() if need}:
+            raise InvariantError(f"offers wait as {queued}, but are held as {held}")
+        if not all(self._held.values()) or not all(
+            each.tickets for groups in self._held.values() for each in groups.values()
+        ):
+            raise InvariantError("an offer is held without a ticket")
+        if len({id(slot) for slot in self._free}) != len(self._free):
+            raise InvariantError("a receive slot is free twice")

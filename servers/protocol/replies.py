@@ -6,39 +6,67 @@ of every group the parameters must contain; a reply that may not leave yet is *p
 chunk, under the ``min_done`` that it needs, and leaves when the chunk gets there. Nothing is
 refused and nothing is asked twice.
 
-    replies = Replies(policy=Ssp(3), pipeline=0)
+    replies = Replies(server=0, policy=Ssp(3), pipeline=0)
     replies.answer_pull(chunk, peer, header)      # [Reply(...)], or [] and parked
     replies.advance(chunk, pushes)                # clocks advance; what is allowed now goes out
 """
 
 from __future__ import annotations
 
+from psdist.errors import ProtocolError
 from psdist.protocol.header import Flag, Header
+from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import Action, Reply
 from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
 from psdist.servers.protocol.policy import Policy
 
 
 class Replies:
-    def __init__(self, *, policy: Policy, pipeline: int) -> None:
+    def __init__(self, *, server: int, policy: Policy, pipeline: int) -> None:
         """``pipeline``: rounds whose replies a worker may leave outstanding."""
+        self._server = server
         self._policy = policy
-        self._pipeline = pipeline
+        self._ahead = 1 + pipeline
+        """The reply to a push is used so many rounds later: after those that may be outstanding."""
         self.num_made = 0
+        self.blocked: dict[int, ChunkState] = {}
+        """By number: every chunk on which an offer, a push or a reply waits for groups to come or
+        go, and some on which nothing waits any more."""
 
     def answer_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
         newest; none is answered before the chunk has its initial values."""
         pending = PendingReply(peer, header.clock, Flag.FOR_PULL, header.pull_number)
         if not chunk.is_loaded:
-            chunk.unloaded_pulls.append(pending)
+            if self._is_first(chunk, pending):
+                chunk.unloaded_pulls.append(pending)
             return []
         if not header.flags & Flag.FRESH:
             needed = self._policy.required_min_done(header.clock)
             if chunk.clock.min_done < needed:
-                chunk.parked.setdefault(needed, []).append(pending)
+                if self._is_first(chunk, pending):
+                    self._park(chunk, needed, pending)
                 return []
         return [self._reply(chunk, pending)]
+
+    def _is_first(self, chunk: ChunkState, pending: PendingReply) -> bool:
+        """Whether a pull that must wait is not the second delivery of one that waits already. A
+        worker asks again only when it has its answer, so that one pull of each waits at most."""
+        number = chunk.pulls.setdefault(pending.peer, 0)
+        if number == pending.pull_number:
+            return False
+        if number:
+            raise ProtocolError(
+                f"server {self._server}: {describe_peer(pending.peer)} sent pull "
+                f"{pending.pull_number} of chunk {chunk.index} before its pull {number} was "
+                "answered"
+            )
+        chunk.pulls[pending.peer] = pending.pull_number
+        return True
+
+    def _park(self, chunk: ChunkState, needed: int, pending: PendingReply) -> None:
+        chunk.parked.setdefault(needed, []).append(pending)
+        self.blocked[chunk.index] = chunk
 
     def answer_unloaded_pulls(self, chunk: ChunkState) -> list[Action]:
         """The chunk has its initial values."""
@@ -55,12 +83,11 @@ class Replies:
             clock.advance(push.group)
         for push in pushes:
             pending = PendingReply(push.peer, push.clock, Flag.NONE)
-            # The reply is used for the round after those whose replies may be outstanding.
-            needed = self._policy.required_min_done(push.clock + 1 + self._pipeline)
+            needed = self._policy.required_min_done(push.clock + self._ahead)
             if clock.min_done >= needed:
                 actions.append(self._reply(chunk, pending))
             else:
-                chunk.parked.setdefault(needed, []).append(pending)
+                self._park(chunk, needed, pending)
         if clock.min_done != min_done_before:
             actions += self.release(chunk)
         return actions
@@ -78,8 +105,10 @@ class Replies:
 
     def _reply(self, chunk: ChunkState, pending: PendingReply) -> Reply:
         implied_by = pending.clock
-        if not pending.flags & Flag.FOR_PULL:
-            implied_by += 1 + self._pipeline
+        if pending.flags & Flag.FOR_PULL:
+            chunk.pulls.pop(pending.peer, None)
+        else:
+            implied_by += self._ahead
         token = chunk.open_reply(pending.peer, implied_by=implied_by)
         self.num_made += 1
         min_done = chunk.clock.min_done

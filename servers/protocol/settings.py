@@ -1,26 +1,23 @@
-"""The settings that workers' pushes were made under, and the chunks that wait for them; pure.
+"""The settings that workers' pushes are made under; pure.
 
-A worker says ``Settings(version, hyper, absent)`` before its first push under that version. Control
-messages and data travel apart, so a push may come first: its chunk is noted here and looked at
-again when the settings are known.
+A worker says ``Settings(version, hyper, absent)`` before its first push under that version, and
+what one peer sends another keeps its order (psdist.transport.base): a push whose settings are not
+known is an error of its sender's.
 
-    settings = SettingsOfWorkers(pipeline=0)
-    settings.of(chunk, push)               # None: not known yet
-    settings.learn(peer, message)          # [chunk]
+    settings = SettingsOfWorkers(server=0, pipeline=0)
+    settings.describe_model(num_pieces=8, num_optimizer_groups=1)
+    settings.learn(peer, message)
+    settings.of(peer, version)
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from psdist.errors import InvariantError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Settings
 from psdist.protocol.ids import describe_peer
-from psdist.servers.protocol.chunk_state import ChunkState, Push
-
-_LIVE_VERSIONS = 4
-"""Versions kept of each worker: it cannot push under a newer one before all its pushes of the
-last but (pipeline + 1) iteration are answered."""
+from psdist.protocol.optimizers import unpack_hyperparameters
 
 
 class PushSettings(NamedTuple):
@@ -33,30 +30,55 @@ class PushSettings(NamedTuple):
 
 
 class SettingsOfWorkers:
-    def __init__(self, *, pipeline: int) -> None:
-        self._num_kept = _LIVE_VERSIONS + pipeline
+    def __init__(self, *, server: int, pipeline: int) -> None:
+        self._server = server
+        # A worker pushes under a newer version when its pushes of all iterations but the last
+        # ``pipeline`` ones are answered.
+        self._num_kept = 1 + pipeline
+        self._num_pieces = self._num_optimizer_groups = 0
         self._known: dict[int, dict[int, PushSettings]] = {}  # peer -> version -> settings
-        self._waiting: dict[tuple[int, int], list[ChunkState]] = {}  # by (peer, version)
+        self._newest: dict[int, int] = {}  # peer -> version
 
-    def of(self, chunk: ChunkState, push: Push) -> PushSettings | None:
-        """None if the push overtook them: ``learn`` gives ``chunk`` back when they come."""
-        known = self._known.get(push.peer, {}).get(push.settings)
-        if known is None:
-            waiting = self._waiting.setdefault((push.peer, push.settings), [])
-            if chunk not in waiting:
-                waiting.append(chunk)
-        return known
+    def describe_model(self, *, num_pieces: int, num_optimizer_groups: int) -> None:
+        self._num_pieces = num_pieces
+        self._num_optimizer_groups = num_optimizer_groups
 
-    def learn(self, peer: int, message: Settings) -> list[ChunkState]:
-        """The settings have come; returns the chunks on which pushes wait for them."""
-        versions = self._known.setdefault(peer, {})
-        versions[message.version] = PushSettings(message.hyper, frozenset(message.absent))
-        versions.pop(message.version - self._num_kept, None)
-        return self._waiting.pop((peer, message.version), [])
+    def learn(self, peer: int, message: Settings) -> None:
+        version = message.version
+        newest = self._newest.get(peer, 0)
+        if version != newest + 1:
+            self._refuse(peer, f"sent version {version} of its settings after version {newest}")
+        if any(not 0 <= piece < self._num_pieces for piece in message.absent):
+            self._refuse(
+                peer,
+                f"named pieces {min(message.absent)} to {max(message.absent)} as absent; the model "
+                f"has {self._num_pieces}",
+            )
+        try:
+            num_groups = len(unpack_hyperparameters(message.hyper))
+        except ProtocolError as error:
+            self._refuse(peer, f"sent {error}")
+        if num_groups != self._num_optimizer_groups:
+            self._refuse(
+                peer,
+                f"sent hyperparameters of {num_groups} optimizer groups; the model has "
+                f"{self._num_optimizer_groups}",
+            )
+        self._newest[peer] = version
+        known = self._known.setdefault(peer, {})
+        known[version] = PushSettings(message.hyper, frozenset(message.absent))
+        known.pop(version - self._num_kept, None)
 
-    def check_invariants(self) -> None:
-        for peer, version in self._waiting:
-            if version in self._known.get(peer, {}):
-                raise InvariantError(
-                    f"pushes of {describe_peer(peer)} wait for settings {version}, which are known"
-                )
+    def of(self, peer: int, version: int) -> PushSettings:
+        known = self._known.get(peer)
+        settings = known.get(version) if known is not None else None
+        if settings is None:
+            self._refuse(
+                peer,
+                f"pushed under version {version} of its settings; the newest that it has sent is "
+                f"{self._newest.get(peer, 0)}",
+            )
+        return settings
+
+    def _refuse(self, peer: int, why: str) -> NoReturn:
+        raise ProtocolError(f"server {self._server}: {describe_peer(peer)} {why}")

@@ -18,8 +18,9 @@ A push goes this way, and this is the place to read how:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NoReturn
 
 from psdist.errors import PeerLostError, ProtocolError, PsdistError
@@ -37,7 +38,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import describe_peer
+from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Action,
@@ -61,6 +62,11 @@ from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.updates import Updates
 
+CHIEF = worker_id(0)
+"""Who describes the model and sends its initial values."""
+_MOST_BEFORE_BUILT = 4096
+"""Messages of one peer that a server keeps until it is built: more than any worker's credits."""
+
 _APPLIES: dict[Applying, type[Updates]] = {
     Applying.GATHERED: Gathered,
     Applying.ON_ARRIVAL: OnArrival,
@@ -83,20 +89,36 @@ class ServerStatistics:
 
 
 class ServerCore:
-    def __init__(self, *, server: int, policy: Policy, pipeline: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        server: int,
+        policy: Policy,
+        groups: Sequence[tuple[int, ...]],
+        pipeline: int = 0,
+    ) -> None:
+        """``groups``: the workers of each group of the plan, its leader first."""
         self._server = server
         self._policy = policy
         self._newest_round = 0
         self._chunks: dict[int, ChunkState] = {}  # ascending
-        self._membership = Membership()
-        self._settings = SettingsOfWorkers(pipeline=pipeline)
-        self._replies = Replies(policy=policy, pipeline=pipeline)
+        self._membership = Membership(server=server, groups=groups)
+        self._limits = self._membership.limits
+        self._group_of, self._pushing = self._membership.group_of, self._membership.pushing
+        self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
+        self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
         self._updates = _APPLIES[policy.applying(0)](
-            membership=self._membership, settings=self._settings, replies=self._replies
+            membership=self._membership, replies=self._replies
         )
+        # A push and its second delivery, for each iteration that may be under way.
+        self._most_held = 2 * (2 + pipeline)
         self._initials = self._pushed = PayloadRule.of_nothing()
         self._is_described = False
+        self._num_chunks: int | None = None
+        """None until the shard is built."""
         self._before_built: list[Offered | Arrived] = []
+        self._num_before_built: dict[int, int] = {}
+        """By peer."""
         self._pushes = self._duplicates = 0
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
@@ -128,89 +150,111 @@ class ServerCore:
     def _on_control(self, event: ControlArrived) -> list[Action]:
         handler = self._on_message.get(type(event.message))
         if handler is None:
-            raise ProtocolError(
-                f"server {self._server}: {describe_peer(event.peer)} sent "
-                f"{type(event.message).__name__}, which no server takes"
-            )
+            self._refuse(event.peer, f"sent {type(event.message).__name__}, which no server takes")
         return handler(event.peer, event.message)
+
+    def _refuse(self, peer: int, why: str) -> NoReturn:
+        raise ProtocolError(f"server {self._server}: {describe_peer(peer)} {why}")
 
     # -- set-up and membership ----------------------------------------------------------------
 
     def _on_setup(self, peer: int, message: Setup) -> list[Action]:
+        if peer != CHIEF:
+            self._refuse(peer, f"sent Setup; {describe_peer(CHIEF)} describes the model")
         if self._is_described:
-            raise ProtocolError(f"server {self._server}: {describe_peer(peer)} sent a second Setup")
+            self._refuse(peer, "sent a second Setup")
         self._is_described = True
         return [Build(message)]
 
     def _hold(self, event: Offered | Arrived) -> list[Action]:
         """Data that comes before the shard is built: handled when it is."""
+        num_held = self._num_before_built.get(event.peer, 0) + 1
+        if num_held > _MOST_BEFORE_BUILT:
+            self._refuse(event.peer, f"sent {num_held} messages before there was a model")
+        self._num_before_built[event.peer] = num_held
         self._before_built.append(event)
         return []
 
     def _on_built(self, event: Built) -> list[Action]:
-        for index in sorted(event.chunks):
-            clock = ChunkClock()
-            for member in self._membership.members():
-                clock.join(member.group, done=member.clock)
-            self._chunks[index] = ChunkState(index, clock)
+        self._chunks = {
+            index: ChunkState(index, ChunkClock(self._limits)) for index in sorted(event.chunks)
+        }
+        self._num_chunks = len(self._chunks)
+        self._settings.describe_model(
+            num_pieces=event.num_pieces, num_optimizer_groups=event.num_optimizer_groups
+        )
         self._initials, self._pushed = event.initials, event.pushes
         self._updates.build(tuple(self._chunks.values()), event.slots)
         self._on[Offered] = self._on_offered
         self._on[Arrived] = self._on_arrived
         held, self._before_built = self._before_built, []
+        self._num_before_built.clear()
         actions: list[Action] = []
         for each in held:
             actions += self.handle(each)
         return actions
 
     def _on_register(self, peer: int, message: Register) -> list[Action]:
-        self._membership.join(message.group, message.workers, clock=message.clock)
-        for chunk in self._chunks.values():
-            chunk.join(message.group, done=message.clock)
+        self._membership.join(peer, message)
         return [
-            self._membership_event("join", message.group, message.clock),
+            self._membership_event("join", message.group, 0),
             SendControl(peer, Registered(group=message.group, server=self._server)),
-            *self._updates.on_groups_changed(),
+            *self._count([message.group]),
         ]
 
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
-        actions: list[Action] = []
-        for chunk in self._settings.learn(peer, message):
-            actions += self._updates.proceed(chunk)
-        return actions
+        self._membership.require_pushing(peer)
+        self._settings.learn(peer, message)
+        return []
 
-    def _on_suspend(self, _peer: int, message: Suspend) -> list[Action]:
-        if not self._membership.suspend(message.group, seq=message.seq):
+    def _on_suspend(self, peer: int, message: Suspend) -> list[Action]:
+        if not self._membership.suspend(peer, message, num_chunks=self._num_chunks):
             return []  # its collective is over already: Resume overtook it
-        return self._stop_waiting_for("suspend", message.group, message.clock)
+        return self._stop("suspend", message.group, message.clock)
 
-    def _on_leave(self, _peer: int, message: Leave) -> list[Action]:
-        self._membership.leave(message.group)
-        return self._stop_waiting_for("leave", message.group, message.clock)
+    def _on_leave(self, peer: int, message: Leave) -> list[Action]:
+        self._membership.leave(peer, message, num_chunks=self._num_chunks)
+        return self._stop("leave", message.group, message.clock)
 
-    def _stop_waiting_for(self, kind: str, group: int, clock: int) -> list[Action]:
-        """Stop waiting for ``group``'s iterations from ``clock`` on."""
+    def _stop(self, kind: str, group: int, clock: int) -> list[Action]:
+        """Nobody waits for ``group``, of which every chunk contains ``clock`` updates: chunks go on
+        on which something has waited for it."""
         actions: list[Action] = [self._membership_event(kind, group, clock)]
-        for chunk in self._chunks.values():
-            chunk.clock.release_from(group, clock)
+        # Chosen before any of them acts: what one does may make another catch up.
+        for chunk in self._waiting_at(clock):
+            chunk.catch_up()
             actions += self._updates.proceed(chunk)
             actions += self._replies.release(chunk)
-        return actions + self._updates.on_groups_changed()
+        return actions + self._updates.on_stopped()
+
+    def _waiting_at(self, clock: int) -> list[ChunkState]:
+        """Chunks at ``clock`` on which something waits; where nothing does is forgotten."""
+        blocked, pool = self._replies.blocked, self._updates.pool
+        for chunk in list(blocked.values()):
+            if not chunk.has_waiting and not pool.holds(chunk.index):
+                del blocked[chunk.index]
+        return [chunk for chunk in blocked.values() if chunk.clock.min_done == clock]
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
-        actions: list[Action] = []
-        for group in self._membership.resume(message.seq):
-            for chunk in self._chunks.values():
-                chunk.resume(group)
-            actions.append(self._membership_event("resume", group, 0))
+        if peer != REGISTRAR:
+            self._refuse(peer, f"sent Resume; {describe_peer(REGISTRAR)} says what is over")
+        resumed = self._membership.resume(message.seq)
+        actions: list[Action] = [self._membership_event("resume", each, 0) for each in resumed]
         actions.append(SendControl(peer, Resumed(seq=message.seq, server=self._server)))
-        return actions + self._updates.on_groups_changed()
+        return actions + self._count(resumed)
+
+    def _count(self, groups: Sequence[int]) -> list[Action]:
+        """These groups count from now on, from where they have stopped."""
+        return self._updates.on_counting([self._limits.count(group) for group in groups])
 
     def _membership_event(self, kind: str, group: int, clock: int) -> MembershipEvent:
         return MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
 
     def _on_who_is_missing(self, peer: int, message: WhoIsMissing) -> list[Action]:
+        self._membership.require_worker(peer)
         chunk = self._chunks.get(message.chunk)
+        if chunk is not None:
+            chunk.catch_up()
         groups = chunk.clock.missing() if chunk else []
         clocks = [chunk.clock.done[group] for group in groups] if chunk else []
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
@@ -225,40 +269,69 @@ class ServerCore:
     def _chunk_of(self, peer: int, index: int) -> ChunkState:
         chunk = self._chunks.get(index)
         if chunk is None:
-            raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} sent a message about chunk "
-                f"{index}, which this server does not hold; run the same script and psdist version "
-                "on all ranks"
-            )
+            self._refuse_chunk(peer, index)
+        if chunk.clock.changes != self._limits.changes:
+            chunk.catch_up()
         return chunk
 
+    def _refuse_chunk(self, peer: int, index: int) -> NoReturn:
+        self._refuse(
+            peer,
+            f"sent a message about chunk {index}, which this server does not hold; run the same "
+            "script and psdist version on all ranks",
+        )
+
     def _on_offered(self, event: Offered) -> list[Action]:
-        chunk = self._chunk_of(event.peer, event.chunk)
-        group = NO_GROUP if event.kind == Kind.INIT else self._membership.group_of(event.peer)
-        return self._updates.pool.offer(chunk.index, group, event.ticket)
+        peer, index = event.peer, event.chunk
+        if index not in self._chunks:
+            self._refuse_chunk(peer, index)
+        if event.kind == Kind.PUSH:
+            # Of a group that has stopped a second delivery may still come.
+            group = self._membership.require_worker(peer)
+        elif event.kind == Kind.INIT and peer == CHIEF:
+            group = NO_GROUP
+        else:
+            self._refuse_kind(peer, event.kind)
+        actions = self._updates.pool.offer(index, group, event.ticket)
+        return actions or self._on_held(peer, index, group)
+
+    def _on_held(self, peer: int, index: int, group: int) -> list[Action]:
+        """An offer stays with its sender for now."""
+        self._replies.blocked[index] = self._chunks[index]
+        if self._updates.pool.num_held_of(index, group) > self._most_held:
+            self._refuse(peer, f"offers chunk {index} more than {self._most_held} times")
+        return []
 
     def _on_arrived(self, event: Arrived) -> list[Action]:
         peer, header, slot = event.peer, event.header, event.frame
         chunk = self._chunk_of(peer, header.chunk)
         if header.kind == Kind.PUSH:
             return self._on_push(chunk, peer, header, slot)
-        if header.kind == Kind.PULL:
-            return self._replies.answer_pull(chunk, peer, header)
         if header.kind == Kind.INIT and slot is not None:
             return self._on_initial_values(chunk, peer, header, slot)
-        raise ProtocolError(
-            f"server {self._server}: {describe_peer(peer)} sent a message of kind {header.kind}, "
-            "which no server takes"
-        )
+        if header.kind != Kind.PULL or slot is not None:
+            self._refuse_kind(peer, header.kind)
+        return self._on_pull(chunk, peer, header)
 
-    def _refuse_payload(self, rule: PayloadRule, peer: int, header: Header) -> NoReturn:
-        raise ProtocolError(f"server {self._server}: {describe_peer(peer)} {rule.refusal(header)}")
+    def _refuse_kind(self, peer: int, kind: int) -> NoReturn:
+        self._refuse(peer, f"sent a message of kind {kind}, which no server takes from it")
+
+    def _on_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
+        group = self._membership.require_worker(peer)
+        pushed = chunk.newest_round_of(group) + 1
+        if not 0 <= header.clock <= pushed + 1 or not header.pull_number:
+            self._refuse(
+                peer,
+                f"sent pull {header.pull_number} of chunk {chunk.index} at iteration "
+                f"{header.clock}; its group has pushed {pushed}, and pulls are counted from 1",
+            )
+        return self._replies.answer_pull(chunk, peer, header)
 
     def _on_initial_values(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame
     ) -> list[Action]:
         if not self._initials.takes(header):
-            self._refuse_payload(self._initials, peer, header)
+            self._refuse(peer, self._initials.refusal(header))
         if chunk.is_loaded:  # a second delivery must not undo what was applied since the first
             self._duplicates += 1
             return self._updates.pool.release(slot)
@@ -269,39 +342,40 @@ class ServerCore:
     def _on_push(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
     ) -> list[Action]:
-        group = self._membership.group_of(peer)
-        if header.group != group:
-            raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} of group {group} pushed for group "
-                f"{header.group}"
-            )
-        chunk.close_implied_replies(peer, header.clock)
+        group, clock, weight = header.group, header.clock, header.weight
+        if self._group_of.get(peer) != group:
+            self._refuse(peer, f"pushed for group {group}, which is not its own")
+        chunk.close_implied_replies(peer, clock)
         newest = chunk.newest_round_of(group)
-        if header.clock <= newest:
+        if clock <= newest:
+            if clock < 0:
+                self._refuse(peer, f"pushed iteration {clock}")
             self._duplicates += 1
             if slot is None:
                 return []
             # The group's next push may have been held behind its duplicate.
             pool = self._updates.pool
             return [*pool.release(slot), *pool.reconsider(chunk.index, group)]
-        if header.clock != newest + 1:
-            raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} pushed iteration {header.clock} of "
-                f"chunk {chunk.index} after iteration {newest}"
+        if clock != newest + 1:
+            self._refuse(
+                peer,
+                f"pushed iteration {clock} of chunk {chunk.index} after iteration {newest}",
             )
-        if header.clock > self._newest_round:
-            check_applying(self._policy, [header.clock])
-            self._newest_round = header.clock
-        if slot is not None:
-            if not self._pushed.takes(header):
-                self._refuse_payload(self._pushed, peer, header)
-            if not header.weight > 0:
-                raise ProtocolError(
-                    f"server {self._server}: {describe_peer(peer)} pushed a gradient of weight "
-                    f"{header.weight}"
-                )
+        if clock > self._newest_round:
+            check_applying(self._policy, [clock])
+            self._newest_round = clock
+        if peer not in self._pushing:
+            self._membership.require_pushing(peer)
+        if slot is None:
+            if not 0 <= weight < inf:
+                self._refuse(peer, f"pushed no gradient, of weight {weight}")
+        elif not self._pushed.takes(header):
+            self._refuse(peer, self._pushed.refusal(header))
+        elif not 0 < weight < inf:
+            self._refuse(peer, f"pushed a gradient of weight {weight}")
         self._pushes += 1
-        push = Push(peer, group, header.clock, header.weight, header.settings, slot)
+        settings = self._settings.of(peer, header.settings)
+        push = Push(peer, group, clock, weight, settings, slot)
         return self._updates.on_arrived(chunk, push)
 
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:
@@ -337,5 +411,5 @@ class ServerCore:
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything."""
+        self._membership.check_invariants()
         self._updates.check_invariants()
-        self._settings.check_invariants()

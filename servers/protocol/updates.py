@@ -6,14 +6,14 @@ A push that has arrived waits in its chunk until it can be applied. How, the pol
     ssp, async: psdist.servers.protocol.on_arrival, each push is a step
     sync:       psdist.servers.protocol.gathering, in group order, then one step for all
 
-What is waited for: the push's settings, a parameter buffer that no open reply reads, and in sync
-the turn. Whoever brings one of these calls ``proceed``.
+What is waited for: a parameter buffer that no open reply reads, and in sync the turn. Whoever
+brings one of these calls ``proceed``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
@@ -22,17 +22,13 @@ from psdist.servers.protocol.chunk_state import ChunkState, Push
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.receive_pool import ReceivePool
 from psdist.servers.protocol.replies import Replies
-from psdist.servers.protocol.settings import SettingsOfWorkers
 
 
 class Updates(ABC):
     """The pushes of one server, from their offer to their step."""
 
-    def __init__(
-        self, *, membership: Membership, settings: SettingsOfWorkers, replies: Replies
-    ) -> None:
+    def __init__(self, *, membership: Membership, replies: Replies) -> None:
         self._membership = membership
-        self._settings = settings
         self._replies = replies
         self._chunks: dict[int, ChunkState] = {}
         self.pool = ReceivePool((), need=self.slots_needed)
@@ -63,8 +59,12 @@ class Updates(ABC):
         """A reply's buffer is free: a step may have waited for it."""
 
     @abstractmethod
-    def on_groups_changed(self) -> list[Action]:
-        """Groups came, left, were suspended or resumed."""
+    def on_stopped(self) -> list[Action]:
+        """A group was suspended or has left; ``proceed`` was called where something waited."""
+
+    @abstractmethod
+    def on_counting(self, clocks: Iterable[int]) -> list[Action]:
+        """Groups count from now on that have made so many iterations, one number of each."""
 
     def _begin_step(self, chunk: ChunkState, step: Step) -> Step:
         chunk.current = step.target
@@ -74,8 +74,12 @@ class Updates(ABC):
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything."""
+        self.pool.check_invariants()
         for chunk in self._chunks.values():
             chunk.check_invariants()
+            is_waiting = chunk.parked or self.pool.holds(chunk.index)
+            if is_waiting and chunk.index not in self._replies.blocked:
+                raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
         in_use = sum(chunk.num_slots_held for chunk in self._chunks.values())
         if in_use > self.pool.num_slots - self.pool.num_free:
             raise InvariantError(f"{in_use} receive slots in use, more than were taken")

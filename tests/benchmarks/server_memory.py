@@ -46,7 +46,11 @@ def measure(
     )
     server = ServerLoop(
         network.endpoint(server_id(0)),
-        ServerCore(server=0, policy=policy_for(mode, staleness=STALENESS)),
+        ServerCore(
+            server=0,
+            policy=policy_for(mode, staleness=STALENESS),
+            groups=[(worker,) for worker in range(num_groups)],
+        ),
         ServerOptions(server=0, shard_weights=(1.0,), mode=mode, receive_buffers=receive_buffers),
         make_executor=TensorShard,
         registrar=Registrar(num_workers=num_groups, num_servers=1),

@@ -17,7 +17,7 @@ from typing import Any
 
 from psdist.protocol.control import Register, Settings, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import CodecCode, Header, Kind
+from psdist.protocol.header import CodecCode, Dtype, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
@@ -30,13 +30,38 @@ GROUPS = (2, 8, 32, 64, 256)
 ROUNDS = 12
 
 
-def make_core(mode: str, num_groups: int) -> ServerCore:
-    core = ServerCore(server=0, policy=policy_for(mode, staleness=3))
-    core.handle(ControlArrived(0, Setup(partition=b"", optimizer="", hyper=b"")))
-    sizes = (4,) * NUM_CHUNKS
-    rule = PayloadRule(codec=CodecCode.RAW, name="raw", smallest=sizes, largest=sizes)
+def make_server(mode: str, num_groups: int, num_chunks: int) -> ServerCore:
+    """A server that holds the chunks; no group has registered."""
+    core = ServerCore(
+        server=0,
+        policy=policy_for(mode, staleness=3),
+        groups=[(worker,) for worker in range(num_groups)],
+    )
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    sizes = (4,) * num_chunks
+    rule = PayloadRule(
+        codec=CodecCode.RAW,
+        name="raw",
+        dtypes=(Dtype.FLOAT32,) * num_chunks,
+        smallest=sizes,
+        largest=sizes,
+    )
     slots = [Frame(None, capacity=4) for _ in range(8)]
-    core.handle(Built(range(NUM_CHUNKS), slots, initials=rule, pushes=rule))
+    core.handle(
+        Built(
+            range(num_chunks),
+            slots,
+            initials=rule,
+            pushes=rule,
+            num_pieces=1,
+            num_optimizer_groups=1,
+        )
+    )
+    return core
+
+
+def make_core(mode: str, num_groups: int) -> ServerCore:
+    core = make_server(mode, num_groups, NUM_CHUNKS)
     hyper = pack_hyperparameters([{"lr": 0.1}])
     for group in range(num_groups):
         peer = worker_id(group)
@@ -55,6 +80,7 @@ def one_round(core: ServerCore, num_groups: int, clock: int) -> int:
             header = Header(
                 kind=Kind.PUSH, sender=peer, group=group, chunk=chunk, clock=clock,
                 length=4, settings=1, weight=1.0,
+                dtype=Dtype.FLOAT32,
             )  # fmt: skip
             pending.append(Offered(peer, Kind.PUSH, chunk, 4, header))
             while pending:

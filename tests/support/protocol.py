@@ -170,7 +170,7 @@ class VirtualJob:
             registrar = Registrar(num_workers=num_workers, num_servers=schedule.servers)
             loop = make_loop(
                 self.network.endpoint(server_id(server)),
-                ServerCore(server=server, policy=make_policy(server)),
+                ServerCore(server=server, policy=make_policy(server), groups=self.groups),
                 ServerOptions(
                     server=server,
                     shard_weights=(1.0,) * schedule.servers,

@@ -16,7 +16,7 @@ from psdist.codecs.raw import RAW
 from psdist.codecs.wire import payload_rule
 from psdist.protocol.control import Collected, Control, Registered, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Offered
-from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, Piece
 from psdist.workers.protocol.actions import (
@@ -69,6 +69,7 @@ def reply_to(header: Header, **changed: Any) -> Header:
         length=BYTES,
         position=10 + header.clock,
         min_done=header.clock,
+        dtype=Dtype.FLOAT32,
     )._replace(**changed)
 
 

@@ -143,7 +143,10 @@ class WorkerCore:
         :attr:`is_set_up` when the network has given all of them back."""
         transfers = self._transfers
         return self._membership.begin_setup(
-            setup, owners=transfers.owners, chunk_bytes=transfers.chunk_bytes
+            setup,
+            owners=transfers.owners,
+            chunk_bytes=transfers.chunk_bytes,
+            dtypes=transfers.dtypes,
         )
 
     def begin_register(self) -> list[Action]:

@@ -43,7 +43,12 @@ class Membership:
     # -- coming --------------------------------------------------------------------------------
 
     def begin_setup(
-        self, setup: Setup, *, owners: Sequence[int], chunk_bytes: Sequence[int]
+        self,
+        setup: Setup,
+        *,
+        owners: Sequence[int],
+        chunk_bytes: Sequence[int],
+        dtypes: Sequence[int],
     ) -> list[Action]:
         """The chief: describe the model to every server and send it its chunks' values."""
         if not self._seat.is_chief or self._has_described:
@@ -55,7 +60,13 @@ class Membership:
         sender = worker_id(self._seat.worker)
         actions = self._to_every_server(setup)
         for chunk, owner in enumerate(owners):
-            header = Header(kind=Kind.INIT, sender=sender, chunk=chunk, length=chunk_bytes[chunk])
+            header = Header(
+                kind=Kind.INIT,
+                sender=sender,
+                chunk=chunk,
+                length=chunk_bytes[chunk],
+                dtype=dtypes[chunk],
+            )
             actions.append(SendInitial(server_id(owner), header))
         return actions
 

@@ -75,6 +75,8 @@ class Transfers:
         self.chunk_bytes = chunk_bytes
         self._credits = credits
         self._replies = replies
+        self.dtypes = replies.dtypes
+        """Each chunk's, of gradients and parameters alike."""
         self._is_decoding = replies.codec != CodecCode.RAW
         self._queues: dict[int, deque[Header]] = {server: deque() for server in sorted(set(owners))}
         self._outstanding = dict.fromkeys(self._queues, 0)  # messages without a reply yet
@@ -109,7 +111,8 @@ class Transfers:
     ) -> list[Action]:
         """Push iteration ``clock`` of every chunk of the slice; chunks in ``empty`` have no
         gradient: their message only advances the clock."""
-        sender, group, sizes = worker_id(self._seat.worker), self._seat.group, self.chunk_bytes
+        sender, group = worker_id(self._seat.worker), self._seat.group
+        sizes, dtypes = self.chunk_bytes, self.dtypes
         headers = (
             Header(
                 kind=Kind.PUSH,
@@ -120,6 +123,7 @@ class Transfers:
                 settings=settings,
                 weight=weight,
                 length=0 if chunk in empty else sizes[chunk],
+                dtype=dtypes[chunk],
             )
             for chunk in self.mine
         )

@@ -151,7 +151,7 @@ class _ServerSide(_Side):
         registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
-            ServerCore(server=context.me, policy=Async()),
+            ServerCore(server=context.me, policy=Async(), groups=roles.groups),
             ServerOptions(
                 server=context.me,
                 shard_weights=roles.shard_weights,

@@ -8,7 +8,7 @@ import torch
 from psdist.codecs.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule, seed_of
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import Dtype, Header, Kind
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece
 from tests.support.cast import Cast, Dithered, Remembering
@@ -31,15 +31,16 @@ def test_a_rule_takes_a_codecs_own_sizes_and_says_what_is_expected() -> None:
     piece = Piece(name="p", shape=(100,), stride=(1,), dtype="float32", optimizer_group=0)
     partition = Partition.cut([piece], chunk_bytes=256)
     assert [chunk.length for chunk in partition.chunks] == [64, 64]
-    header = Header(kind=Kind.PUSH, sender=0, chunk=1, length=128, codec=200)
+    header = Header(kind=Kind.PUSH, sender=0, chunk=1, length=128, codec=200, dtype=Dtype.FLOAT32)
     rule = payload_rule(Cast("float16"), partition)
     assert rule.takes(header)
     assert not rule.takes(header._replace(length=126))
     assert not rule.takes(header._replace(length=256, codec=0))
+    assert not rule.takes(header._replace(dtype=Dtype.FLOAT64))
     assert payload_rule(RAW, partition).takes(header._replace(length=256, codec=0))
     assert rule.refusal(header._replace(codec=0)) == (
-        "sent 128 bytes of chunk 1 by codec 0; 128 bytes by codec 200 (float16) are expected; do "
-        "all ranks run the same version of psdist with the same settings?"
+        "sent 128 bytes of chunk 1 by codec 0, dtype 1; 128 bytes by codec 200 (float16), dtype 1 "
+        "are expected; do all ranks run the same version of psdist with the same settings?"
     )
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from psdist.errors import ProtocolError
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import Action, Reply
-from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunk_state import ChunkState, Push
 from psdist.servers.protocol.policy import Policy, Scheduled, Ssp, Sync
 from psdist.servers.protocol.replies import Replies
+from psdist.servers.protocol.settings import PushSettings
 
 
 def chunk_of(groups: int = 2, *, is_loaded: bool = True) -> ChunkState:
-    clock = ChunkClock()
+    limits = Limits(groups)
     for group in range(groups):
-        clock.join(group, done=0)
-    return ChunkState(0, clock, is_loaded=is_loaded)
+        limits.count(group)
+    return ChunkState(0, ChunkClock(limits), is_loaded=is_loaded)
+
+
+def replies_of(policy: Policy, *, pipeline: int = 0) -> Replies:
+    return Replies(server=0, policy=policy, pipeline=pipeline)
 
 
 def pull(clock: int, *, number: int = 1, flags: int = Flag.NONE) -> Header:
@@ -25,7 +31,7 @@ def pull(clock: int, *, number: int = 1, flags: int = Flag.NONE) -> Header:
 
 
 def pushed(group: int, clock: int) -> tuple[Push, ...]:
-    return (Push(worker_id(group), group, clock, 1.0, 1, None),)
+    return (Push(worker_id(group), group, clock, 1.0, PushSettings(b"", frozenset()), None),)
 
 
 def brief(actions: list[Action]) -> list[tuple[int, int, int]]:
@@ -36,7 +42,7 @@ def brief(actions: list[Action]) -> list[tuple[int, int, int]]:
 
 
 def test_a_late_pull_is_parked_and_leaves_with_the_update_that_it_needs() -> None:
-    chunk, replies = chunk_of(), Replies(policy=Ssp(1), pipeline=0)
+    chunk, replies = chunk_of(), replies_of(Ssp(1))
     assert replies.answer_pull(chunk, worker_id(0), pull(2)) == []
     assert list(chunk.parked) == [1]
     assert brief(replies.advance(chunk, pushed(0, 0))) == [(0, 0, 0)]  # to the push alone
@@ -46,25 +52,38 @@ def test_a_late_pull_is_parked_and_leaves_with_the_update_that_it_needs() -> Non
 
 
 def test_a_fresh_pull_is_answered_whatever_the_other_groups_have_done() -> None:
-    chunk, replies = chunk_of(), Replies(policy=Sync(), pipeline=0)
+    chunk, replies = chunk_of(), replies_of(Sync())
     assert brief(replies.answer_pull(chunk, worker_id(0), pull(9, flags=Flag.FRESH))) == [(0, 9, 0)]
 
 
 def test_no_pull_is_answered_before_the_initial_values_are_there() -> None:
-    chunk, replies = chunk_of(is_loaded=False), Replies(policy=Ssp(1), pipeline=0)
-    for number, flags in ((1, Flag.FRESH), (2, Flag.NONE)):
-        assert replies.answer_pull(chunk, worker_id(0), pull(0, number=number, flags=flags)) == []
+    chunk, replies = chunk_of(is_loaded=False), replies_of(Ssp(1))
+    for worker, flags in ((0, Flag.FRESH), (1, Flag.NONE)):
+        peer, header = worker_id(worker), pull(0, number=7 + worker, flags=flags)
+        for _ in range(2):  # a second delivery gets no second answer
+            assert replies.answer_pull(chunk, peer, header) == []
     answers = replies.answer_unloaded_pulls(chunk)
-    assert [each.pull_number for each in answers if isinstance(each, Reply)] == [1, 2]
+    assert [each.pull_number for each in answers if isinstance(each, Reply)] == [7, 8]
     assert replies.answer_unloaded_pulls(chunk) == []
+    assert chunk.pulls == {}
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_one_pull_of_each_worker_waits_at_most(is_loaded: bool) -> None:
+    chunk, replies = chunk_of(is_loaded=is_loaded), replies_of(Sync())
+    assert replies.answer_pull(chunk, worker_id(0), pull(1, number=3)) == []
+    assert replies.answer_pull(chunk, worker_id(0), pull(1, number=3)) == []
+    assert replies.answer_pull(chunk, worker_id(1), pull(1, number=4)) == []
+    with pytest.raises(ProtocolError, match="server 0: worker 0 sent pull 4 of chunk 0 before its"):
+        replies.answer_pull(chunk, worker_id(0), pull(1, number=4))
 
 
 def test_parked_replies_leave_in_the_order_of_what_they_need() -> None:
-    chunk, replies = chunk_of(1), Replies(policy=Sync(), pipeline=0)
-    chunk.clock.join(1, done=0)
-    for clock in (3, 1, 2):
-        assert replies.answer_pull(chunk, worker_id(0), pull(clock)) == []
-    chunk.clock.release_from(1, 0)  # group 1 is not waited for any more
+    chunk, replies = chunk_of(2), replies_of(Sync())
+    for worker, clock in enumerate((3, 1, 2)):
+        assert replies.answer_pull(chunk, worker_id(worker), pull(clock)) == []
+    chunk.clock.limits.stop(1, 0)  # group 1 is not waited for any more
+    chunk.catch_up()
     chunk.clock.advance(0)
     chunk.clock.advance(0)
     assert [clock for _, clock, _ in brief(replies.release(chunk))] == [1, 2]
@@ -73,7 +92,7 @@ def test_parked_replies_leave_in_the_order_of_what_they_need() -> None:
 
 @pytest.mark.parametrize("pipeline", [0, 1, 2])
 def test_outstanding_replies_are_held_to_the_round_that_uses_them(pipeline: int) -> None:
-    chunk, replies = chunk_of(), Replies(policy=Ssp(0), pipeline=pipeline)
+    chunk, replies = chunk_of(), replies_of(Ssp(0), pipeline=pipeline)
     assert replies.advance(chunk, pushed(0, 0)) == []
     assert list(chunk.parked) == [1 + pipeline]
 
@@ -92,7 +111,7 @@ def test_a_reply_obeys_the_rule_of_the_round_that_uses_it(
     """The reply to push c is used in round c + 1."""
     seen = []
     for clock in range(4):
-        chunk, replies = chunk_of(), Replies(policy=policy, pipeline=0)
+        chunk, replies = chunk_of(), replies_of(policy)
         replies.advance(chunk, pushed(0, clock))
         seen.append(next(iter(chunk.parked), None))
     assert seen == [need if need > 0 else None for need in needed]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Leave, Register, Settings, Setup, Suspend
+from psdist.protocol.control import (
+    Done,
+    Leave,
+    Register,
+    Resume,
+    Resumed,
+    Settings,
+    Setup,
+    Suspend,
+    WhoIsMissing,
+)
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import CodecCode, Flag, Header, Kind
-from psdist.protocol.ids import worker_id
+from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
+from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -38,16 +49,44 @@ HYPER = pack_hyperparameters([{"lr": 0.1}])
 def built(num_chunks: int, slots: Sequence[Frame]) -> Built:
     """Chunks of 4 bytes, which arrive as they are."""
     sizes = (4,) * num_chunks
-    rule = PayloadRule(codec=CodecCode.RAW, name="raw", smallest=sizes, largest=sizes)
-    return Built(range(num_chunks), slots, initials=rule, pushes=rule)
+    rule = PayloadRule(
+        codec=CodecCode.RAW,
+        name="raw",
+        dtypes=(Dtype.FLOAT32,) * num_chunks,
+        smallest=sizes,
+        largest=sizes,
+    )
+    return Built(
+        range(num_chunks),
+        slots,
+        initials=rule,
+        pushes=rule,
+        num_pieces=8,
+        num_optimizer_groups=1,
+    )
 
 
-def core_of(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> ServerCore:
+def make_core(mode: str, *, groups: int = 2, server: int = 0) -> ServerCore:
+    return ServerCore(
+        server=server,
+        policy=policy_for(mode, staleness=1),
+        groups=[(worker,) for worker in range(groups)],
+    )
+
+
+def core_of(
+    mode: str,
+    *,
+    groups: int = 2,
+    chunks: int = 1,
+    slots: int = 4,
+    registered: int | None = None,
+) -> ServerCore:
     """A server on which groups of one worker have registered and told their settings."""
-    core = ServerCore(server=0, policy=policy_for(mode, staleness=1))
-    core.handle(ControlArrived(0, Setup(partition=b"", optimizer="", hyper=b"")))
+    core = make_core(mode, groups=groups)
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     core.handle(built(chunks, [Frame(capacity=4) for _ in range(slots)]))
-    for group in range(groups):
+    for group in range(groups if registered is None else registered):
         peer = worker_id(group)
         core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
         core.handle(ControlArrived(peer, Settings(version=1, hyper=HYPER, absent=[])))
@@ -67,6 +106,7 @@ def push(
     header = Header(
         kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=0, clock=clock,
         length=0 if is_empty else 4, settings=settings, weight=weight,
+        dtype=Dtype.FLOAT32,
     )  # fmt: skip
     if is_empty:
         return core.handle(Arrived(worker_id(group), header, None))
@@ -138,8 +178,9 @@ def test_a_gradient_without_weight_fails_the_job_naming_who_sent_it(
 @pytest.mark.parametrize(
     ("changed", "sent"),
     [
-        ({"codec": 9}, "4 bytes of chunk 0 by codec 9"),
-        ({"length": 3}, "3 bytes of chunk 0 by codec 0"),
+        ({"codec": 9}, "4 bytes of chunk 0 by codec 9, dtype 1"),
+        ({"length": 3}, "3 bytes of chunk 0 by codec 0, dtype 1"),
+        ({"dtype": 2}, "4 bytes of chunk 0 by codec 0, dtype 2"),
     ],
 )
 @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.INIT])
@@ -148,21 +189,28 @@ def test_a_payload_of_another_codec_or_size_fails_the_job_naming_who_sent_it(
 ) -> None:
     core = core_of("ssp")
     header = Header(
-        kind=kind, sender=worker_id(1), group=1, chunk=0, length=4, settings=1, weight=1.0
+        kind=kind,
+        sender=worker_id(0),
+        group=0,
+        chunk=0,
+        length=4,
+        settings=1,
+        weight=1.0,
+        dtype=Dtype.FLOAT32,
     )._replace(**changed)
-    (accept,) = core.handle(Offered(worker_id(1), kind, 0, 4, "ticket"))
-    (fail,) = core.handle(Arrived(worker_id(1), header, accept.slot))
+    (accept,) = core.handle(Offered(worker_id(0), kind, 0, 4, "ticket"))
+    (fail,) = core.handle(Arrived(worker_id(0), header, accept.slot))
     assert isinstance(fail, Fail)
     assert isinstance(fail.error, ProtocolError)
     assert str(fail.error) == (
-        f"server 0: worker 1 sent {sent}; 4 bytes by codec 0 (raw) are expected; do all ranks run "
-        "the same version of psdist with the same settings?"
+        f"server 0: worker 0 sent {sent}; 4 bytes by codec 0 (raw), dtype 1 are expected; do all "
+        "ranks run the same version of psdist with the same settings?"
     )
 
 
 def test_a_reply_names_the_pull_that_it_answers_and_no_pull_where_it_answers_a_push() -> None:
     core = core_of("async")
-    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4, dtype=Dtype.FLOAT32)
     (accept,) = core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "ticket"))
     core.handle(Arrived(worker_id(0), init, accept.slot))
     pull = Header(kind=Kind.PULL, sender=worker_id(0), chunk=0, clock=0, pull_number=7)
@@ -176,9 +224,9 @@ SETUP = Setup(partition=b"p", optimizer="o", hyper=b"h")
 
 
 def test_what_comes_before_the_shard_is_built_is_handled_when_it_is() -> None:
-    core = ServerCore(server=0, policy=policy_for("ssp", staleness=1))
-    pull = Header(kind=Kind.PULL, sender=worker_id(0), chunk=0)
-    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
+    core = make_core("ssp")
+    pull = Header(kind=Kind.PULL, sender=worker_id(0), chunk=0, pull_number=1)
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4, dtype=Dtype.FLOAT32)
     (build,) = core.handle(ControlArrived(worker_id(0), SETUP))
     assert build == Build(SETUP)
     assert core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "ticket")) == []
@@ -192,17 +240,17 @@ def test_what_comes_before_the_shard_is_built_is_handled_when_it_is() -> None:
 
 
 def test_a_second_model_is_refused_whether_or_not_the_first_is_built() -> None:
-    core = ServerCore(server=3, policy=policy_for("ssp", staleness=1))
+    core = make_core("ssp", server=3)
     core.handle(ControlArrived(worker_id(0), SETUP))
     for _ in range(2):
-        (fail,) = core.handle(ControlArrived(worker_id(1), SETUP))
+        (fail,) = core.handle(ControlArrived(worker_id(0), SETUP))
         assert isinstance(fail, Fail)
-        assert str(fail.error) == "server 3: worker 1 sent a second Setup"
+        assert str(fail.error) == "server 3: worker 0 sent a second Setup"
         core.handle(built(0, []))
 
 
 def test_a_server_without_chunks_is_built_as_well() -> None:
-    core = ServerCore(server=1, policy=policy_for("sync", staleness=0))
+    core = make_core("sync", server=1)
     core.handle(ControlArrived(worker_id(0), SETUP))
     assert core.handle(built(0, [])) == []
     register = Register(group=0, workers=[0], clock=0)
@@ -213,7 +261,7 @@ def test_a_server_without_chunks_is_built_as_well() -> None:
 
 def test_initial_values_that_come_a_second_time_undo_nothing() -> None:
     core = core_of("async")
-    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4)
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4, dtype=Dtype.FLOAT32)
     loads = []
     for _ in range(2):
         (accept,) = core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "ticket"))
@@ -223,44 +271,194 @@ def test_initial_values_that_come_a_second_time_undo_nothing() -> None:
     core.check_invariants()
 
 
+NEW_SETTINGS = Settings(version=2, hyper=HYPER, absent=[])
+TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
+
+
 @pytest.mark.parametrize(
-    ("messages", "what"),
+    ("peer", "messages", "what"),
     [
-        ([Leave(group=5, clock=0)], "group 5 was suspended or left before it registered"),
-        ([Suspend(group=5, clock=0, seq=1)], "group 5 was suspended or left before it registered"),
+        (1, [Leave(group=5, clock=0)], "took leave of group 5; this run has 3 groups"),
+        (1, [Leave(group=-1, clock=0)], "took leave of group -1; this run has 3 groups"),
+        (1, [Leave(group=0, clock=0)], "took leave of group 0, for which worker 0 speaks"),
         (
-            [Leave(group=0, clock=0), Suspend(group=0, clock=0, seq=1)],
-            "group 0 was suspended or left after it had left",
+            2,
+            [Suspend(group=2, clock=0, seq=1)],
+            "suspended group 2, which has not registered",
         ),
+        (
+            1,
+            [Leave(group=1, clock=0), Suspend(group=1, clock=0, seq=1)],
+            "suspended group 1, which has left",
+        ),
+        (
+            1,
+            [Suspend(group=1, clock=0, seq=1), Leave(group=1, clock=0)],
+            "took leave of group 1, which is suspended",
+        ),
+        (
+            1,
+            [Leave(group=1, clock=1)],
+            "took leave of group 1 after 1 iterations; the 1 chunks here contain 0 updates of it",
+        ),
+        (
+            1,
+            [Suspend(group=1, clock=-1, seq=1)],
+            "suspended group 1 after -1 iterations; the 1 chunks here contain 0 updates of it",
+        ),
+        (1, [Register(group=1, workers=[1], clock=0)], "registered group 1 twice"),
+        (
+            2,
+            [Register(group=2, workers=[2, 3], clock=0)],
+            "registered group 2 with 2 workers that are not those of the plan, worker 2",
+        ),
+        (2, [Register(group=2, workers=[2], clock=1)], "registered group 2 at clock 1, not at 0"),
+        (
+            1,
+            [Register(group=2, workers=[2], clock=0)],
+            "registered group 2, for which worker 2 speaks",
+        ),
+        (1, [Resume(seq=1)], "sent Resume; server 0 says what is over"),
+        (1, [Setup(partition=b"", optimizer="", hyper=b"")],
+         "sent Setup; worker 0 describes the model"),
+        (9, [WhoIsMissing(chunk=0)],
+         "sent what workers of this run send, and is none of them"),
+        (2, [NEW_SETTINGS], "pushed, but group 2 has not registered"),
+        (1, [NEW_SETTINGS, NEW_SETTINGS],
+         "sent version 2 of its settings after version 2"),
+        (1, [Settings(version=2, hyper=HYPER, absent=[8])],
+         "named pieces 8 to 8 as absent; the model has 8"),
+        (1, [Settings(version=2, hyper=HYPER, absent=[-1])],
+         "named pieces -1 to -1 as absent; the model has 8"),
+        (1, [Settings(version=2, hyper=TWO_GROUPS, absent=[])],
+         "sent hyperparameters of 2 optimizer groups; the model has 1"),
+        (1, [Settings(version=2, hyper=b"x", absent=[])],
+         "sent malformed hyperparameters in a message: not a list of maps"),
+        (1, [Done(worker=1, statistics={})], "sent Done, which no server takes"),
     ],
-)
-def test_membership_that_cannot_be_fails_the_job(messages: list[Any], what: str) -> None:
-    core = core_of("ssp")
+)  # fmt: skip
+def test_control_messages_that_cannot_be_fail_the_job_naming_who_sent_them(
+    peer: int, messages: list[Any], what: str
+) -> None:
+    core = core_of("ssp", groups=3, registered=2)
     *_, fail = [
-        action for message in messages for action in core.handle(ControlArrived(0, message))
+        action
+        for message in messages
+        for action in core.handle(ControlArrived(worker_id(peer), message))
     ]
     assert isinstance(fail, Fail)
-    assert str(fail.error) == what
+    assert isinstance(fail.error, ProtocolError)
+    assert str(fail.error) == f"server 0: worker {peer} {what}"
+
+
+def test_collectives_end_one_after_the_other() -> None:
+    core = core_of("ssp")
+    (answer,) = core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    assert answer == SendControl(REGISTRAR, Resumed(seq=1, server=0))
+    for seq in (1, 3):
+        (fail,) = core.handle(ControlArrived(REGISTRAR, Resume(seq=seq)))
+        assert isinstance(fail, Fail)
+        assert str(fail.error).endswith(f"resumed collective {seq} after collective 1")
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
-def test_a_push_that_overtakes_its_settings_waits_for_them(mode: str) -> None:
-    core = core_of(mode, groups=1)
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"settings": 2},
+         "pushed under version 2 of its settings; the newest that it has sent is 1"),
+        ({"settings": 0},
+         "pushed under version 0 of its settings; the newest that it has sent is 1"),
+        ({"clock": 1}, "pushed iteration 1 of chunk 0 after iteration -1"),
+        ({"clock": -1}, "pushed iteration -1"),
+        ({"group": 0}, "pushed for group 0, which is not its own"),
+        ({"weight": math.inf}, "pushed a gradient of weight inf"),
+        ({"kind": Kind.PULL}, "sent a message of kind 3, which no server takes from it"),
+        ({"kind": Kind.REPLY}, "sent a message of kind 2, which no server takes from it"),
+        ({"chunk": 1},
+         "sent a message about chunk 1, which this server does not hold; run the same script and "
+         "psdist version on all ranks"),
+    ],
+)  # fmt: skip
+def test_pushes_that_cannot_be_fail_the_job_naming_who_sent_them(
+    mode: str, changed: dict[str, Any], what: str
+) -> None:
+    core = core_of(mode)
     header = Header(
-        kind=Kind.PUSH, sender=worker_id(0), group=0, chunk=0, length=4, settings=2, weight=1.0
+        kind=Kind.PUSH,
+        sender=worker_id(1),
+        group=1,
+        chunk=0,
+        length=4,
+        settings=1,
+        weight=1.0,
+        dtype=Dtype.FLOAT32,
+    )._replace(**changed)
+    (accept,) = core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, "ticket"))
+    (fail,) = core.handle(Arrived(worker_id(1), header, accept.slot))
+    assert isinstance(fail, Fail)
+    assert str(fail.error) == f"server 0: worker 1 {what}"
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+def test_an_empty_push_has_a_weight_that_is_a_number(weight: float) -> None:
+    (fail,) = push(core_of("ssp"), 1, 0, weight=weight, is_empty=True)
+    assert str(fail.error) == f"server 0: worker 1 pushed no gradient, of weight {weight}"
+
+
+@pytest.mark.parametrize(
+    ("peer", "kind"),
+    [(1, Kind.INIT), (1, Kind.PULL), (1, Kind.REPLY), (0, Kind.REPLY)],
+)
+def test_offers_of_what_nobody_takes_fail_the_job(peer: int, kind: Kind) -> None:
+    (fail,) = core_of("ssp").handle(Offered(worker_id(peer), kind, 0, 4, "ticket"))
+    assert str(fail.error) == (
+        f"server 0: worker {peer} sent a message of kind {kind:d}, which no server takes from it"
     )
-    (accept,) = core.handle(Offered(worker_id(0), Kind.PUSH, 0, 4, header))
-    assert only(core.handle(Arrived(worker_id(0), header, accept.slot)), *COMPUTING) == []
-    newer = pack_hyperparameters([{"lr": 0.2}])
-    settings = Settings(version=2, hyper=newer, absent=[3])
-    actions = core.handle(ControlArrived(worker_id(0), settings))
-    step = only(actions, Step)[0]
-    assert (step.hyper, step.absent) == (newer, {3})
+
+
+def test_a_group_that_has_stopped_pushes_nothing_new() -> None:
+    core = core_of("ssp")
+    push(core, 1, 0)
+    core.handle(ControlArrived(worker_id(1), Suspend(group=1, clock=1, seq=1)))
+    assert push(core, 1, 0) == []  # a second delivery
+    assert core.statistics().duplicates == 1
+    (fail,) = push(core, 1, 1)
+    assert str(fail.error) == "server 0: worker 1 pushed, but group 1 is suspended"
+
+
+def test_a_group_pushes_on_when_its_collective_is_over() -> None:
+    core = core_of("ssp")
+    core.handle(ControlArrived(worker_id(1), Suspend(group=1, clock=0, seq=1)))
+    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    assert only(push(core, 1, 0), Step)
+
+
+def test_offers_that_are_never_taken_are_counted() -> None:
+    core = core_of("sync")
+    offer = Offered(worker_id(1), Kind.PUSH, 0, 4, "ticket")
+    accepted = [core.handle(offer) for _ in range(6)]
+    assert [len(each) for each in accepted[:-1]] == [1, 0, 0, 0, 0]
+    (fail,) = accepted[-1]
+    assert str(fail.error) == "server 0: worker 1 offers chunk 0 more than 4 times"
+
+
+@pytest.mark.parametrize(
+    ("clock", "number", "is_taken"),
+    [(0, 1, True), (1, 1, True), (2, 1, False), (-1, 1, False), (0, 0, False)],
+)
+def test_pulls_are_counted_and_of_no_iteration_beyond_the_next(
+    clock: int, number: int, is_taken: bool
+) -> None:
+    core = core_of("ssp")
+    pull = Header(kind=Kind.PULL, sender=worker_id(1), chunk=0, clock=clock, pull_number=number)
+    actions = core.handle(Arrived(worker_id(1), pull, None))
+    assert actions == [] if is_taken else isinstance(actions[0], Fail)
 
 
 def test_a_group_that_registers_after_a_higher_one_keeps_its_turn() -> None:
     """No collective between: nothing but the registrations themselves comes before the pushes."""
-    core = ServerCore(server=0, policy=policy_for("sync", staleness=0))
+    core = make_core("sync")
     core.handle(ControlArrived(worker_id(0), SETUP))
     core.handle(built(1, [Frame(capacity=4) for _ in range(4)]))
     for group in (1, 0):

@@ -143,10 +143,11 @@ WRONG_REPLIES: dict[str, dict[str, Any]] = {
     "about chunk 99, which no worker takes": {"chunk": 99},
     "reply to iteration 3 of chunk 0; this worker has pushed 1 iterations": {"clock": 3},
     "reply to pull 5; this worker has made 0": {"pull_number": 5, "flags": Flag.FOR_PULL},
-    "sent 8 bytes of chunk 0 by codec 0; 256 bytes by codec 0": {"length": 8},
-    r"sent 256 bytes of chunk 0 by codec 7; 256 bytes by codec 0 \(raw\) are expected": {
+    "sent 8 bytes of chunk 0 by codec 0, dtype 1; 256 bytes by codec 0": {"length": 8},
+    r"sent 256 bytes of chunk 0 by codec 7, dtype 1; 256 bytes by codec 0 \(raw\), dtype 1 are": {
         "codec": 7
     },
+    "by codec 0, dtype 2; 256 bytes": {"dtype": 2},
 }
 
 
