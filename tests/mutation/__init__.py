@@ -1,7 +1,7 @@
 """Small faults planted in the protocol: which of them do the fast tests notice?
 
     python -m tests.mutation --seed 1                  # 300 mutants, drawn by the seed
-    python -m tests.mutation --seed 1 --count 10       # as tests/run.sh does
+    python -m tests.mutation --seed 1 --count 10       # a small sample; .ci/run plays one
     python -m tests.mutation --all --in servers/protocol/receive_pool.py
 
 A *mutant* is one file with one fault. ``scope`` says which files and which tests; ``operators`` and
