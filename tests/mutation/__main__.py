@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -30,8 +31,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=300, help="mutants in the sample (300)")
     parser.add_argument("--all", action="store_true", help="every mutant: hours")
     parser.add_argument(
-        "--in", dest="prefix", default="", metavar="PATH", help="of files that begin so only"
-    )
+        *("--in", "-i"), dest="prefixes", action="append", metavar="PATH",
+        help="of files that begin so only; may be given again",
+    )  # fmt: skip
     parser.add_argument("--operator", default="", help="of one family of operators only")
     parser.add_argument("--line", type=int, default=0, help="of one line only")
     parser.add_argument("--jobs", type=int, default=2, help="children at once (2)")
@@ -47,6 +49,7 @@ def main(
     arguments: Sequence[str] | None = None, *, scope: Scope = HOUSE, list_file: Path = LIST
 ) -> int:
     asked = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # children end, too
     cache = prepare(scope)
     from tests.mutation import equivalent, libraries, session
     from tests.mutation.coverage_map import BrokenTests, load
@@ -56,7 +59,7 @@ def main(
     chosen = [
         mutant
         for mutant in every
-        if mutant.path.startswith(asked.prefix)
+        if mutant.path.startswith(tuple(asked.prefixes or ("",)))
         and mutant.operator.startswith(asked.operator)
         and asked.line in (0, mutant.line)
     ]

@@ -103,7 +103,8 @@ def _fork(job: Job) -> _Child:
     try:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        for number in (signal.SIGPROF, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(printed, 1)
