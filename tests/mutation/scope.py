@@ -1,0 +1,93 @@
+"""What is mutated, and which tests are to notice: the one place that says so.
+
+Owns both lists (``HOUSE``). What only people read is left out: functions that print or word
+something, by name, and texts everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    root: Path
+    package: str
+    """Of the subjects: ``servers/protocol/state.py`` is imported as psdist.servers.protocol.state;
+    "" for modules without one."""
+    subjects: tuple[str, ...]
+    """Patterns below ``root``."""
+    for_people: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Functions that are not mutated, by file."""
+    tests: tuple[str, ...]
+    """Files, and folders of files ``test_*.py``."""
+    left_out: tuple[str, ...] = ()
+    """Of these files."""
+    options: tuple[str, ...] = ()
+    """pytest's, beside the tests."""
+    sources: tuple[str, ...]
+    """Folders and files that the tests' results depend on."""
+
+    def module_of(self, path: str) -> str:
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        is_inside = not self.package or name.split(".")[0] == self.package
+        return name if is_inside else f"{self.package}.{name}"
+
+    def subject_files(self) -> list[str]:
+        found = {path for pattern in self.subjects for path in self.root.glob(pattern)}
+        return sorted(str(path.relative_to(self.root)) for path in found)
+
+    def test_files(self) -> list[str]:
+        found: set[Path] = set()
+        for place in self.tests:
+            path = self.root / place
+            found |= set(path.rglob("test_*.py")) if path.is_dir() else {path}
+        names = sorted(str(path.relative_to(self.root)) for path in found)
+        return [name for name in names if name not in self.left_out]
+
+    def source_files(self) -> list[Path]:
+        found: set[Path] = set()
+        for place in self.sources:
+            path = self.root / place
+            found |= set(path.rglob("*.py")) if path.is_dir() else {path}
+        return sorted(found)
+
+
+HOUSE = Scope(
+    root=Path(__file__).resolve().parent.parent.parent,
+    package="psdist",
+    subjects=(
+        "servers/protocol/*.py",
+        "workers/protocol/*.py",
+        "psdist/protocol/header.py",
+        "psdist/protocol/control.py",
+        "psdist/protocol/payloads.py",
+        "psdist/history/*rules*.py",
+        "psdist/history/replay*.py",
+        "psdist/history/findings.py",
+        "psdist/commands/check.py",
+    ),
+    for_people={
+        "psdist/commands/check.py": ("_print", "_histogram", "_write_json"),
+        "psdist/protocol/control.py": ("_first_fault",),
+    },
+    tests=(
+        "tests/unit/protocol",
+        "tests/unit/servers",
+        "tests/unit/workers",
+        "tests/unit/transport",
+        "tests/unit/history",
+        "tests/unit/codecs",
+        "tests/protocol",
+    ),
+    # They start processes or load data: slow, and reach no protocol that others do not.
+    left_out=(
+        "tests/unit/workers/test_loader.py",
+        "tests/unit/workers/group/test_channel.py",
+    ),
+    options=("--schedules", "200"),
+    sources=("psdist", "servers", "workers", "topology", "tests", "constraints.txt", "setup.cfg"),
+)
+"""psdist's protocol and the check. The tests take well under three minutes together."""
