@@ -152,8 +152,10 @@ class Gathered(Updates):
             return []
         return self.pool.reconsider(chunk.index, group)
 
-    def check_invariants(self) -> None:
-        super().check_invariants()
+    def check_invariants(self, index: int | None = None) -> None:
+        super().check_invariants(index)
+        if index is not None:
+            return
         lowest = min((chunk.clock.min_done for chunk in self._chunks.values()), default=None)
         frontier = self._frontier.chunk
         if frontier is not None and frontier.clock.min_done != lowest:

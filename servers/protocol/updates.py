@@ -72,8 +72,12 @@ class Updates(ABC):
         self.num_steps += 1
         return step
 
-    def check_invariants(self) -> None:
-        """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything."""
+    def check_invariants(self, index: int | None = None) -> None:
+        """See :meth:`psdist.servers.protocol.state.ServerCore.check_invariants`."""
+        if index is not None:
+            if index in self._chunks:
+                self._chunks[index].check_invariants()
+            return
         for chunk in self._chunks.values():
             chunk.check_invariants()
         in_use = sum(chunk.num_slots_held for chunk in self._chunks.values())
