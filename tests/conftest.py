@@ -8,7 +8,7 @@ tests/support/slurm_cluster.py.
     python -m pytest tests                 # everything but what is marked slow
     python -m pytest tests -n 2 --dist loadscope --no-loadscope-reorder    # as tests/run.sh does
     python -m pytest tests --all -m slurm  # all of the Slurm tests
-    python -m pytest tests/protocol --schedules 5000
+    python -m pytest tests/protocol --schedules 5000 --large-schedules 100
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
         type=int,
-        default=2000,
-        help="how many seeded schedules tests/protocol plays (2000)",
+        default=1000,
+        help="how many small seeded schedules tests/protocol plays (1000)",
+    )
+    parser.addoption(
+        "--large-schedules",
+        type=int,
+        default=10,
+        help="how many large ones: up to 16 groups, 8 servers, 64 chunks (10)",
     )
 
 

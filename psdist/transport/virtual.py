@@ -21,7 +21,7 @@ import heapq
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Control, decode_control, encode_control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
-from psdist.protocol.header import Header
+from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import describe_peer
 
 Actor = Generator[float | None, None, None]
@@ -42,8 +42,13 @@ class LinkModel:
     latency_s: float = 1e-5
     jitter_s: float = 1e-4
     bytes_per_s: float = 1e10
+    payload_s: float = 0.0
+    """How much longer, at most, a payload takes: headers overtake it, and payloads one another."""
     duplicate_rate: float = 0.0
-    """Share of pushes and replies that are delivered twice."""
+    """Share of messages with payload that are offered twice."""
+    repeat_rate: float = 0.0
+    """Share of messages without payload that are given twice, one right behind the other, where
+    they are of those that the network's ``repeatable`` names."""
     sent_s: float = 0.0
     """How much later than the receiver, at most, the sender learns that a message has arrived:
     under MPI not before it asks, and then not always at once."""
@@ -68,13 +73,17 @@ class VirtualNetwork:
         seed: int = 0,
         link: Callable[[int, int], LinkModel] | LinkModel | None = None,
         verify_open_sends: bool = True,
+        repeatable: Collection[type[Control] | Kind] = (),
     ) -> None:
+        """``link``: of all pairs, or a function of sender and receiver; ``repeatable``: messages
+        without payload that their receivers take twice."""
         self._random = random.Random(seed)
         model = link or LinkModel()
         self._link: Callable[[int, int], LinkModel] = (
             model if callable(model) else lambda _from, _to: model
         )
         self._verify = verify_open_sends
+        self._repeatable = frozenset(repeatable)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._last_delivery: dict[tuple[int, int], float] = {}
@@ -88,7 +97,10 @@ class VirtualNetwork:
         """Called after every delivered event and its turn: for checking invariants."""
 
     def endpoint(self, peer: int) -> VirtualTransport:
-        return self._endpoints.setdefault(peer, VirtualTransport(self, peer))
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None:
+            endpoint = self._endpoints[peer] = VirtualTransport(self, peer)
+        return endpoint
 
     def spawn(self, peer: int, actor: Actor) -> None:
         """``actor`` takes its first turn at once, then whenever something arrives for ``peer``."""
@@ -153,8 +165,10 @@ class VirtualNetwork:
         num_bytes = frame.num_payload_bytes()
         if not num_bytes:
             arrived = Arrived(sender, Header.unpack(header), None)
-            self._deliver(sender, peer, lambda: self._give(peer, arrived))
-            late_s = self._late_s(self._link(sender, peer))
+            link = self._link(sender, peer)
+            for _ in range(self._how_often(link, Kind(arrived.header.kind))):
+                self._deliver(sender, peer, lambda: self._give(peer, arrived))
+            late_s = self._late_s(link)
             self._at(self.now_s + late_s, lambda: self._give(sender, Sent(frame)))
             return
         crc = zlib.crc32(frame.payload[:num_bytes]) if frame.payload is not None else 0
@@ -173,9 +187,10 @@ class VirtualNetwork:
 
     def transmit_control(self, sender: int, peer: int, message: Control) -> None:
         data = encode_control(message)
-        self._deliver(
-            sender, peer, lambda: self._give(peer, ControlArrived(sender, decode_control(data)))
-        )
+        for _ in range(self._how_often(self._link(sender, peer), type(message))):
+            self._deliver(
+                sender, peer, lambda: self._give(peer, ControlArrived(sender, decode_control(data)))
+            )
 
     def transfer(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
         if ticket.num_bytes > frame.capacity:
@@ -185,6 +200,8 @@ class VirtualNetwork:
             )
         link = self._link(ticket.sender, receiver)
         takes_s = self._delay(link) + ticket.num_bytes / link.bytes_per_s
+        if link.payload_s:
+            takes_s += self._random.random() * link.payload_s
         self._at(self.now_s + takes_s, lambda: self._arrive(receiver, ticket, frame))
 
     # -- inside --------------------------------------------------------------------------------
@@ -225,6 +242,12 @@ class VirtualNetwork:
 
     def _delay(self, link: LinkModel) -> float:
         return link.latency_s + self._random.random() * link.jitter_s
+
+    def _how_often(self, link: LinkModel, what: type[Control] | Kind) -> int:
+        """A message without payload is given."""
+        if not link.repeat_rate or what not in self._repeatable:
+            return 1
+        return 1 + (self._random.random() < link.repeat_rate)
 
     def _late_s(self, link: LinkModel) -> float:
         return self._random.random() * link.sent_s if link.sent_s else 0.0

@@ -162,15 +162,18 @@ class Gathered(Updates):
             return []
         return self.pool.reconsider(chunk.index, group)
 
-    def check_invariants(self) -> None:
-        super().check_invariants()
-        for chunk in self._chunks.values():
+    def check_invariants(self, index: int | None = None) -> None:
+        super().check_invariants(index)
+        chunks = self._chunks.values() if index is None else self._chunk(index)
+        for chunk in chunks:
             if chunk.has_waiting and chunk.index not in self._replies.blocked:
                 raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
             missing = sorted(set(chunk.clock.missing()) - chunk.gathering.pushes.keys())
             is_ready = chunk.gathering.pushes and chunk.target_buffer() is not None
             if missing[:1] in [[group] for group in chunk.pushes] or (is_ready and not missing):
                 raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
+        if index is not None:
+            return
         lowest = min(
             (min(chunk.clock.done_of_counting(), default=NEVER) for chunk in self._chunks.values()),
             default=NEVER,

@@ -87,9 +87,10 @@ class Membership:
         """False if the collective is over already: its Resume, the registrar's, came first.
         ``num_chunks``: None before there are chunks."""
         group = message.group
-        self._require_stop(peer, group, message.clock, num_chunks, "suspended")
+        self._require_leader(peer, group, "suspended")
         if message.seq <= self._resumed_up_to:
-            return False
+            return False  # and other workers of the group may have pushed again
+        self._require_stop(peer, group, message.clock, num_chunks, "suspended")
         self._standing[group] = Standing.SUSPENDED
         self._suspended.add(group)
         self._stop(group, message.clock)

@@ -46,6 +46,10 @@ class SettingsOfWorkers:
     def learn(self, peer: int, message: Settings) -> None:
         version = message.version
         newest = self._newest.get(peer, 0)
+        known = self._known.setdefault(peer, {})
+        settings = PushSettings(message.hyper, frozenset(message.absent))
+        if version == newest and known.get(version) == settings:
+            return  # a second delivery
         if version != newest + 1:
             self._refuse(peer, f"sent version {version} of its settings after version {newest}")
         if any(not 0 <= piece < self._num_pieces for piece in message.absent):
@@ -65,8 +69,7 @@ class SettingsOfWorkers:
                 f"{self._num_optimizer_groups}",
             )
         self._newest[peer] = version
-        known = self._known.setdefault(peer, {})
-        known[version] = PushSettings(message.hyper, frozenset(message.absent))
+        known[version] = settings
         known.pop(version - self._num_kept, None)
 
     def of(self, peer: int, version: int) -> PushSettings:

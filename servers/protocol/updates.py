@@ -72,14 +72,22 @@ class Updates(ABC):
         self.num_steps += 1
         return step
 
-    def check_invariants(self) -> None:
-        """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything."""
-        self.pool.check_invariants()
-        for chunk in self._chunks.values():
+    def _chunk(self, index: int) -> tuple[ChunkState, ...]:
+        """That one, if this server holds it."""
+        chunk = self._chunks.get(index)
+        return () if chunk is None else (chunk,)
+
+    def check_invariants(self, index: int | None = None) -> None:
+        """See :meth:`psdist.servers.protocol.state.ServerCore.check_invariants`."""
+        chunks = self._chunks.values() if index is None else self._chunk(index)
+        for chunk in chunks:
             chunk.check_invariants()
             is_waiting = chunk.parked or self.pool.holds(chunk.index)
             if is_waiting and chunk.index not in self._replies.blocked:
                 raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
+        if index is not None:
+            return
+        self.pool.check_invariants()
         in_use = sum(chunk.num_slots_held for chunk in self._chunks.values())
         if in_use > self.pool.num_slots - self.pool.num_free:
             raise InvariantError(f"{in_use} receive slots in use, more than were taken")

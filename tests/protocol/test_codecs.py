@@ -25,9 +25,11 @@ from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.transport.virtual import VirtualNetwork
 from psdist.workers.model.flat import FlatModel
 from tests.support.cast import Cast, Dithered, Remembering
-from tests.support.protocol import Schedule, VirtualJob, play, prove
+from tests.support.numbers import gradient_of, initial_values
+from tests.support.proof import prove
+from tests.support.protocol import Schedule, VirtualJob, play
 from tests.support.size_worker import SizeWorker
-from tests.support.virtual_worker import VirtualWorker, gradient_of, initial_values
+from tests.support.virtual_worker import VirtualWorker
 
 BOTH_WAYS = Wire(push=Cast("bfloat16"), reply=Cast("float16"), seed=5)
 # Weights, lr and the number of groups are powers of two: nothing rounds but what is to be tested.
@@ -179,20 +181,20 @@ def test_headers_name_the_codec_and_counts_are_of_encoded_bytes() -> None:
         (
             Wire(push=Cast("float16"), reply=RAW, seed=0),
             RAW_WIRE,
-            r"server 0: worker [01] sent 128 bytes of chunk \d by codec 200; 256 bytes by codec 0 "
-            r"\(raw\) are expected; do all ranks run the same version",
+            r"server 0: worker [01] sent 128 bytes of chunk \d by codec 200, dtype 1; 256 bytes by "
+            r"codec 0 \(raw\), dtype 1 are expected; do all ranks run the same version",
         ),
         (
             Wire(push=Cast("float16"), reply=RAW, seed=0),
             Wire(push=Cast("bfloat16"), reply=RAW, seed=0),
-            r"server 0: worker [01] sent 128 bytes of chunk \d by codec 200; 128 bytes by codec "
-            r"201 \(bfloat16\) are expected",
+            r"server 0: worker [01] sent 128 bytes of chunk \d by codec 200, dtype 1; 128 bytes by "
+            r"codec 201 \(bfloat16\), dtype 1 are expected",
         ),
         (
             RAW_WIRE,
             Wire(push=RAW, reply=Cast("float16"), seed=0),
-            r"worker [01]: server 0 sent 128 bytes of chunk \d by codec 200; 256 bytes by codec 0 "
-            r"\(raw\) are expected",
+            r"worker [01]: server 0 sent 128 bytes of chunk \d by codec 200, dtype 1; 256 bytes by "
+            r"codec 0 \(raw\), dtype 1 are expected",
         ),
         (
             Wire(push=RAW, reply=Cast("float16"), seed=0),

@@ -1,7 +1,9 @@
 """The protocol under seeded schedules: the code that runs on MPI, over the virtual network.
 
-After every event every server's invariants are checked, after every run its history. The last
-part breaks servers and workers on purpose: each break must be caught.
+After every event the machine that has handled it is checked, and what passed is counted at the
+network and at the memory (tests/support/watch.py); after every run its end, its history and its
+values (tests/support/proof.py). The last part breaks servers and workers on purpose: each break
+must be caught.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from psdist.workers.assembly import make_loop
 from psdist.workers.model.plain import PlainMemory
 from psdist.workers.protocol.seat import Seat
 from tests.protocol.regressions import REGRESSIONS
-from tests.support.protocol import Schedule, VirtualJob, play, prove, small_partition
+from tests.support.proof import prove
+from tests.support.protocol import Schedule, VirtualJob, play, small_partition
+from tests.support.schedule import Size
 from tests.support.virtual_worker import VirtualWorker
 
 BLOCK = 100
@@ -42,24 +46,44 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "first_seed" in metafunc.fixturenames:
-        num_schedules: int = metafunc.config.getoption("--schedules")
-        metafunc.parametrize("first_seed", range(0, num_schedules, BLOCK))
+    for name, option, block in (
+        ("first_small", "--schedules", BLOCK),
+        ("large_seed", "--large-schedules", 1),
+    ):
+        if name in metafunc.fixturenames:
+            num_schedules: int = metafunc.config.getoption(option)
+            metafunc.parametrize(name, range(0, num_schedules, block))
 
 
-def test_every_schedule_ends_and_keeps_its_modes_rules(first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + BLOCK):
-        try:
-            prove(play(Schedule.from_seed(seed)))
-        except Exception as error:  # say which schedule, whatever went wrong
-            raise AssertionError(f"seed {seed}: {Schedule.from_seed(seed)}") from error
+def prove_seed(seed: int, size: Size) -> None:
+    schedule = Schedule.from_seed(seed, size=size)
+    try:
+        prove(play(schedule))
+    except Exception as error:  # say which schedule, whatever went wrong
+        raise AssertionError(f"{size} seed {seed}: {schedule}") from error
+
+
+def test_every_small_schedule_ends_and_keeps_its_modes_rules(first_small: int) -> None:
+    for seed in range(first_small, first_small + BLOCK):
+        prove_seed(seed, "small")
+
+
+def test_a_large_schedule_ends_and_keeps_its_modes_rules(large_seed: int) -> None:
+    prove_seed(large_seed, "large")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 30_000, 10 * BLOCK))
-def test_many_more_schedules_end_and_keep_their_modes_rules(first: int) -> None:
+def test_many_more_small_schedules_end_and_keep_their_modes_rules(first: int) -> None:
     for seed in range(first, first + 10 * BLOCK):
-        prove(play(Schedule.from_seed(seed)))
+        prove_seed(seed, "small")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1_000, 1_500, BLOCK))
+def test_many_more_large_schedules_end_and_keep_their_modes_rules(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        prove_seed(seed, "large")
 
 
 @pytest.mark.parametrize("what", REGRESSIONS)
@@ -246,7 +270,12 @@ OVERWRITING = replace(
 
 
 def test_check_catches_replies_overwritten_in_flight() -> None:
-    job = VirtualJob(OVERWRITING, make_loop=OverwritesRepliesInFlight, verify_open_sends=False)
+    job = VirtualJob(
+        OVERWRITING,
+        make_loop=OverwritesRepliesInFlight,
+        verify_open_sends=False,
+        is_watched=False,
+    )
     job.network.run()
     report = check(job.history())
     assert not report.proved
@@ -254,7 +283,7 @@ def test_check_catches_replies_overwritten_in_flight() -> None:
 
 
 def test_the_virtual_network_catches_replies_overwritten_in_flight() -> None:
-    job = VirtualJob(OVERWRITING, make_loop=OverwritesRepliesInFlight)
+    job = VirtualJob(OVERWRITING, make_loop=OverwritesRepliesInFlight, is_watched=False)
     with pytest.raises(InvariantError, match="changed the bytes of an open send"):
         job.network.run()
 

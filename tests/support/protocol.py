@@ -1,9 +1,9 @@
 """A whole job in one process: the real loops, shards and state machines over the virtual network.
 
-A :class:`Schedule` says everything that is random about a run (mode, groups, delays, who computes
-how long, where collectives stand, what is empty or absent), made from one seed; :func:`play` runs
-it and returns the job for looking at. Everybody's invariants are checked after every event, the
-recorded history after the run.
+:func:`play` runs a :class:`~tests.support.schedule.Schedule` and returns the job for looking at.
+Meanwhile every machine looks at itself whenever it has handled something, and a watch
+(tests/support/watch.py) counts at the network and at the servers' memory. Whether the run was right
+is judged afterwards (tests/support/proof.py).
 
     job = play(Schedule.from_seed(7))
     prove(job)
@@ -12,114 +12,56 @@ recorded history after the run.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
-from psdist.commands.check import check
+from psdist.errors import CollectiveError, HyperparameterError, PeerLostError, PsdistError
 from psdist.history.writers import History, RunRecord, ServerHistory, collect
-from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Control,
+    Failure,
+    Missing,
+    Progress,
+    Registered,
+    Settings,
+    Stop,
+    WhoIsAbsent,
+    WhoIsMissing,
+)
+from psdist.protocol.header import Kind
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
+from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop, ServerOptions
-from psdist.servers.protocol.policy import Policy, policy_for
-from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.actions import Fold, Load, Step
+from psdist.servers.protocol.policy import Policy
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.tensors import TensorShard
-from psdist.transport.virtual import LinkModel, VirtualNetwork
+from psdist.transport.base import Transport
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.virtual import VirtualGroup
+from tests.support.schedule import Schedule, small_partition
 from tests.support.virtual_worker import VirtualWorker
+from tests.support.watch import Watch, check_server_after_every_event
 
-CHUNK_BYTES = 4 * 64
+__all__ = ["Schedule", "VirtualJob", "VirtualWorker", "play", "small_partition"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    seed: int
-    mode: str = "sync"
-    staleness: int = 0
-    servers: int = 1
-    group_sizes: tuple[int, ...] = (1, 1)
-    num_chunks: int = 3
-    iterations: tuple[int, ...] = (4, 4)
-    """Iterations of each group: they may leave at different times."""
-    collectives: tuple[tuple[int, ...], ...] = ((), ())
-    """For each group the clocks before which it enters a collective; as many in every group."""
-    compute_s: tuple[float, ...] = (1e-3, 1e-3)
-    latency_s: float = 1e-5
-    jitter_s: float = 1e-4
-    duplicate_rate: float = 0.0
-    sent_s: float = 0.0
-    credits: int = 2
-    receive_buffers: int = 3
-    empty_rate: float = 0.0
-    """How often an iteration of a group is skipped, because one of its workers has nothing."""
-    absent_rate: float = 0.0
-    """Share of gradients that a worker lacks; half of them all of its group."""
-    short_rate: float = 0.0
-    """Share of batches that are short, so that workers of a group weigh differently."""
-    nan_rate: float = 0.0
-    """Share of a worker's gradients that are not finite; their iterations are skipped."""
-    settings_rate: float = 0.0
-    lr: float = 0.5
-
-    @classmethod
-    def from_seed(cls, seed: int) -> Schedule:
-        pick = random.Random(seed)
-        num_groups = pick.randint(1, 4)
-        iterations = [pick.randint(1, 5)] * num_groups
-        if pick.random() < 0.4:
-            iterations = [pick.randint(0, 6) for _ in range(num_groups)]
-        num_collectives = pick.choice([0, 0, 1, 2])
-        collectives = tuple(
-            tuple(sorted(pick.randint(0, count) for _ in range(num_collectives)))
-            for count in iterations
-        )
-        return cls(
-            seed=seed,
-            mode=pick.choice(["sync", "ssp", "ssp", "async"]),
-            staleness=pick.randint(0, 3),
-            servers=pick.randint(1, 3),
-            group_sizes=tuple(pick.choice([1, 1, 2, 3, 4]) for _ in range(num_groups)),
-            num_chunks=pick.randint(1, 6),
-            iterations=tuple(iterations),
-            collectives=collectives,
-            compute_s=tuple(10 ** pick.uniform(-6, -3) for _ in range(num_groups)),
-            latency_s=10 ** pick.uniform(-7, -4),
-            jitter_s=10 ** pick.uniform(-7, -3),
-            duplicate_rate=pick.choice([0.0, 0.0, 0.3]),
-            credits=pick.randint(1, 4),
-            receive_buffers=pick.randint(2, 6),
-            empty_rate=pick.choice([0.0, 0.0, 0.3]),
-            absent_rate=pick.choice([0.0, 0.0, 0.3]),
-            settings_rate=pick.choice([0.0, 0.5]),
-            sent_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
-            short_rate=pick.choice([0.0, 0.3]),
-            nan_rate=pick.choice([0.0, 0.0, 0.05]),
-        )
-
-
-def small_partition(num_chunks: int) -> Partition:
-    """Chunks of 64 elements; pieces that share a chunk, fill one, and span two."""
-    pieces: list[Piece] = []
-    left = num_chunks
-    while left:
-        length = 64 if left == 1 or len(pieces) % 2 else 100
-        pieces.append(
-            Piece(
-                name=f"p{len(pieces)}",
-                shape=(length,),
-                stride=(1,),
-                dtype="float32",
-                optimizer_group=0,
-            )
-        )
-        left -= 1 if length == 64 else 2
-    return Partition.cut(pieces, chunk_bytes=CHUNK_BYTES)
+REPEATABLE: tuple[type[Control] | Kind, ...] = (
+    Kind.PUSH,  # of an update without a gradient
+    *(Registered, Settings, Collected, Stop, Missing, WhoIsMissing, Absent, WhoIsAbsent),
+    *(Progress,),
+)
+"""Messages without payload whose receivers take a second one: what it changes has happened already,
+or it is answered again. Of all others a second one is an error."""
 
 
 class VirtualJob:
@@ -133,26 +75,25 @@ class VirtualJob:
         make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
         wire: Wire = RAW_WIRE,
         verify_open_sends: bool = True,
+        is_watched: bool = True,
         network: VirtualNetwork | None = None,
     ) -> None:
         """``policy``, ``make_loop`` and ``make_worker(job, worker, group)`` let a test break
-        servers and workers on purpose; ``make_executor`` is the memory of servers; ``network`` is
-        that of a job before this one, whose ranks now do this job."""
+        servers and workers on purpose, ``is_watched=False`` before the watch sees it;
+        ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
+        whose ranks now do this job."""
         self.schedule = schedule
         self.wire = wire
         self.random = random.Random(schedule.seed)
-        self.partition = small_partition(schedule.num_chunks)
+        self.partition = schedule.partition()
         self.owners = self.partition.shard([1.0] * schedule.servers)
         self.network = network or VirtualNetwork(
             seed=schedule.seed,
-            link=LinkModel(
-                latency_s=schedule.latency_s,
-                jitter_s=schedule.jitter_s,
-                duplicate_rate=schedule.duplicate_rate,
-                sent_s=schedule.sent_s,
-            ),
+            link=self._link(),
             verify_open_sends=verify_open_sends,
+            repeatable=REPEATABLE,
         )
+        self.watch = Watch(self.network, credits=schedule.credits) if is_watched else None
         self.groups: list[tuple[int, ...]] = []
         for size in schedule.group_sizes:
             first = sum(map(len, self.groups))
@@ -161,15 +102,24 @@ class VirtualJob:
         """Each group's ends of its channel, by place."""
         self.servers: list[ServerLoop] = []
         self.server_histories: list[ServerHistory] = []
+        self.reported: list[RegistrarAction] = []
+        """What the registrar has for files and people."""
+        self.dead: int | None = None
+        self.errors: dict[int, PsdistError] = {}
+        """Of ranks that a death, or a mistake that the schedule wants, has ended."""
+        self.clocks_at_save: list[dict[int, int]] = []
+        """For each save the clocks of the groups."""
+        self.copies: list[list[npt.NDArray[Any]]] = []
+        """For each save what the chief has copied, by chunk."""
         num_workers = sum(schedule.group_sizes)
-        make_policy = policy or (
-            lambda _server: policy_for(schedule.mode, staleness=schedule.staleness)
-        )
+        make_policy = policy or (lambda _server: schedule.policy())
         for server in range(schedule.servers):
             history = ServerHistory(None, server)
-            registrar = Registrar(num_workers=num_workers, num_servers=schedule.servers)
+            registrar = Registrar(
+                num_workers=num_workers, num_servers=schedule.servers, mode=schedule.mode
+            )
             loop = make_loop(
-                self.network.endpoint(server_id(server)),
+                self.transport(server_id(server)),
                 ServerCore(server=server, policy=make_policy(server), groups=self.groups),
                 ServerOptions(
                     server=server,
@@ -179,20 +129,55 @@ class VirtualJob:
                     checksum_every=1,
                     wire=wire,
                 ),
-                make_executor=make_executor,
+                make_executor=self._watched(server, self._slowed(server, make_executor)),
                 history=history,
                 registrar=registrar if server == 0 else None,
+                on_registrar=self.reported.append,
             )
+            check_server_after_every_event(loop, is_large=schedule.is_large)
             self.servers.append(loop)
             self.server_histories.append(history)
-            self.network.spawn(server_id(server), loop.actor())
+            self._spawn(server_id(server), self._napping(server, loop.actor()))
         self.workers = [
             make_worker(self, worker, group)
             for group, members in enumerate(self.groups)
             for worker in members
         ]
         for worker in self.workers:
-            self.network.spawn(worker_id(worker.worker), worker.script())
+            self._spawn(worker_id(worker.worker), worker.script())
+
+    # -- how it is put together ----------------------------------------------------------------
+
+    def transport(self, peer: int) -> Transport:
+        """The endpoint of ``peer``, watched."""
+        endpoint = self.network.endpoint(peer)
+        return endpoint if self.watch is None else self.watch.transport(endpoint)
+
+    def _link(self) -> Callable[[int, int], LinkModel] | LinkModel:
+        schedule = self.schedule
+        usual, slow = (
+            LinkModel(
+                latency_s=schedule.latency_s * factor,
+                jitter_s=schedule.jitter_s * factor,
+                payload_s=schedule.payload_s,
+                duplicate_rate=schedule.duplicate_rate,
+                repeat_rate=schedule.repeat_rate,
+                sent_s=schedule.sent_s,
+            )
+            for factor in (1, 100)
+        )
+        if not schedule.slow_pairs:
+            return usual
+        links: dict[tuple[int, int], LinkModel] = {}
+
+        def link(sender: int, peer: int) -> LinkModel:
+            pair = sender, peer
+            if pair not in links:
+                pick = random.Random(f"{schedule.seed} {sender} {peer}")
+                links[pair] = slow if pick.random() < schedule.slow_pairs else usual
+            return links[pair]
+
+        return link
 
     def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
         if len(members) == 1:
@@ -203,23 +188,116 @@ class VirtualJob:
         group = VirtualGroup(self.network, peers, seed=schedule.seed, link=link)
         return [group.channel(place) for place in range(len(members))]
 
-    def check_invariants(self) -> None:
-        for server in self.servers:
-            server.core.check_invariants()
+    def _watched(self, server: int, make: MakeExecutor) -> MakeExecutor:
+        return make if self.watch is None else self.watch.executor(server, make)
+
+    def _slowed(self, server: int, make: MakeExecutor) -> MakeExecutor:
+        """A server's memory on which every gradient costs a time of its own."""
+        if not self.schedule.work_s:
+            return make
+        pick = random.Random(f"{self.schedule.seed} {server} work")
+
+        def make_slow(spec: ShardSpec) -> Executor:
+            executor = make(spec)
+            execute = {name: getattr(executor, name) for name in ("load", "fold", "step")}
+            cost_s = 0.0
+
+            def slow(action: Load | Fold | Step) -> None:
+                nonlocal cost_s
+                cost_s += pick.random() * self.schedule.work_s
+                execute[type(action).__name__.lower()](action)
+
+            def take_cost_s() -> float:
+                nonlocal cost_s
+                taken_s, cost_s = cost_s, 0.0
+                return taken_s
+
+            for name in execute:
+                setattr(executor, name, slow)
+            executor.take_cost_s = take_cost_s  # type: ignore[method-assign]
+            return executor
+
+        return make_slow
+
+    def _napping(self, server: int, actor: Actor) -> Actor:
+        """A server that is woken and looks only a while later."""
+        pick = random.Random(f"{self.schedule.seed} {server} naps")
+        for sleep_s in actor:
+            yield sleep_s
+            if self.schedule.nap_s and sleep_s is None and pick.random() < 0.5:
+                yield pick.random() * self.schedule.nap_s
+
+    def _spawn(self, peer: int, actor: Actor) -> None:
+        self.network.spawn(peer, self._caught(peer, actor))
+
+    def _caught(self, peer: int, actor: Actor) -> Actor:
+        """Errors that the schedule is about end an actor, all others the test. As in a job, the
+        registrar is told."""
+        try:
+            yield from actor
+        except (PeerLostError, CollectiveError, HyperparameterError) as error:
+            is_meant = self.dead is not None or self.schedule.mistake
+            if not is_meant:
+                raise
+            self.errors[peer] = error
+            if peer != REGISTRAR:
+                failure = Failure(heading=describe_peer(peer), text=str(error), exit_status=1)
+                self.network.endpoint(peer).send_control(REGISTRAR, failure)
+
+    # -- what workers note ---------------------------------------------------------------------
+
+    def note_clock_at_save(self, group: int, clock: int) -> None:
+        saves = self.clocks_at_save
+        if not saves or group in saves[-1]:
+            saves.append({})
+        saves[-1][group] = clock
+
+    def note_copy(self, payloads: Sequence[memoryview | None]) -> None:
+        chunks = zip(payloads, self.partition.chunks, strict=True)
+        self.copies.append(
+            [
+                as_tensor(payload, chunk.dtype, chunk.length).numpy()
+                for payload, chunk in chunks
+                if payload is not None
+            ]
+        )
+
+    # -- the run -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.network.after_event = self.check_invariants
-        self.network.run()
-        for worker in self.workers:
-            worker.core.check_invariants()
-        assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
+        death = self.schedule.death
+        num_events = 0
+        while self.network.step():
+            num_events += 1
+            if death is not None and num_events == death.after_events:
+                self._kill()
+        for actor in (*self.servers, *self.workers):
+            actor.core.check_invariants()
+        if not self.errors:
+            assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
+
+    def _kill(self) -> None:
+        """Somebody of the kind that the schedule says, if one still works."""
+        death = self.schedule.death
+        assert death is not None
+        kinds = {
+            "worker": [peer for peer in self.network.unfinished if is_worker(peer)],
+            "registrar": [peer for peer in self.network.unfinished if peer == REGISTRAR],
+            "server": [peer for peer in self.network.unfinished if not is_worker(peer)],
+        }
+        if kinds[death.victim]:
+            pick = random.Random(f"{self.schedule.seed} death")
+            self.dead = pick.choice(kinds[death.victim])
+            self.network.crash(self.dead, notice_s=death.notice_s)
+
+    # -- what has become of it -----------------------------------------------------------------
 
     def history(self) -> History:
         schedule = self.schedule
         record = RunRecord(
             psdist="test",
             mode=schedule.mode,  # type: ignore[arg-type]
-            staleness=schedule.staleness if schedule.mode == "ssp" else None,
+            staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
             groups=tuple(self.groups),
             num_servers=schedule.servers,
             num_chunks=len(self.partition.chunks),
@@ -228,35 +306,19 @@ class VirtualJob:
         )
         return collect(record, self.server_histories, [w.history for w in self.workers])
 
+    def parameters_of(self, chunk: int) -> torch.Tensor:
+        """Its server's own, now."""
+        server = self.servers[self.owners[chunk]]
+        executor = server.executor
+        assert isinstance(executor, TensorShard)
+        return executor._memory[chunk].buffer(server.core._chunks[chunk].current).clone()
+
     def parameters(self) -> torch.Tensor:
         """The servers' parameters, chunk after chunk."""
-        parts = []
-        for chunk, owner in enumerate(self.owners):
-            executor = self.servers[owner].executor
-            assert isinstance(executor, TensorShard)
-            current = self.servers[owner].core._chunks[chunk].current
-            parts.append(executor._memory[chunk].buffer(current).clone())
-        return torch.cat(parts)
+        return torch.cat([self.parameters_of(chunk) for chunk in range(len(self.owners))])
 
 
 def play(schedule: Schedule, **broken: object) -> VirtualJob:
     job = VirtualJob(schedule, **broken)  # type: ignore[arg-type]
     job.run()
     return job
-
-
-def prove(job: VirtualJob) -> None:
-    """The history of ``job`` keeps the mode's rules, and workers count staleness as it does."""
-    report = check(job.history())
-    assert report.proved, report.violations[:5]
-    seen = [staleness for worker in job.workers for staleness in worker.staleness_seen]
-    assert max(seen, default=0) == report.max_staleness, "client and check disagree on staleness"
-
-
-def smaller(schedule: Schedule) -> Iterator[Schedule]:
-    """Simpler schedules to try when one fails: for shrinking by hand."""
-    yield replace(schedule, duplicate_rate=0.0)
-    yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes))
-    yield replace(schedule, servers=1)
-    yield replace(schedule, num_chunks=1)
-    yield replace(schedule, empty_rate=0.0, absent_rate=0.0, settings_rate=0.0)

@@ -1,7 +1,9 @@
 """Workers as actors of the virtual network: what a schedule says, by the code that really trains.
 
-A :class:`VirtualWorker` runs the Trainer and the flat memory of a real job, in a group of any size.
-Its methods are there to be overridden by tests that break one on purpose.
+A :class:`VirtualWorker` runs the Trainer and the flat memory of a real job, in a group of any size,
+and keeps what it drew and what its forward passes found in memory, for the oracle of values
+(tests/support/reference.py). Its methods are there to be overridden by tests that break one on
+purpose.
 
     job = VirtualJob(schedule, make_worker=SkipsAnAllGather)
 """
@@ -11,25 +13,33 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.control import Setup
-from psdist.protocol.ids import worker_id
-from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.control import Progress, Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.memory import allocate
+from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop, make_trainer
-from psdist.workers.protocol.actions import Action
+from psdist.workers.protocol.actions import Action, Warn
 from psdist.workers.protocol.core import WorkerCore, WorkerEvent
 from psdist.workers.protocol.seat import Seat
+from tests.support.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
+from tests.support.reference import Draw
 
 if TYPE_CHECKING:
     from tests.support.protocol import VirtualJob
 
 FULL_BATCH = 8
+NAMES = ("barrier", "save", "mean")
+"""What the collectives of a script are called, in turn."""
 
 
 class VirtualWorker:
@@ -44,13 +54,21 @@ class VirtualWorker:
         self.history = WorkerHistory(None, worker)
         self.pick_together = random.Random(f"{schedule.seed} {group}")
         self.pick_apart = random.Random(f"{schedule.seed} {group} {self.seat.place}")
+        self.pick_more = random.Random(f"{schedule.seed} {worker} more")
+        self.pick_more_together = random.Random(f"{schedule.seed} {group} more")
         self.clock = 0
         self.lr = schedule.lr
+        self.batch = (0, 0)
+        self.draws: list[Draw] = []
+        """What was brought to each iteration."""
+        self.used: list[npt.NDArray[Any]] = []
+        """The flat parameters that each recorded use found in memory."""
+        self.warnings: list[str] = []
+        self.num_lines = 0
         self.loop = make_loop(
-            job.network.endpoint(worker_id(worker)),
-            self.seat,
-            waiting=Waiting(is_spinning=False),
+            job.transport(worker_id(worker)), self.seat, waiting=Waiting(is_spinning=False)
         )
+        self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
         self.core = self.loop.core
         check_after_every_event(self.core)
         self.take_slice()
@@ -94,15 +112,23 @@ class VirtualWorker:
         for clock in range(schedule.iterations[self.group]):
             while collectives and collectives[0] <= clock:
                 collectives.pop(0)
-                yield from self._collective("barrier")
+                yield from self.meet(is_last=not collectives)
+            if schedule.pull_rate and self.pick_more_together.random() < schedule.pull_rate:
+                yield from self.bring()
             self.record_use()
             yield schedule.compute_s[self.group] * (0.5 + job.random.random())
             yield from self.iterate()
             self.clock += 1
+            if self.pick_more.random() < schedule.report_rate:
+                self.report()
+                self.num_lines += 1
+                loop.log({"worker": self.worker, "clock": clock, "values": {"loss": clock / 8}})
         while collectives:
             collectives.pop(0)
-            yield from self._collective("barrier")
+            yield from self.meet(is_last=not collectives)
         self.history.close()
+        if schedule.report_rate:
+            self.report()
         loop.finish({})
         yield from self._until(lambda: self.core.is_stopped)
 
@@ -122,10 +148,21 @@ class VirtualWorker:
                 parameter.copy_(initial_values(index, parameter))
 
     def hyper(self, lr: float) -> bytes:
-        return pack_hyperparameters([{"lr": lr}])
+        schedule = self.job.schedule
+        return pack_hyperparameters(
+            hyperparameters_of(
+                lr / schedule.lr,
+                lr=schedule.lr,
+                momentum=schedule.momentum,
+                weight_decay=schedule.weight_decay,
+                num_groups=schedule.optimizer_groups,
+            )
+        )
+
+    # -- iterations ----------------------------------------------------------------------------
 
     def bring(self) -> Iterator[float | None]:
-        """The first parameters."""
+        """The newest parameters that the mode allows; the first ones, too."""
         for wait in self.trainer.bring():
             yield from self._until(wait.is_done)
 
@@ -133,8 +170,10 @@ class VirtualWorker:
         """A forward pass."""
         is_short = self.pick_apart.random() < self.job.schedule.short_rate
         num_samples = self.pick_apart.randrange(FULL_BATCH) if is_short else FULL_BATCH
+        self.batch = num_samples, FULL_BATCH
         self.trainer.on_batch(num_samples, FULL_BATCH)
         self.trainer.record_use()
+        self.used.append(np.concatenate([flat.numpy() for flat in self.trainer.flat.values]))
 
     def iterate(self) -> Iterator[float | None]:
         """A backward pass and ``optimizer.step()``."""
@@ -147,31 +186,100 @@ class VirtualWorker:
             if parameter.grad is not None and apart.random() < schedule.nan_rate:
                 parameter.grad[apart.randrange(len(parameter))] = math.nan
         is_skipped = apart.random() < schedule.empty_rate / len(self.job.groups[self.group])
+        self.draws.append(
+            Draw(
+                *self.batch,
+                is_skipped,
+                unpack_hyperparameters(self.hyper(self.lr)),
+                [None if each.grad is None else each.grad.numpy().copy() for each in self.model],
+            )
+        )
         for wait in self.trainer.iterate(gradient_scale=1.0, is_skipped=is_skipped):
             yield from self._until(wait.is_done)
 
     def draw_lr(self) -> float:
         schedule = self.job.schedule
+        is_last = (self.group, self.clock + 1) == (
+            len(self.job.groups) - 1,
+            schedule.iterations[-1],
+        )
+        if is_last and schedule.mistake == "other lr":
+            return schedule.lr / 3
         # In sync all groups must agree on it: a function of the clock.
         is_now = self.pick_together.random() < schedule.settings_rate
         if is_now or (schedule.mode == "sync" and schedule.settings_rate):
-            return schedule.lr / (1 + self.clock % 3)
+            return lr_of(self.clock, schedule.lr)
         return schedule.lr
 
     def gradient(self, index: int, parameter: Tensor) -> Tensor:
         """For piece ``index``; a test may give others."""
         return gradient_of(self.worker, self.clock, index, parameter)
 
+    # -- collectives ---------------------------------------------------------------------------
+
+    def meet(self, *, is_last: bool) -> Iterator[float | None]:
+        """The script's next collective; ``save`` is two, and the chief copies between them."""
+        name = NAMES[self.core._collectives.seq % len(NAMES)]
+        is_wrong = is_last and self.group == len(self.job.groups) - 1
+        mistake = self.job.schedule.mistake if is_wrong else ""
+        if mistake == "absent":
+            return
+        yield from self._collective("prepare" if mistake else name)
+        if name == "save":
+            if self.seat.is_leader:
+                self.job.note_clock_at_save(self.group, self.clock)
+            if self.seat.is_chief:
+                yield from self._copy()
+            yield from self._collective(name)
+
+    def _copy(self) -> Iterator[float | None]:
+        frames = [Frame(allocate(chunk.num_bytes)) for chunk in self.job.partition.chunks]
+        self.loop.begin_copy(frames, clock=self.clock)
+        yield from self._until(lambda: self.core.is_idle)
+        self.job.note_copy([frame.payload for frame in frames])
+
     def _collective(self, name: str) -> Iterator[float | None]:
-        self.loop.begin_collective(name)
+        if self.job.schedule.report_rate:
+            self.report()
+        number = self.core._collectives.seq + 1
+        self.loop.begin_collective(name, b"%d %d" % (self.worker, number))
         yield from self._until(lambda: self.core.is_collected)
-        self.core.take_collected()
+        brought = self.core.take_collected()
+        assert brought == [b"%d %d" % (worker, number) for worker in range(len(self.job.workers))]
+
+    def report(self) -> None:
+        """Tell the registrar where this worker stands."""
+        uses_loader = self.job.schedule.has_every_worker_in_step
+        progress = Progress(
+            worker=self.worker,
+            clock=self.clock,
+            samples=self.trainer.num_samples,
+            loader_batches=5 if uses_loader else 0,
+            loader_until=self.clock if uses_loader else 0,
+        )
+        self.loop.transport.send_control(REGISTRAR, progress)
+
+    # -- waiting -------------------------------------------------------------------------------
 
     def _until(self, is_done: Callable[[], bool]) -> Iterator[float | None]:
         self.loop.turn()
+        rate = self.job.schedule.ask_rate
+        if rate and not is_done() and self.pick_more.random() < rate:
+            self.job.network.schedule(
+                10 ** self.pick_more.uniform(-6, -2),
+                worker_id(self.worker),
+                self._ask,
+            )
         while not is_done():
             yield None
             self.loop.turn()
+
+    def _ask(self) -> None:
+        """As WorkerLoop.carry_on after ``warn_s``."""
+        if worker_id(self.worker) not in self.job.network.unfinished:
+            return  # it has ended meanwhile, or died
+        self.warnings.append(f"still waiting for {self.core.awaits()}")
+        self.loop._ask_who_is_missing()
 
 
 def check_after_every_event(core: WorkerCore) -> None:
@@ -184,15 +292,3 @@ def check_after_every_event(core: WorkerCore) -> None:
         return actions
 
     core.handle = handle_and_check  # type: ignore[method-assign]
-
-
-def initial_values(index: int, parameter: Tensor) -> Tensor:
-    """What the chief's piece ``index`` begins with."""
-    return torch.arange(len(parameter)) + float(index)
-
-
-def gradient_of(worker: int, clock: int, index: int, parameter: Tensor) -> Tensor:
-    """A worker's gradient of piece ``index``: multiples of 1/16, so that sums over few workers, and
-    their means over 1, 2 or 4, are exact in every order."""
-    pattern = torch.arange(len(parameter)) % 7 * (index + 1)
-    return 1.0 + worker + clock % 2 + pattern / 16

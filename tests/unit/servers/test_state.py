@@ -66,6 +66,12 @@ def built(num_chunks: int, slots: Sequence[Frame]) -> Built:
     )
 
 
+def groups_of(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Groups of so many workers each, counted from 0."""
+    first = [sum(sizes[:group]) for group in range(len(sizes))]
+    return [tuple(range(at, at + size)) for at, size in zip(first, sizes, strict=True)]
+
+
 def make_core(mode: str, *, groups: int = 2, server: int = 0) -> ServerCore:
     return ServerCore(
         server=server,
@@ -81,14 +87,18 @@ def core_of(
     chunks: int = 1,
     slots: int = 4,
     registered: int | None = None,
+    sizes: tuple[int, ...] = (),
 ) -> ServerCore:
-    """A server on which groups of one worker have registered and told their settings."""
-    core = make_core(mode, groups=groups)
+    """A server on which groups, of one worker unless ``sizes`` says more, have registered and their
+    leaders told their settings."""
+    members = groups_of(sizes or (1,) * groups)
+    core = ServerCore(server=0, policy=policy_for(mode, staleness=1), groups=members)
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     core.handle(built(chunks, [Frame(capacity=4) for _ in range(slots)]))
-    for group in range(groups if registered is None else registered):
-        peer = worker_id(group)
-        core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
+    for group, workers in list(enumerate(members))[:registered]:
+        peer = worker_id(workers[0])
+        register = Register(group=group, workers=list(workers), clock=0)
+        core.handle(ControlArrived(peer, register))
         core.handle(ControlArrived(peer, Settings(version=1, hyper=HYPER, absent=[])))
     return core
 
@@ -324,7 +334,7 @@ TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
         (9, [WhoIsMissing(chunk=0)],
          "sent what workers of this run send, and is none of them"),
         (2, [NEW_SETTINGS], "pushed, but group 2 has not registered"),
-        (1, [NEW_SETTINGS, NEW_SETTINGS],
+        (1, [NEW_SETTINGS, Settings(version=2, hyper=HYPER, absent=[1])],
          "sent version 2 of its settings after version 2"),
         (1, [Settings(version=2, hyper=HYPER, absent=[8])],
          "named pieces 8 to 8 as absent; the model has 8"),
@@ -349,6 +359,13 @@ def test_control_messages_that_cannot_be_fail_the_job_naming_who_sent_them(
     assert isinstance(fail, Fail)
     assert isinstance(fail.error, ProtocolError)
     assert str(fail.error) == f"server 0: worker {peer} {what}"
+
+
+def test_settings_that_come_a_second_time_change_nothing() -> None:
+    core = core_of("ssp")
+    for _ in range(2):
+        assert core.handle(ControlArrived(worker_id(1), NEW_SETTINGS)) == []
+    assert only(push(core, 1, 0, settings=2), Step)
 
 
 def test_collectives_end_one_after_the_other() -> None:
@@ -425,6 +442,18 @@ def test_a_group_that_has_stopped_pushes_nothing_new() -> None:
     assert core.statistics().duplicates == 1
     (fail,) = push(core, 1, 1)
     assert str(fail.error) == "server 0: worker 1 pushed, but group 1 is suspended"
+
+
+def test_a_suspension_that_its_resumption_overtook_is_forgotten_whatever_came_between() -> None:
+    """Suspend is the leader's, Resume the registrar's; another worker of the group may have pushed
+    again by the time that the leader's message is here."""
+    core = core_of("ssp", sizes=(2,))
+    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    core.handle(ControlArrived(worker_id(1), Settings(version=1, hyper=HYPER, absent=[])))
+    header = Header(kind=Kind.PUSH, sender=worker_id(1), settings=1, weight=0.0)
+    assert only(core.handle(Arrived(worker_id(1), header, None)), EmptyStep)
+    assert core.handle(ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=1))) == []
+    core.check_invariants()
 
 
 def test_a_group_pushes_on_when_its_collective_is_over() -> None:

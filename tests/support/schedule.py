@@ -1,0 +1,227 @@
+"""What is random about a run, written out: a schedule of a whole job on the virtual network.
+
+A :class:`Schedule` says who computes how long, where collectives stand, what is absent, how long
+messages take, who dies. One seed makes all of it, in one of two sizes: ``small`` ones are played by
+the thousand, ``large`` ones look for what only many groups, servers and chunks bring about.
+
+    Schedule.from_seed(7)
+    Schedule.from_seed(7, size="large")
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from psdist.protocol.partition import Partition, Piece
+from psdist.servers.protocol.policy import Policy, Scheduled, Ssp, policy_for
+
+Size = Literal["small", "large"]
+Mistake = Literal["", "absent", "other name", "other lr"]
+
+
+class Death(NamedTuple):
+    """A rank of this kind dies when the network has delivered so many events."""
+
+    victim: Literal["worker", "server", "registrar"]
+    after_events: int
+    notice_s: float
+    """How much later than a message others notice it, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    seed: int
+    mode: str = "sync"
+    staleness: int = 0
+    later_staleness: tuple[int, int] | None = None
+    """(round, bound): another bound of ssp from that round on."""
+    servers: int = 1
+    group_sizes: tuple[int, ...] = (1, 1)
+    num_chunks: int = 3
+    chunk_elements: int = 64
+    optimizer_groups: int = 1
+    """Each has its own lr; chunks belong to one."""
+    iterations: tuple[int, ...] = (4, 4)
+    """Iterations of each group: they may leave at different times."""
+    collectives: tuple[tuple[int, ...], ...] = ((), ())
+    """For each group the clocks before which it enters a collective; as many in every group."""
+    compute_s: tuple[float, ...] = (1e-3, 1e-3)
+    credits: int = 2
+    receive_buffers: int = 3
+
+    # What workers bring.
+    empty_rate: float = 0.0
+    """How often an iteration of a group is skipped, because one of its workers has nothing."""
+    absent_rate: float = 0.0
+    """Share of gradients that a worker lacks; half of them all of its group."""
+    short_rate: float = 0.0
+    """Share of batches that are short, so that workers of a group weigh differently."""
+    nan_rate: float = 0.0
+    """Share of a worker's gradients that are not finite; their iterations are skipped."""
+    settings_rate: float = 0.0
+    """How often a group's hyperparameters are not those that the run began with."""
+    lr: float = 0.5
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    # What workers do beside training.
+    pull_rate: float = 0.0
+    """How often a group pulls between two iterations."""
+    ask_rate: float = 0.0
+    """How often a worker that waits asks who is missing."""
+    report_rate: float = 0.0
+    """How often a worker tells where it stands after an iteration, and logs a line; if ever, then
+    also before every collective and at its end."""
+    mistake: Mistake = ""
+    """What the last group does wrong: it does not come to its last collective, or calls that by
+    another name, or (sync) has an lr of its own in its last iteration."""
+
+    # The network and the machines.
+    latency_s: float = 1e-5
+    jitter_s: float = 1e-4
+    payload_s: float = 0.0
+    sent_s: float = 0.0
+    duplicate_rate: float = 0.0
+    repeat_rate: float = 0.0
+    slow_pairs: float = 0.0
+    """Share of pairs (from, to) whose messages take a hundred times as long."""
+    nap_s: float = 0.0
+    """A server that something has arrived for sleeps so long, at most, before it looks."""
+    work_s: float = 0.0
+    """What a server does with one gradient takes so long, at most."""
+    death: Death | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Too large to look at everything after every event."""
+        return len(self.group_sizes) * self.num_chunks > 100
+
+    @property
+    def has_every_worker_in_step(self) -> bool:
+        """Whether all groups enter every collective after the same iteration."""
+        return len(set(self.collectives)) == 1
+
+    @property
+    def largest_staleness(self) -> int:
+        return max(self.staleness, *(self.later_staleness or (0, 0))[1:])
+
+    def policy(self) -> Policy:
+        if self.later_staleness is None:
+            return policy_for(self.mode, staleness=self.staleness)
+        round_number, bound = self.later_staleness
+        return Scheduled(((0, Ssp(self.staleness)), (round_number, Ssp(bound))))
+
+    def partition(self) -> Partition:
+        return small_partition(
+            self.num_chunks, elements=self.chunk_elements, optimizer_groups=self.optimizer_groups
+        )
+
+    @classmethod
+    def from_seed(cls, seed: int, *, size: Size = "small") -> Schedule:
+        is_large = size == "large"
+        pick = random.Random(f"{size} {seed}")
+        num_groups = pick.choice([6, 9, 12, 16]) if is_large else pick.randint(1, 4)
+        most = 3 if is_large else 6
+        iterations = [pick.randint(1, most - 1)] * num_groups
+        if pick.random() < 0.4:
+            iterations = [pick.randint(0, most) for _ in range(num_groups)]
+        num_collectives = pick.choice([0, 0, 1, 2])
+        collectives = tuple(
+            tuple(sorted(pick.randint(0, count) for _ in range(num_collectives)))
+            for count in iterations
+        )
+        if pick.random() < 0.3:  # as scripts usually do: all after the same iteration
+            clocks = [pick.randint(0, min(iterations)) for _ in range(num_collectives)]
+            collectives = (tuple(sorted(clocks)),) * num_groups
+        death = None
+        if pick.random() < 0.06:
+            death = Death(
+                pick.choice(["worker", "worker", "server", "registrar"]),
+                int(10 ** pick.uniform(0.0, 5.0 if is_large else 3.5)),
+                pick.choice([0.0, 1e-4, 1e-2]),
+            )
+        mode = pick.choice(["sync", "ssp", "ssp", "async"])
+        mistake: Mistake = ""
+        if num_groups > 1 and not death and pick.random() < 0.08:
+            if num_collectives:
+                mistake = pick.choice(["absent", "other name"])
+            elif mode == "sync" and 0 < iterations[-1] <= max(iterations[:-1]):
+                mistake = "other lr"
+        later_staleness = None
+        if mode == "ssp" and pick.random() < 0.2:
+            later_staleness = pick.randint(1, most), pick.randint(0, 3)
+        return cls(
+            seed=seed,
+            mode=mode,
+            staleness=pick.randint(0, 3),
+            later_staleness=later_staleness,
+            servers=pick.randint(2, 8) if is_large else pick.randint(1, 3),
+            group_sizes=tuple(pick.choice([1, 1, 2, 3, 4]) for _ in range(num_groups)),
+            num_chunks=pick.choice([16, 32, 48, 64]) if is_large else pick.randint(1, 6),
+            chunk_elements=pick.choice([64, 128]),
+            optimizer_groups=pick.choice([1, 1, 2]),
+            iterations=tuple(iterations),
+            collectives=collectives,
+            compute_s=tuple(10 ** pick.uniform(-6, -3) for _ in range(num_groups)),
+            credits=pick.randint(1, 4),
+            receive_buffers=pick.choice([2, 2, 3, 4, 6]),
+            empty_rate=pick.choice([0.0, 0.0, 0.3]),
+            absent_rate=pick.choice([0.0, 0.0, 0.3, 0.8]),
+            short_rate=pick.choice([0.0, 0.3]),
+            nan_rate=pick.choice([0.0, 0.0, 0.05]),
+            settings_rate=pick.choice([0.0, 0.5]),
+            momentum=pick.choice([0.0, 0.0, 0.5]),
+            weight_decay=pick.choice([0.0, 0.0, 0.125]),
+            pull_rate=pick.choice([0.0, 0.0, 0.3]),
+            ask_rate=pick.choice([0.0, 0.0, 0.3]),
+            report_rate=pick.choice([0.0, 0.0, 0.5]),
+            mistake=mistake,
+            latency_s=10 ** pick.uniform(-7, -4),
+            jitter_s=10 ** pick.uniform(-7, -3),
+            payload_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
+            sent_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
+            duplicate_rate=pick.choice([0.0, 0.0, 0.3]),
+            repeat_rate=pick.choice([0.0, 0.0, 0.3]),
+            slow_pairs=pick.choice([0.0, 0.0, 0.2]),
+            nap_s=pick.choice([0.0, 0.0, 1e-4, 1e-2]),
+            work_s=pick.choice([0.0, 0.0, 1e-5, 1e-3]),
+            death=death,
+        )
+
+
+def small_partition(num_chunks: int, *, elements: int = 64, optimizer_groups: int = 1) -> Partition:
+    """``num_chunks`` chunks of ``elements`` elements, at least one for each optimizer group, with
+    pieces that share a chunk (where it has more than 64), fill one, and span several."""
+    pieces: list[Piece] = []
+    for group in range(optimizer_groups):
+        share = len(range(group, num_chunks, optimizer_groups))
+        left = max(share, 1) * elements // 64
+        while left:
+            span = min(left, (1, 2, 1, 3)[len(pieces) % 4])
+            length = 64 * span - (0, 28, 24)[len(pieces) % 3]
+            pieces.append(
+                Piece(
+                    name=f"p{len(pieces)}",
+                    shape=(length,),
+                    stride=(1,),
+                    dtype="float32",
+                    optimizer_group=group,
+                )
+            )
+            left -= span
+    return Partition.cut(pieces, chunk_bytes=4 * elements)
+
+
+def smaller(schedule: Schedule) -> Iterator[Schedule]:
+    """Simpler schedules to try when one fails: for shrinking by hand."""
+    yield replace(schedule, duplicate_rate=0.0, repeat_rate=0.0)
+    yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes), mistake="")
+    yield replace(schedule, servers=1)
+    yield replace(schedule, num_chunks=1, optimizer_groups=1)
+    yield replace(schedule, empty_rate=0.0, absent_rate=0.0, settings_rate=0.0)
+    yield replace(schedule, momentum=0.0, weight_decay=0.0, short_rate=0.0, nan_rate=0.0)
+    yield replace(schedule, pull_rate=0.0, ask_rate=0.0, report_rate=0.0)
+    yield replace(schedule, payload_s=0.0, sent_s=0.0, slow_pairs=0.0, nap_s=0.0, work_s=0.0)

@@ -1,0 +1,310 @@
+"""What ranks do to the network and to memory, against the rules that bound it.
+
+Counts at the seams, never by the machines' own words: :meth:`Watch.transport` stands between a loop
+and its endpoint, :meth:`Watch.executor` between a server's loop and its memory. A broken rule is an
+AssertionError at the moment it happens:
+
+* a worker has more messages outstanding at a server than it has credits, sends one twice, or does
+  not send a server's chunks in ascending order;
+* a receive slot is used for two messages at a time, what lies in it is thrown away, or is folded
+  or stepped as something else than what it is;
+* a step writes to memory that an open reply reads.
+
+    watch = Watch(network, credits=2)
+    loop = ServerLoop(watch.transport(endpoint), ..., make_executor=watch.executor(0, TensorShard))
+    watch.check_end()
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from psdist.protocol.control import Control
+from psdist.protocol.events import Arrived, Event, Frame, Offered
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import describe_peer, is_worker, server_id
+from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.actions import (
+    Action,
+    Fail,
+    Fold,
+    Load,
+    ReplySent,
+    ServerEvent,
+    SlotContent,
+    StartSum,
+    Step,
+)
+from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.transport.base import Transport
+from psdist.transport.virtual import VirtualNetwork
+
+
+class Use(Enum):
+    FREE = "free"
+    RECEIVING = "being received into"
+    FULL = "holds a message"
+    SUM = "holds a sum"
+
+
+@dataclass
+class Slot:
+    """One receive slot of a server."""
+
+    use: Use = Use.FREE
+    header: Header | None = None
+    """Of the message that it holds; of a sum, of the first."""
+    is_repeated: bool = False
+    """The message has come a second time: the slot may be given away at once."""
+    folded: list[tuple[int, int, float]] = field(default_factory=list)
+    """(group, clock, weight) of what the sum consists of."""
+
+    def free(self) -> None:
+        self.use, self.header, self.is_repeated, self.folded = Use.FREE, None, False, []
+
+
+class Watch:
+    def __init__(self, network: VirtualNetwork, *, credits: int) -> None:
+        self._network = network
+        self._credits = credits
+        self._outstanding: dict[tuple[int, int], set[tuple[int, int, int]]] = defaultdict(set)
+        """(worker, server) -> (chunk, clock, number of the pull) without a reply."""
+        self._last_sent: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """(worker, server) -> (clock, number of the pull, chunk)."""
+        self._slots: dict[Frame, Slot] = {}
+        self._taken: set[tuple[int, int, int, int, int]] = set()
+        """(server, sender, kind, chunk, clock) that have arrived with a payload."""
+        self._addresses: dict[Frame, int] = {}
+        self.most_outstanding = 0
+
+    # -- at the network ------------------------------------------------------------------------
+
+    def transport(self, transport: Transport) -> WatchedTransport:
+        return WatchedTransport(self, transport)
+
+    def on_send(self, sender: int, peer: int, frame: Frame) -> None:
+        header = Header.unpack(frame.header)
+        if header.kind not in (Kind.PUSH, Kind.PULL):
+            return
+        pair = sender, peer
+        who = f"{describe_peer(sender)} at {describe_peer(peer)}"
+        message = header.chunk, header.clock, header.pull_number
+        outstanding = self._outstanding[pair]
+        assert message not in outstanding, f"{who} has sent {message} twice"
+        outstanding.add(message)
+        assert len(outstanding) <= self._credits, (
+            f"{who} has {len(outstanding)} messages outstanding, {self._credits} credits"
+        )
+        self.most_outstanding = max(self.most_outstanding, len(outstanding))
+        last, now = self._last_sent.get(pair), (header.clock, header.pull_number, header.chunk)
+        assert last is None or last[:2] != now[:2] or last[2] < now[2], (
+            f"{who} has sent chunk {header.chunk} after chunk {last[2]}"
+        )
+        self._last_sent[pair] = now
+
+    def on_event(self, me: int, event: Event) -> None:
+        if not isinstance(event, Arrived):
+            return
+        header = event.header
+        if is_worker(me):
+            self._outstanding[me, event.peer].discard(
+                (header.chunk, header.clock, header.pull_number)
+            )
+            return
+        slot = self._slots.get(event.frame) if event.frame is not None else None
+        if slot is None:
+            return
+        assert slot.use is Use.RECEIVING, f"{describe_peer(me)}: arrived into a slot {slot}"
+        slot.use, slot.header = Use.FULL, header
+        key = me, event.peer, header.kind, header.chunk, header.clock
+        slot.is_repeated = key in self._taken
+        self._taken.add(key)
+
+    def on_accept(self, me: int, frame: Frame) -> None:
+        slot = self._slots.get(frame)
+        if slot is None:
+            return
+        assert slot.use is Use.FREE or (slot.use is Use.FULL and slot.is_repeated), (
+            f"{describe_peer(me)} receives into a slot that {slot.use.value}: {slot}"
+        )
+        slot.free()
+        slot.use = Use.RECEIVING
+
+    # -- at a server's memory ------------------------------------------------------------------
+
+    def executor(self, server: int, make: MakeExecutor) -> MakeExecutor:
+        def make_watched(spec: ShardSpec) -> Executor:
+            executor = make(spec)
+            original = {
+                name: getattr(executor, name)
+                for name in ("make_slots", "load", "start_sum", "fold", "step")
+            }
+
+            @wraps(original["make_slots"])
+            def make_slots(count: int) -> list[Frame]:
+                slots: list[Frame] = original["make_slots"](count)
+                self._slots.update((slot, Slot()) for slot in slots)
+                return slots
+
+            @wraps(original["load"])
+            def load(action: Load) -> None:
+                self._take(action.slot, Kind.INIT, action.chunk).free()
+                original["load"](action)
+
+            @wraps(original["start_sum"])
+            def start_sum(action: StartSum) -> None:
+                slot = self._take(action.slot, Kind.PUSH, action.chunk)
+                slot.folded = [_brought(slot, action.weight)]
+                slot.use = Use.SUM
+                original["start_sum"](action)
+
+            @wraps(original["fold"])
+            def fold(action: Fold) -> None:
+                slot = self._take(action.slot, Kind.PUSH, action.chunk)
+                self._sum(action.accumulator, action.chunk).folded.append(
+                    _brought(slot, action.weight)
+                )
+                slot.free()
+                original["fold"](action)
+
+            @wraps(original["step"])
+            def step(action: Step) -> None:
+                brought = [each[:3] for each in action.contributions if not each.is_empty]
+                if action.content is SlotContent.SUM:
+                    slot = self._sum(action.gradient, action.chunk)
+                    assert slot.folded == brought, f"{slot.folded} was summed, stepped {brought}"
+                    assert brought == sorted(brought), f"not in group order: {brought}"
+                else:
+                    slot = self._take(action.gradient, Kind.PUSH, action.chunk)
+                    (weight,) = (each.weight for each in action.contributions)
+                    assert [_brought(slot, weight)] == brought, f"{slot} stepped as {brought}"
+                slot.free()
+                self._check_target(server, executor.payload(action.chunk, action.target))
+                original["step"](action)
+
+            executor.make_slots, executor.load = make_slots, load  # type: ignore[method-assign]
+            executor.start_sum, executor.fold = start_sum, fold  # type: ignore[method-assign]
+            executor.step = step  # type: ignore[method-assign]
+            return executor
+
+        return make_watched
+
+    def _take(self, frame: Frame, kind: Kind, chunk: int) -> Slot:
+        """The slot of a message that is used now."""
+        slot = self._slots[frame]
+        header = slot.header
+        assert slot.use is Use.FULL, f"used as a message: {slot}"
+        assert header is not None
+        assert (header.kind, header.chunk) == (kind, chunk), f"used for chunk {chunk}: {slot}"
+        assert not slot.is_repeated, f"applied a second time: {slot}"
+        return slot
+
+    def _sum(self, frame: Frame, chunk: int) -> Slot:
+        slot = self._slots[frame]
+        assert slot.use is Use.SUM, f"used as a sum: {slot}"
+        assert slot.header is not None
+        assert slot.header.chunk == chunk, f"used for chunk {chunk}: {slot}"
+        return slot
+
+    def _check_target(self, server: int, target: memoryview | None) -> None:
+        """No message that has not arrived reads this memory."""
+        if target is None:
+            return
+        address = _address(target)
+        for receiver, tickets in self._network._open.items():
+            for ticket in tickets:
+                if ticket.sender != server_id(server):
+                    continue
+                read = self._addresses.get(ticket.frame)
+                if read is None and ticket.frame.payload is not None:
+                    read = self._addresses[ticket.frame] = _address(ticket.frame.payload)
+                assert read != address, (
+                    f"server {server} steps in memory that an open reply to "
+                    f"{describe_peer(receiver)} reads"
+                )
+
+    # -- at the end ----------------------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """Of a run that has ended well: nothing is owed and nothing lies in a slot."""
+        owed = {pair: left for pair, left in self._outstanding.items() if left}
+        assert not owed, f"never answered: {owed}"
+        held = [slot for slot in self._slots.values() if slot.use is not Use.FREE]
+        lost = [slot for slot in held if not slot.is_repeated and slot.use is not Use.RECEIVING]
+        assert not lost, f"received and never used: {lost}"
+
+
+def _brought(slot: Slot, weight: float) -> tuple[int, int, float]:
+    header = slot.header
+    assert header is not None
+    assert header.weight == weight, f"a push of weight {header.weight} is applied with {weight}"
+    return header.group, header.clock, weight
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
+
+
+class WatchedTransport:
+    """An endpoint that tells a watch what passes."""
+
+    def __init__(self, watch: Watch, transport: Transport) -> None:
+        self._watch = watch
+        self._transport = transport
+        self.me = transport.me
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        return self._transport.lost
+
+    def send(self, peer: int, frame: Frame) -> None:
+        self._watch.on_send(self.me, peer, frame)
+        self._transport.send(peer, frame)
+
+    def send_control(self, peer: int, message: Control) -> None:
+        self._transport.send_control(peer, message)
+
+    def accept(self, ticket: Any, frame: Frame) -> None:
+        self._watch.on_accept(self.me, frame)
+        self._transport.accept(ticket, frame)
+
+    def poll(self) -> Event | None:
+        event = self._transport.poll()
+        if event is not None:
+            self._watch.on_event(self.me, event)
+        return event
+
+    def drain(self, timeout_s: float) -> None:
+        self._transport.drain(timeout_s)
+
+
+def check_server_after_every_event(loop: ServerLoop, *, is_large: bool) -> None:
+    """From now on a server's machine looks at itself whenever it has handled something: at all of
+    itself, or where that is much, at the chunk that the event was about."""
+    core = loop.core
+    handle = core.handle
+
+    def handle_and_check(event: ServerEvent) -> list[Action]:
+        actions = handle(event)
+        if not any(isinstance(action, Fail) for action in actions):
+            core.check_invariants(_chunk_of(event) if is_large else None)
+        return actions
+
+    core.handle = handle_and_check  # type: ignore[method-assign]
+
+
+def _chunk_of(event: ServerEvent) -> int | None:
+    if isinstance(event, Offered):
+        return event.chunk
+    if isinstance(event, Arrived):
+        return event.header.chunk
+    if isinstance(event, ReplySent):
+        return event.token.chunk
+    return None
