@@ -48,6 +48,7 @@ from psdist.workers.model.description import (
 )
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix, write_model
+from psdist.workers.protocol.collectives import Brought
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer, WorkerStatistics
@@ -324,8 +325,8 @@ class Job:
         stays a tensor, everything else becomes a float. The same bits on every worker. Raises
         :class:`CollectiveError` where the workers' trees differ.
         """
-        payloads = self._collective("mean", metrics.pack(tree, num_workers=self.num_workers))
-        return metrics.mean_of(tree, payloads)
+        described, values = metrics.pack(tree, num_workers=self.num_workers)
+        return metrics.mean_of(tree, self._collective("mean", described, values=values))
 
     def barrier(self) -> None:
         """Wait until every worker has called it."""
@@ -343,22 +344,21 @@ class Job:
         assert self._optimizer is not None
         assert self._write_model is not None
         brought = self._collective("save", b"x" if self._optimizer.has_unused_gradients else b"")
-        if any(brought):
-            raise refuse_untrained("job.save", [w for w, each in enumerate(brought) if each])
+        if untrained := brought.unlike(b""):
+            raise refuse_untrained("job.save", untrained)
         problem = b""
         if self.is_chief:
             try:
                 self._write_model(Path(path))
             except (OSError, SafetensorError, UserError) as error:
                 problem = printable(f"job.save({str(path)!r}): {error}").encode()
-        problem = self._collective("save", problem)[0]
-        if problem:
+        if problem := self._collective("save", problem).payloads[0]:  # the chief's
             raise UsageError(problem.decode())
 
-    def _collective(self, name: str, payload: bytes = b"") -> list[bytes]:
+    def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._loop.wait_for(self._group.agree(name), name)
         self._send_progress()  # the registrar judges by it who has missed the call
-        return self._loop.collective(name, payload)
+        return self._loop.collective(name, payload, values=values)
 
     def _prepared(self, what: str) -> Trainer:
         if self._trainer is None:

@@ -186,7 +186,9 @@ class ServerLoop:
         """What follows from ``event``, after telling whoever it is for."""
         if isinstance(event, Sent):
             return self._take_back(event.frame)
-        if isinstance(event, ControlArrived) and self._handle_outside_core(event.message):
+        if isinstance(event, ControlArrived) and self._handle_outside_core(
+            event.peer, event.message
+        ):
             return ()
         return self.core.handle(event)
 
@@ -211,13 +213,13 @@ class ServerLoop:
             self._close_history()
             self.is_finished = True
 
-    def _handle_outside_core(self, message: Control) -> bool:
+    def _handle_outside_core(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is the core's."""
-        if isinstance(message, Finish):
+        if isinstance(message, Finish) and peer == REGISTRAR:
             self._is_asked_to_finish = True
             return True
         if self.registrar is not None and isinstance(message, Registrar.TAKES):
-            for action in self.registrar.handle(message):
+            for action in self.registrar.handle(peer, message):
                 if isinstance(action, SendControl):
                     self._send_control(action)
                 else:

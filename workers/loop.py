@@ -43,6 +43,7 @@ from psdist.workers.protocol.actions import (
     SendPush,
     Warn,
 )
+from psdist.workers.protocol.collectives import Brought
 from psdist.workers.protocol.core import WorkerCore
 
 logger = logging.getLogger("psdist")
@@ -269,9 +270,9 @@ class WorkerLoop:
         ]
         self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
 
-    def begin_collective(self, name: str, payload: bytes = b"") -> None:
+    def begin_collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> None:
         """See :meth:`WorkerCore.begin_collective`."""
-        self._do(self.core.begin_collective(name, payload))
+        self._do(self.core.begin_collective(name, payload, values=values))
 
     def finish(self, statistics: dict[str, Any]) -> None:
         """This worker's script has finished, and with its leader's the group's."""
@@ -319,10 +320,10 @@ class WorkerLoop:
         finally:
             self._copy = ()
 
-    def collective(self, name: str, payload: bytes = b"") -> list[bytes]:
-        """What every worker brought to this collective, in worker order, once all have come.
-        Raises :class:`CollectiveError`."""
-        self.begin_collective(name, payload)
+    def collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
+        """What every worker brought to this collective, once all have come. Raises
+        :class:`CollectiveError`."""
+        self.begin_collective(name, payload, values=values)
         self.carry_on(self._wait_until(lambda: self.core.is_collected))
         return self.core.take_collected()
 

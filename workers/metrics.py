@@ -23,6 +23,7 @@ import torch
 from psdist.errors import CollectiveError, UsageError
 from psdist.protocol.control import CONTROL_LIMIT_BYTES
 from psdist.protocol.ids import describe_workers
+from psdist.workers.protocol.collectives import Brought
 
 Row = npt.NDArray[np.float64]
 
@@ -68,37 +69,34 @@ def _plain(name: str, value: Any) -> Any:
     raise UsageError(f"job.log({name}=...): a {type(value).__name__}; numbers and strings only")
 
 
-def pack(tree: Any, *, num_workers: int) -> bytes:
-    """What this worker brings. Raises :class:`UsageError` for what is neither number, tensor, dict,
-    list nor tuple, and where the trees of all workers together are no message any more."""
+def pack(tree: Any, *, num_workers: int) -> tuple[bytes, bytes]:
+    """What this worker brings: a description of the tree, and its values. Raises
+    :class:`UsageError` for what is neither number, tensor, dict, list nor tuple, and where the
+    values of all workers are more than the server keeps that sums them."""
     leaves = _sorted_leaves(tree)
     values = np.concatenate([np.empty(0), *(_row(leaf) for leaf in leaves.values())])
     described = [f"{place or 'it'} is {_describe(leaf)}" for place, leaf in leaves.items()]
-    packed: bytes = msgpack.packb([described, values.astype("<f8").tobytes()])
-    if len(packed) * num_workers > CONTROL_LIMIT_BYTES // 2:
+    packed: bytes = msgpack.packb(described)
+    if (len(packed) + values.nbytes) * num_workers > CONTROL_LIMIT_BYTES // 2:
         raise UsageError(
             f"job.mean of {len(values):,} numbers on {num_workers} workers: it goes through one "
             "server and is for metrics; reduce them first"
         )
-    return packed
+    return packed, values.astype("<f8").tobytes()
 
 
-def mean_of(tree: Any, payloads: Sequence[bytes]) -> Any:
-    """``tree`` with the means of what all workers have brought, ``payloads[worker]``.
+def mean_of(tree: Any, brought: Brought) -> Any:
+    """``tree`` with the means of what all workers have brought.
 
     A tensor with dimensions stays one, of its dtype (float64 for integers) and device; every other
     leaf is a float. Summed in float64 in worker order: the same bits on all workers. Raises
     :class:`CollectiveError`, the same on all, where the trees differ.
     """
-    brought = [msgpack.unpackb(payload) for payload in payloads]
-    for worker, (described, _) in enumerate(brought):
-        if described != brought[0][0]:
-            raise CollectiveError(_difference(brought[0][0], described, worker))
-    rows: list[Row] = [np.frombuffer(values, dtype="<f8") for _, values in brought]
-    total = np.zeros_like(rows[0])
-    for row in rows:
-        total += row
-    means = total / len(rows)
+    if len(brought.payloads) > 1:
+        first, second = map(msgpack.unpackb, brought.payloads[:2])
+        other = brought.unlike(brought.payloads[0])[0]
+        raise CollectiveError(_difference(first, second, other))
+    means = np.frombuffer(brought.values, dtype="<f8") / brought.num_workers
     of_place: dict[str, Row] = {}
     start = 0
     for place, leaf in _sorted_leaves(tree).items():

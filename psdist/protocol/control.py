@@ -113,20 +113,32 @@ class Leave(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enter(Control):
-    """A worker to the registrar: I have come to collective number ``seq``, called ``name``."""
+    """A worker to the registrar: I have come to collective number ``seq``, called ``name``.
+
+    ``payload`` is compared with what others bring, ``values`` (float64, little-endian) are summed.
+    """
 
     worker: int
     seq: int
     name: str
     payload: bytes
+    values: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Control):
-    """Registrar to every worker: what all brought to collective ``seq``, or why it failed."""
+    """Registrar to every worker: what all brought to collective ``seq``, or why it failed.
+
+    Different payloads once each, in the order of the workers that brought them first, and no more
+    than a few: a message does not grow with the workers. ``runs``: workers from 0 on, as pairs of
+    an index into ``payloads`` (len(payloads) for one that is not told) and for how many workers on
+    end. ``values``: the sums in worker order, where all payloads were equal.
+    """
 
     seq: int
     payloads: _Payloads
+    runs: _Numbers
+    values: bytes
     error: str
 
 
@@ -225,10 +237,11 @@ class WhoIsAbsent(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Absent(Control):
-    """The answer to :class:`WhoIsAbsent`."""
+    """The answer to :class:`WhoIsAbsent`: the first of those who have not come, and how many."""
 
     seq: int
     workers: _Numbers
+    num_absent: int
 
 
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}

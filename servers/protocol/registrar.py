@@ -14,14 +14,14 @@ error follows from the two workers' iterations alone; when their messages come d
 early it is told.
 
     registrar = Registrar(num_workers=4, num_servers=2)
-    registrar.handle(Enter(worker=0, seq=1, name="barrier", payload=b""))
+    registrar.handle(worker_id(0), Enter(worker=0, seq=1, name="barrier", payload=b""))
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
@@ -40,8 +40,9 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.ids import describe_workers, server_id, worker_id
+from psdist.protocol.ids import describe_peer, describe_workers, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.collected import MOST_TOLD, collected
 
 
 @dataclass(slots=True)
@@ -96,6 +97,8 @@ class Registrar:
         self._warned_of: set[str] = set()
         """Names of collectives."""
         self._collectives: dict[int, _Collective] = {}
+        self._entered: dict[int, int] = {}
+        """Worker -> number of its last collective."""
         self.progress: dict[int, Progress] = {}
         self.done: dict[int, dict[str, Any]] = {}
         """Statistics of the workers that are done."""
@@ -104,39 +107,67 @@ class Registrar:
         self.last: dict[str, Any] = {}
         """The chief's last value of every logged name."""
 
-    def handle(self, message: Control) -> list[RegistrarAction]:
+    def handle(self, peer: int, message: Control) -> list[RegistrarAction]:
+        """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
+        a peer which speaks for another one or says what cannot be."""
         if isinstance(message, Progress):
+            self._require_worker(peer, message.worker, message)
             return self._on_progress(message)
         if isinstance(message, Metrics):
-            return self._on_metrics(message.line)
+            return self._on_metrics(peer, message.line)
         if isinstance(message, Enter):
-            return self._on_enter(message)
+            self._require_worker(peer, message.worker, message)
+            return self._on_enter(peer, message)
         if isinstance(message, Resumed):
+            self._require_server(peer, message.server, message)
             return self._on_resumed(message)
         if isinstance(message, Done):
-            return self._on_done(message)
+            self._require_worker(peer, message.worker, message)
+            return self._on_done(peer, message)
         if isinstance(message, Finished):
-            self.servers[message.server] = message.statistics
-            return self._complete_if_all_reported()
+            self._require_server(peer, message.server, message)
+            return self._on_finished(peer, message)
         if isinstance(message, WhoIsAbsent):
+            self._require_worker(peer, message.worker, message)
             return self._on_who_is_absent(message)
         if isinstance(message, Failure):
             return [EndJob(message)]
         return []
 
-    def _on_metrics(self, line: dict[str, Any]) -> list[RegistrarAction]:
-        if line.get("worker") == 0:
-            self.last.update(line.get("values", {}))
-        values = line.get("values", {})
+    def _require_worker(self, peer: int, worker: int, message: Control) -> None:
+        if not 0 <= worker < self._num_workers or peer != worker_id(worker):
+            _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
+
+    def _require_server(self, peer: int, server: int, message: Control) -> None:
+        if not 0 <= server < self._num_servers or peer != server_id(server):
+            _refuse(peer, f"sent {type(message).__name__} of server {server}")
+
+    def _on_metrics(self, peer: int, line: dict[str, Any]) -> list[RegistrarAction]:
+        worker, values = line.get("worker"), line.get("values", {})
+        is_of_peer = isinstance(worker, int) and peer == worker_id(worker)
+        if not is_of_peer or not isinstance(values, dict) or not is_plain(line):
+            _refuse(peer, "sent a line of metrics that is not its own, or no plain data")
+        if worker == 0:
+            self.last.update(values)
         return [WriteMetrics({**{k: v for k, v in line.items() if k != "values"}, **values})]
 
-    def _on_enter(self, message: Enter) -> list[RegistrarAction]:
+    def _on_enter(self, peer: int, message: Enter) -> list[RegistrarAction]:
+        entered = self._entered.get(message.worker, 0)
+        is_waiting = entered in self._collectives and not self._collectives[entered].error
+        if message.seq != entered + 1 or is_waiting or message.worker in self.done:
+            _refuse(
+                peer,
+                f"entered collective {message.seq} after collective {entered}"
+                + (", which is not over" if is_waiting else "")
+                + (", and its script has finished" if message.worker in self.done else ""),
+            )
+        self._entered[message.worker] = message.seq
         collective = self._collectives.get(message.seq)
         if collective is None:
             collective = self._collectives[message.seq] = _Collective(message.name)
         collective.entered[message.worker] = message
         if collective.error:
-            return self._answer(message.seq, [], collective.error, [message.worker])
+            return self._tell(message.seq, collective.error, [message.worker])
         actions = self._check_missed_calls(message.seq, collective, message.worker)
         return actions if collective.error else actions + self._go_on(message, collective)
 
@@ -154,6 +185,13 @@ class Registrar:
         )
 
     def _on_progress(self, message: Progress) -> list[RegistrarAction]:
+        before = self.progress.get(message.worker)
+        if message.clock < (before.clock if before else 0) or message.samples < 0:
+            _refuse(
+                worker_id(message.worker),
+                f"sent Progress at clock {message.clock} after "
+                f"{before.clock if before else 'none'}, {message.samples} samples",
+            )
         self.progress[message.worker] = message
         actions: list[RegistrarAction] = []
         for seq, collective in sorted(self._collectives.items()):
@@ -226,13 +264,11 @@ class Registrar:
 
     def _fail(self, seq: int, collective: _Collective, error: str) -> list[RegistrarAction]:
         collective.error = error
-        return self._answer(seq, [], error, sorted(collective.entered))
+        return self._tell(seq, error, sorted(collective.entered))
 
     @staticmethod
-    def _answer(
-        seq: int, payloads: list[bytes], error: str, workers: Iterable[int]
-    ) -> list[RegistrarAction]:
-        answer = Collected(seq=seq, payloads=payloads, error=error)
+    def _tell(seq: int, error: str, workers: Iterable[int]) -> list[RegistrarAction]:
+        answer = Collected(seq=seq, payloads=[], runs=[], values=b"", error=error)
         return [SendControl(worker_id(worker), answer) for worker in workers]
 
     def _on_resumed(self, message: Resumed) -> list[RegistrarAction]:
@@ -241,23 +277,38 @@ class Registrar:
             raise ProtocolError(
                 f"server {message.server} resumed collective {message.seq}, which is not complete"
             )
+        if message.server in collective.resumed:
+            _refuse(server_id(message.server), f"resumed collective {message.seq} twice")
         collective.resumed.add(message.server)
         if len(collective.resumed) < self._num_servers:
             return []
         del self._collectives[message.seq]
-        payloads = [collective.entered[worker].payload for worker in range(self._num_workers)]
-        return self._answer(message.seq, payloads, "", range(self._num_workers))
+        workers = range(self._num_workers)
+        answer = collected(message.seq, [collective.entered[worker] for worker in workers])
+        return [SendControl(worker_id(worker), answer) for worker in workers]
 
-    def _on_done(self, message: Done) -> list[RegistrarAction]:
+    def _on_done(self, peer: int, message: Done) -> list[RegistrarAction]:
+        entered = self._entered.get(message.worker, 0)
+        collective = self._collectives.get(entered)
+        is_waiting = collective is not None and not collective.error
+        if message.worker in self.done or is_waiting or not is_plain(message.statistics):
+            _refuse(peer, "sent Done twice, inside a collective, or with what is no plain data")
         self.done[message.worker] = message.statistics
         actions: list[RegistrarAction] = []
-        for seq, collective in sorted(self._collectives.items()):
-            actions += self._fail_if_a_script_has_finished(seq, collective)
+        for seq, each in sorted(self._collectives.items()):
+            actions += self._fail_if_a_script_has_finished(seq, each)
         if len(self.done) == self._num_workers:
             actions += [
                 SendControl(server_id(server), Finish()) for server in range(self._num_servers)
             ]
         return actions
+
+    def _on_finished(self, peer: int, message: Finished) -> list[RegistrarAction]:
+        is_asked = len(self.done) == self._num_workers
+        if message.server in self.servers or not is_asked or not is_plain(message.statistics):
+            _refuse(peer, "sent Finished twice, unasked, or with what is no plain data")
+        self.servers[message.server] = message.statistics
+        return self._complete_if_all_reported()
 
     def _complete_if_all_reported(self) -> list[RegistrarAction]:
         if len(self.servers) < self._num_servers:
@@ -271,8 +322,27 @@ class Registrar:
             return []  # it is over: the question has crossed the answer
         absent = [worker for worker in range(self._num_workers) if worker not in collective.entered]
         return [
-            SendControl(worker_id(message.worker), Absent(seq=message.seq, workers=absent)),
+            SendControl(
+                worker_id(message.worker),
+                Absent(seq=message.seq, workers=absent[:MOST_TOLD], num_absent=len(absent)),
+            ),
         ]
+
+
+def is_plain(value: Any, *, depth: int = 8) -> bool:
+    """Whether this can go into a JSON file: numbers, texts, None, and lists and maps of them."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return True
+    if not depth:
+        return False
+    if isinstance(value, dict):
+        keys = all(isinstance(key, str) for key in value)
+        return keys and all(is_plain(each, depth=depth - 1) for each in value.values())
+    return isinstance(value, list) and all(is_plain(each, depth=depth - 1) for each in value)
+
+
+def _refuse(peer: int, why: str) -> NoReturn:
+    raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")
 
 
 def _order(progress: Progress) -> tuple[int, int]:

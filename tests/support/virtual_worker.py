@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -242,10 +243,16 @@ class VirtualWorker:
         if self.job.schedule.report_rate:
             self.report()
         number = self.core._collectives.seq + 1
-        self.loop.begin_collective(name, b"%d %d" % (self.worker, number))
+        payload, numbers = b"%d" % (number + self.worker // 3 * 10), [self.worker + 1.0, number / 8]
+        self.loop.begin_collective(name, payload, values=struct.pack("<2d", *numbers))
         yield from self._until(lambda: self.core.is_collected)
         brought = self.core.take_collected()
-        assert brought == [b"%d %d" % (worker, number) for worker in range(len(self.job.workers))]
+        num_workers = len(self.job.workers)
+        for worker in range(num_workers):
+            told = brought.of(worker)
+            assert told == (b"%d" % (number + worker // 3 * 10) if worker < 24 else None)
+        total = struct.pack("<2d", sum(range(num_workers + 1)), num_workers * number / 8)
+        assert brought.values == (total if num_workers <= 3 else b"")
 
     def report(self) -> None:
         """Tell the registrar where this worker stands."""

@@ -28,6 +28,7 @@ from psdist.protocol.optimizers import (
     traits,
 )
 from psdist.protocol.partition import Partition, Piece
+from psdist.workers.protocol.collectives import Brought
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,7 @@ def agree_on_model(
     *,
     worker: int,
     ranks: Sequence[int],
-    collective: Callable[[bytes], list[bytes]],
+    collective: Callable[[bytes], Brought],
 ) -> None:
     """Compare ``lines`` with all other workers'; ``collective`` gives back what each has brought.
 
@@ -175,11 +176,15 @@ def agree_on_model(
     """
     packed = pack_lines(lines)
     digests = collective(hashlib.sha256(packed).digest())
-    other = next((w for w, digest in enumerate(digests) if digest != digests[0]), None)
-    if other is None:
+    others = digests.unlike(digests.payloads[0])
+    if not others:
         return
+    other = others[0]
     shown = collective(packed if worker in (0, other) else b"")
-    difference = first_difference(unpack_lines(shown[0]), unpack_lines(shown[other]))
+    first, second = (shown.of(each) for each in (0, other))
+    assert first is not None
+    assert second is not None
+    difference = first_difference(unpack_lines(first), unpack_lines(second))
     raise ModelError(
         f"the model differs between workers 0 and {other} (rank {ranks[other]}): {difference}; all "
         "workers must build the same model and optimizer (values may differ, the chief's are used)"

@@ -5,18 +5,67 @@ is under way at a time. An answer to an earlier one is a duplicate, an answer to
 worker has not entered is an error.
 
     collectives = Collectives(seat)
-    collectives.begin("mean", payload)    # Enter, for the registrar
+    collectives.begin("mean", b"", values)  # Enter, for the registrar
     collectives.on_collected(REGISTRAR, answer)
-    collectives.take()                    # what every worker brought
+    collectives.take().of(3)              # what worker 3 brought
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from psdist.errors import CollectiveError, InvariantError, ProtocolError
 from psdist.protocol.control import Absent, Collected, Enter, WhoIsAbsent
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl, Warn
 from psdist.workers.protocol.seat import Seat
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What the workers of the job have brought to a collective."""
+
+    payloads: tuple[bytes, ...]
+    """The different ones, at most a few, in the order of the workers that brought them first."""
+    runs: tuple[tuple[int, int], ...]
+    """Workers from 0 on: an index into ``payloads``, and for how many workers on end."""
+    values: bytes
+    """float64, little-endian: the sums in worker order, where all payloads are equal."""
+
+    @classmethod
+    def decode(cls, message: Collected) -> Brought:
+        """Raises :class:`ProtocolError` if the runs do not fit the payloads."""
+        indexes, lengths = message.runs[::2], message.runs[1::2]
+        is_known = all(0 <= index <= len(message.payloads) for index in indexes)
+        if len(indexes) != len(lengths) or not is_known or min(lengths, default=1) < 1:
+            raise ProtocolError(
+                f"the registrar sent Collected of {len(message.payloads)} payloads with runs that "
+                "do not fit them"
+            )
+        runs = tuple(zip(indexes, lengths, strict=True))
+        return cls(tuple(message.payloads), runs, message.values)
+
+    @property
+    def num_workers(self) -> int:
+        return sum(length for _, length in self.runs)
+
+    def of(self, worker: int) -> bytes | None:
+        """What ``worker`` brought; None if it is one of too many different payloads to be told."""
+        for index, length in self.runs:
+            if worker < length:
+                return self.payloads[index] if index < len(self.payloads) else None
+            worker -= length
+        raise InvariantError(f"{self.num_workers} workers and not worker {worker} of them")
+
+    def unlike(self, payload: bytes) -> list[int]:
+        """The workers that brought something else."""
+        workers: list[int] = []
+        at = 0
+        for index, length in self.runs:
+            if index == len(self.payloads) or self.payloads[index] != payload:
+                workers += range(at, at + length)
+            at += length
+        return workers
 
 
 class Collectives:
@@ -40,8 +89,8 @@ class Collectives:
         """Whether the answer is here and was not taken."""
         return self._answer is not None
 
-    def begin(self, name: str, payload: bytes) -> Enter:
-        """Enter the next collective."""
+    def begin(self, name: str, payload: bytes, values: bytes) -> Enter:
+        """Enter the next collective; see :class:`psdist.protocol.control.Enter`."""
         if self.is_waiting or self.is_answered:
             raise InvariantError(
                 f"worker {self._seat.worker}: {name} began before {self.name}, collective "
@@ -49,7 +98,8 @@ class Collectives:
             )
         self.seq += 1
         self.name = name
-        return Enter(worker=self._seat.worker, seq=self.seq, name=name, payload=payload)
+        worker = self._seat.worker
+        return Enter(worker=worker, seq=self.seq, name=name, payload=payload, values=values)
 
     def on_collected(self, peer: int, message: Collected) -> list[Action]:
         self._check_answer(peer, "Collected", message.seq)
@@ -60,8 +110,8 @@ class Collectives:
         self._answer = message
         return []
 
-    def take(self) -> list[bytes]:
-        """What every worker brought, in worker order. Raises :class:`CollectiveError`."""
+    def take(self) -> Brought:
+        """What every worker brought. Raises :class:`CollectiveError`."""
         if self._answer is None:
             raise InvariantError(
                 f"worker {self._seat.worker}: collective {self.seq} was taken before its answer"
@@ -69,7 +119,7 @@ class Collectives:
         answer, self._answer = self._answer, None
         if answer.error:
             raise CollectiveError(answer.error)
-        return answer.payloads
+        return Brought.decode(answer)
 
     def ask_who_is_absent(self) -> SendControl:
         return SendControl(REGISTRAR, WhoIsAbsent(worker=self._seat.worker, seq=self.seq))
@@ -80,6 +130,8 @@ class Collectives:
             return []  # late: whom it names has come since
         noun = "worker" if len(message.workers) == 1 else "workers"
         names = ", ".join(str(worker) for worker in message.workers)
+        more = message.num_absent - len(message.workers)
+        names += f" and {more} more" if more > 0 else ""
         return [Warn(f"the collective waits for {noun} {names or 'that are on their way'}")]
 
     def _check_answer(self, peer: int, name: str, seq: int) -> None:

@@ -36,7 +36,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
-from psdist.workers.protocol.collectives import Collectives
+from psdist.workers.protocol.collectives import Brought, Collectives
 from psdist.workers.protocol.membership import Membership
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
@@ -258,14 +258,17 @@ class WorkerCore:
 
     # -- collectives and the end ---------------------------------------------------------------
 
-    def begin_collective(self, name: str, payload: bytes = b"") -> list[Action]:
-        """Enter the next collective of the job with ``payload``; :attr:`is_collected` when
-        everybody has come. A group is suspended meanwhile."""
+    def begin_collective(
+        self, name: str, payload: bytes = b"", *, values: bytes = b""
+    ) -> list[Action]:
+        """Enter the next collective of the job; :attr:`is_collected` when everybody has come. A
+        group is suspended meanwhile. ``payload`` is compared with what others bring, ``values``
+        (float64) are summed."""
         if not self.is_idle or self._membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker}: {name} began during a push or pull, or after the end"
             )
-        enter = self._collectives.begin(name, payload)
+        enter = self._collectives.begin(name, payload, values)
         suspend = self._membership.suspend(clock=self.clock, seq=enter.seq)
         return [*suspend, SendControl(REGISTRAR, enter)]
 
@@ -274,8 +277,8 @@ class WorkerCore:
         """Whether the answer to the collective is here."""
         return self._collectives.is_answered
 
-    def take_collected(self) -> list[bytes]:
-        """What every worker brought, in worker order. Raises :class:`CollectiveError`."""
+    def take_collected(self) -> Brought:
+        """What every worker brought. Raises :class:`CollectiveError`."""
         return self._collectives.take()
 
     def begin_leave(self) -> list[Action]:

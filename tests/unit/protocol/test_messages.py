@@ -253,7 +253,9 @@ def test_a_field_of_another_type_is_an_error_at_the_sender() -> None:
 
 
 def test_of_a_million_wrong_items_one_is_told() -> None:
-    data = msgpack.packb({"type": "Absent", "seq": 1, "workers": [None] * 1_000_000})
+    data = msgpack.packb(
+        {"type": "Absent", "seq": 1, "num_absent": 1, "workers": [None] * 1_000_000}
+    )
     with pytest.raises(ProtocolError, match=r"field workers\.0 must be a valid integer$") as caught:
         decode_control(data)
     faults = caught.value.__context__
@@ -271,7 +273,7 @@ def test_maps_with_keys_that_are_no_text_and_nesting_without_end_are_refused() -
 def test_control_messages_are_bounded_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CONTROL_LIMIT_BYTES == 64 * 2**20
     monkeypatch.setattr(control, "CONTROL_LIMIT_BYTES", 100)
-    large = Collected(seq=1, payloads=[bytes(200)], error="")
+    large = Collected(seq=1, payloads=[bytes(200)], runs=[0, 1], values=b"", error="")
     with pytest.raises(InvariantError, match=r"Collected of \d+ bytes, limit 100"):
         encode_control(large)
     with pytest.raises(ProtocolError, match="of 101 bytes, limit 100"):

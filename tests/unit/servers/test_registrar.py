@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,15 +18,27 @@ from psdist.protocol.control import (
     Control,
     Done,
     Enter,
+    Finished,
+    Metrics,
     Progress,
     Resume,
     Resumed,
     WhoIsAbsent,
+    encode_control,
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn
+from psdist.servers.protocol.collected import collected
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn, is_plain
 from psdist.workers.data.passes import EqualPasses
+
+
+def tell(registrar: Registrar, message: Control) -> list[RegistrarAction]:
+    """As the peer whose message it is."""
+    worker, server = getattr(message, "worker", None), getattr(message, "server", None)
+    if isinstance(message, Metrics):
+        worker = message.line["worker"]
+    return registrar.handle(server_id(server) if worker is None else worker_id(worker), message)
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ def play(scripts: Sequence[Script], mode: str, chance: Random) -> tuple[list[str
     queues = [each.messages(worker, chance) for worker, each in enumerate(scripts)]
     actions: list[RegistrarAction] = []
     while left := [queue for queue in queues if queue]:
-        actions += registrar.handle(chance.choice(left).pop(0))
+        actions += tell(registrar, chance.choice(left).pop(0))
     sent = [each.message for each in actions if isinstance(each, SendControl)]
     errors = [each.error for each in sent if isinstance(each, Collected)]
     return errors, [each.text for each in actions if isinstance(each, Warn)]
@@ -145,11 +158,11 @@ def test_the_words_are_the_same_whatever_the_order_of_arrival(seed: int) -> None
 def test_a_worker_that_goes_on_is_told_of_at_its_first_iteration_too_many() -> None:
     registrar = Registrar(num_workers=2, num_servers=1)
     for message in Script((12,) * 5).messages(0):
-        assert registrar.handle(message) == []
+        assert tell(registrar, message) == []
     *on_time, late = Script((12,) * 6).messages(1)[:6]
     for message in on_time:
-        assert registrar.handle(message) == []
-    (action,) = registrar.handle(late)
+        assert tell(registrar, message) == []
+    (action,) = tell(registrar, late)
     assert isinstance(action, SendControl)
     assert isinstance(action.message, Collected)
     assert "but worker 1 continued past iteration" in action.message.error
@@ -159,7 +172,7 @@ def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
     registrar = Registrar(num_workers=2, num_servers=1)
     told = []
     for message in [*Script((12,) * 5).messages(0), *Script((12,) * 6).messages(1)]:
-        told += registrar.handle(message)
+        told += tell(registrar, message)
     errors = {each.message.error for each in told if isinstance(each, SendControl)}
     assert [each.peer for each in told if isinstance(each, SendControl)] != []
     assert len(told) == 2
@@ -171,9 +184,10 @@ def test_a_warning_comes_once_for_each_call() -> None:
     warnings = []
     for seq, name in enumerate(["mean", "mean", "save"], start=1):
         for worker, clock in ((0, 2 * seq), (1, 2 * seq + 1)):
-            told = registrar.handle(Progress(worker=worker, clock=clock, samples=0))
-            told += registrar.handle(Enter(worker=worker, seq=seq, name=name, payload=b""))
+            told = tell(registrar, Progress(worker=worker, clock=clock, samples=0))
+            told += tell(registrar, Enter(worker=worker, seq=seq, name=name, payload=b""))
             warnings += [each.text for each in told if isinstance(each, Warn)]
+        tell(registrar, Resumed(seq=seq, server=0))
     assert [text.split(" after")[0] for text in warnings] == [
         "worker 0 called mean",
         "worker 0 called save",
@@ -190,25 +204,25 @@ def answers(actions: list[RegistrarAction]) -> dict[int, object]:
 
 
 def enter(worker: int, name: str = "save", seq: int = 1) -> Enter:
-    return Enter(worker=worker, seq=seq, name=name, payload=bytes([worker]))
+    return Enter(worker=worker, seq=seq, name=name, payload=bytes([worker % 256]))
 
 
 def test_a_collective_ends_when_all_workers_have_come_and_all_servers_have_resumed() -> None:
     registrar = Registrar(num_workers=2, num_servers=2)
-    assert registrar.handle(enter(1)) == []
-    resumes = answers(registrar.handle(enter(0)))
+    assert tell(registrar, enter(1)) == []
+    resumes = answers(tell(registrar, enter(0)))
     assert resumes == {server_id(0): Resume(seq=1), server_id(1): Resume(seq=1)}
-    assert registrar.handle(Resumed(seq=1, server=1)) == []
-    collected = Collected(seq=1, payloads=[b"\0", b"\1"], error="")
-    done = answers(registrar.handle(Resumed(seq=1, server=0)))
+    assert tell(registrar, Resumed(seq=1, server=1)) == []
+    collected = Collected(seq=1, payloads=[b"\0", b"\1"], runs=[0, 1, 1, 1], values=b"", error="")
+    done = answers(tell(registrar, Resumed(seq=1, server=0)))
     assert done == {worker_id(0): collected, worker_id(1): collected}
 
 
 def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> None:
     registrar = Registrar(num_workers=3, num_servers=1)
-    registrar.handle(enter(0, "barrier"))
-    failed = answers(registrar.handle(enter(2, "mean")))
-    late = answers(registrar.handle(enter(1, "mean")))
+    tell(registrar, enter(0, "barrier"))
+    failed = answers(tell(registrar, enter(2, "mean")))
+    late = answers(tell(registrar, enter(1, "mean")))
     assert failed.keys() == {worker_id(0), worker_id(2)}
     assert late.keys() == {worker_id(1)}
     assert {*map(str, failed.values())} == {*map(str, late.values())}
@@ -216,7 +230,7 @@ def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> Non
     assert error.startswith(
         "workers made different calls: worker 0 called barrier; worker 2 called mean"
     )
-    assert registrar.handle(Done(worker=1, statistics={})) == []  # it is told once
+    assert tell(registrar, Done(worker=1, statistics={})) == []  # it is told once
 
 
 @pytest.mark.parametrize("finishes_first", [True, False])
@@ -225,13 +239,13 @@ def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
 ) -> None:
     registrar = Registrar(num_workers=12, num_servers=1)
     if finishes_first:
-        registrar.handle(Done(worker=11, statistics={}))
+        tell(registrar, Done(worker=11, statistics={}))
     for worker in range(10):
-        failed = registrar.handle(enter(worker))
+        failed = tell(registrar, enter(worker))
         if finishes_first and worker == 0:
             break
     else:
-        failed = registrar.handle(Done(worker=11, statistics={}))
+        failed = tell(registrar, Done(worker=11, statistics={}))
     error = getattr(answers(failed)[worker_id(0)], "error", "")
     came = "worker 0" if finishes_first else "workers 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     assert error == (
@@ -242,21 +256,23 @@ def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
 
 def test_who_is_absent_is_answered_while_the_collective_lasts_only() -> None:
     registrar = Registrar(num_workers=3, num_servers=1)
-    registrar.handle(enter(2))
+    tell(registrar, enter(2))
     asked = WhoIsAbsent(worker=2, seq=1)
-    assert answers(registrar.handle(asked)) == {worker_id(2): Absent(seq=1, workers=[0, 1])}
-    registrar.handle(enter(0))
-    registrar.handle(enter(1))
-    registrar.handle(Resumed(seq=1, server=0))
-    assert registrar.handle(asked) == []
+    assert answers(tell(registrar, asked)) == {
+        worker_id(2): Absent(seq=1, workers=[0, 1], num_absent=2)
+    }
+    tell(registrar, enter(0))
+    tell(registrar, enter(1))
+    tell(registrar, Resumed(seq=1, server=0))
+    assert tell(registrar, asked) == []
 
 
 def test_a_server_that_resumes_what_is_not_complete_breaks_the_protocol() -> None:
     registrar = Registrar(num_workers=2, num_servers=1)
-    registrar.handle(enter(0))
+    tell(registrar, enter(0))
     for seq in (1, 7):
         with pytest.raises(ProtocolError, match=f"server 0 resumed collective {seq}"):
-            registrar.handle(Resumed(seq=seq, server=0))
+            tell(registrar, Resumed(seq=seq, server=0))
 
 
 # -- what a worker says of its loaders -------------------------------------------------------------
@@ -284,3 +300,145 @@ def test_passes_are_equal_until_the_first_iteration_of_another_kind(
             passes.on_batch(length)
         passes.end_iteration()
     assert (passes.num_batches, passes.until) == expected
+
+
+# -- what cannot be --------------------------------------------------------------------------------
+
+
+PROGRESS = Progress(worker=1, clock=3, samples=1)
+DONE = Done(worker=1, statistics={})
+
+
+@pytest.mark.parametrize(
+    ("peer", "messages", "what"),
+    [
+        (worker_id(0), [enter(1)], "worker 0 sent Enter of worker 1"),
+        (worker_id(2), [enter(2)], "worker 2 sent Enter of worker 2"),
+        (worker_id(-1), [enter(-1)], "server 1048575 sent Enter of worker -1"),
+        (server_id(1), [enter(1)], "server 1 sent Enter of worker 1"),
+        (worker_id(1), [enter(1, seq=2)], "worker 1 entered collective 2 after collective 0"),
+        (
+            worker_id(1),
+            [enter(1), enter(1, seq=2)],
+            "worker 1 entered collective 2 after collective 1, which is not over",
+        ),
+        (worker_id(1), [enter(1), enter(1)], "worker 1 entered collective 1 after collective 1"),
+        (worker_id(1), [DONE, enter(1)], "entered collective 1 after collective 0, and its script"),
+        (worker_id(1), [DONE, DONE], "worker 1 sent Done twice"),
+        (worker_id(1), [enter(1), DONE], "worker 1 sent Done twice, inside a collective"),
+        (worker_id(1), [Done(worker=1, statistics={"a": b"b"})], "what is no plain data"),
+        (worker_id(0), [DONE], "worker 0 sent Done of worker 1"),
+        (worker_id(0), [PROGRESS], "worker 0 sent Progress of worker 1"),
+        (
+            worker_id(1),
+            [PROGRESS, Progress(worker=1, clock=2, samples=1)],
+            "worker 1 sent Progress at clock 2 after 3",
+        ),
+        (
+            worker_id(1),
+            [Progress(worker=1, clock=-1, samples=0)],
+            "at clock -1 after none",
+        ),
+        (worker_id(1), [Progress(worker=1, clock=0, samples=-1)], "after none, -1 samples"),
+        (worker_id(0), [WhoIsAbsent(worker=1, seq=1)], "worker 0 sent WhoIsAbsent of worker 1"),
+        (worker_id(1), [Metrics(line={"worker": 0})], "a line of metrics that is not its own"),
+        (worker_id(1), [Metrics(line={})], "a line of metrics that is not its own"),
+        (worker_id(1), [Metrics(line={"worker": 1, "values": [1]})], "or no plain data"),
+        (worker_id(1), [Metrics(line={"worker": 1, "values": {"a": b"b"}})], "or no plain data"),
+        (server_id(1), [Resumed(seq=1, server=0)], "server 1 sent Resumed of server 0"),
+        (server_id(2), [Resumed(seq=1, server=2)], "server 2 sent Resumed of server 2"),
+        (server_id(0), [Finished(server=1, statistics={})], "server 0 sent Finished of server 1"),
+        (
+            server_id(1),
+            [Finished(server=1, statistics={})],
+            "server 1 sent Finished twice, unasked",
+        ),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_names_the_peer(
+    peer: int, messages: list[Control], what: str
+) -> None:
+    registrar = Registrar(num_workers=2, num_servers=2)
+    *before, last = messages
+    for message in before:
+        registrar.handle(peer, message)
+    with pytest.raises(ProtocolError, match=f"the registrar: .*{what}"):
+        registrar.handle(peer, last)
+
+
+def test_a_server_resumes_a_collective_once_and_reports_once() -> None:
+    registrar = Registrar(num_workers=1, num_servers=2)
+    tell(registrar, enter(0))
+    tell(registrar, Resumed(seq=1, server=1))
+    with pytest.raises(ProtocolError, match="server 1 resumed collective 1 twice"):
+        tell(registrar, Resumed(seq=1, server=1))
+    tell(registrar, Resumed(seq=1, server=0))
+    tell(registrar, Done(worker=0, statistics={}))
+    with pytest.raises(ProtocolError, match=r"server 1 sent Finished .* no plain data"):
+        tell(registrar, Finished(server=1, statistics={"a": {"b": [b"c"]}}))
+    assert tell(registrar, Finished(server=1, statistics={"a": {"b": [1, None, "c", 0.5]}})) == []
+    with pytest.raises(ProtocolError, match="server 1 sent Finished twice"):
+        tell(registrar, Finished(server=1, statistics={}))
+
+
+def test_plain_data_is_what_a_json_file_takes_and_no_deeper_than_needed() -> None:
+    deep: object = 1
+    for _ in range(9):
+        deep = [deep]
+    assert is_plain([[[[[[[[1]]]]]]]])
+    assert not is_plain(deep)
+    assert not is_plain({1: 2})
+    assert not is_plain((1,))
+
+
+# -- what all have brought -------------------------------------------------------------------------
+
+
+def test_an_answer_does_not_grow_with_the_workers() -> None:
+    sizes = []
+    for num_workers in (100, 10_000):
+        entered = [
+            Enter(worker=worker, seq=1, name="mean", payload=b"tree", values=np.ones(3).tobytes())
+            for worker in range(num_workers)
+        ]
+        answer = collected(1, entered)
+        assert np.frombuffer(answer.values).tolist() == [num_workers] * 3
+        sizes.append(len(encode_control(answer)))
+    assert sizes[1] - sizes[0] < 8
+
+
+def test_of_many_different_payloads_a_few_are_told() -> None:
+    entered = [enter(worker) for worker in range(200)]
+    answer = collected(1, entered)
+    assert answer.payloads == [bytes([worker]) for worker in range(8)]
+    assert answer.runs[:16] == [number for each in range(8) for number in (each, 1)]
+    assert answer.runs[16:] == [8, 192]
+
+
+def test_numbers_are_summed_in_the_order_of_the_workers() -> None:
+    rows = [0.1, 1e17, -1e17, 0.3]
+    entered = [
+        Enter(worker=worker, seq=1, name="mean", payload=b"", values=np.array([row]).tobytes())
+        for worker, row in enumerate(rows)
+    ]
+    assert np.frombuffer(collected(1, entered).values)[0] == ((0.1 + 1e17) - 1e17) + 0.3
+    different = [*entered[:3], Enter(worker=3, seq=1, name="mean", payload=b"x")]
+    assert collected(1, different).values == b""
+
+
+@pytest.mark.parametrize(
+    ("lengths", "what"),
+    [
+        ((8, 16), "worker 0 brought 8 bytes of numbers and worker 1 other"),
+        ((7, 7), "worker 0 brought 7 bytes of"),
+    ],
+)
+def test_numbers_that_do_not_fit_together_break_the_protocol(
+    lengths: tuple[int, ...], what: str
+) -> None:
+    entered = [
+        Enter(worker=worker, seq=1, name="mean", payload=b"", values=bytes(length))
+        for worker, length in enumerate(lengths)
+    ]
+    with pytest.raises(ProtocolError, match=f"to mean {what}"):
+        collected(1, entered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.errors import CollectiveError, ProtocolError
+from psdist.errors import CollectiveError, InvariantError, ProtocolError
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -15,6 +15,7 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.workers.protocol.actions import (
     Warn,
 )
+from psdist.workers.protocol.collectives import Brought
 from tests.support.worker_machine import (
     Network,
     collect,
@@ -57,10 +58,38 @@ def test_answers_belong_to_their_collective_whatever_came_before() -> None:
             assert not core.is_collected
         collect(core, seq)
         assert core.is_collected
-        assert core.take_collected() == [b"mine"]
+        assert core.take_collected() == Brought((b"mine",), ((0, 3),), b"")
         collect(core, seq)
         assert not core.is_collected
     assert core.counts().duplicates == 0 + 1 + 2 + 3
+
+
+@pytest.mark.parametrize("runs", [[0], [0, 0], [2, 1], [-1, 1], [0, -1]])
+def test_an_answer_whose_runs_do_not_fit_its_payloads_is_an_error(runs: list[int]) -> None:
+    core = make_core()
+    core.begin_collective("mean")
+    control(core, REGISTRAR, Collected(seq=1, payloads=[b"a"], runs=runs, values=b"", error=""))
+    with pytest.raises(ProtocolError, match="the registrar sent Collected of 1 payloads with runs"):
+        core.take_collected()
+
+
+def test_what_each_has_brought_is_told_as_runs_of_workers() -> None:
+    brought = Brought((b"a", b"b"), ((0, 2), (1, 1), (0, 1), (2, 2)), b"")
+    assert brought.num_workers == 6
+    assert [brought.of(each) for each in range(6)] == [b"a", b"a", b"b", b"a", None, None]
+    assert brought.unlike(b"a") == [2, 4, 5]
+    assert brought.unlike(b"b") == [0, 1, 3, 4, 5]
+    assert brought.unlike(b"c") == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(InvariantError):
+        brought.of(6)
+
+
+def test_who_is_absent_is_named_as_far_as_told() -> None:
+    core = make_core()
+    core.begin_collective("mean")
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[2, 5], num_absent=9)) == [
+        Warn("the collective waits for workers 2, 5 and 7 more")
+    ]
 
 
 def test_a_failed_collective_is_an_error_in_the_registrars_words_and_is_over() -> None:
@@ -81,9 +110,9 @@ def test_an_answer_to_what_was_not_entered_is_an_error_that_names_the_peer(
     core.begin_collective("mean", b"")
     seq = 2 if peer == REGISTRAR else 1
     message = (
-        Collected(seq=seq, payloads=[], error="")
+        Collected(seq=seq, payloads=[], runs=[], values=b"", error="")
         if kind == "Collected"
-        else Absent(seq=seq, workers=[1])
+        else Absent(seq=seq, workers=[1], num_absent=1)
     )
     name = "worker 3" if peer == worker_id(3) else f"server {peer}"
     with pytest.raises(ProtocolError, match=rf"worker 0: {name} sent {kind} of collective {seq}"):
@@ -93,11 +122,11 @@ def test_an_answer_to_what_was_not_entered_is_an_error_that_names_the_peer(
 def test_who_is_absent_is_said_while_it_matters_and_not_afterwards() -> None:
     core = make_core()
     core.begin_collective("mean", b"")
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[2, 5])) == [
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[2, 5], num_absent=2)) == [
         Warn("the collective waits for workers 2, 5")
     ]
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[5])) == [
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=1)) == [
         Warn("the collective waits for worker 5")
     ]
     collect(core, 1)
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[5])) == []
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=1)) == []

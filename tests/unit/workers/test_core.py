@@ -263,7 +263,7 @@ def be_done_in_a_push(core: WorkerCore) -> None:
 
 
 def hold_an_old_answer(core: WorkerCore) -> None:
-    core._collectives._answer = Collected(seq=3, payloads=[], error="")
+    core._collectives._answer = Collected(seq=3, payloads=[], runs=[], values=b"", error="")
 
 
 def receive_no_chunk(core: WorkerCore) -> None:

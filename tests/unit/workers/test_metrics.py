@@ -10,14 +10,31 @@ import pytest
 import torch
 
 from psdist.errors import CollectiveError, UsageError
+from psdist.protocol.control import Enter
+from psdist.servers.protocol.collected import collected
 from psdist.workers.metrics import OWN_NAMES, logged, mean_of, pack
+from psdist.workers.protocol.collectives import Brought
 
 Point = namedtuple("Point", ["x", "y"])
 
 
 def mean(*trees: Any) -> Any:
     """What the first of these workers gets."""
-    return mean_of(trees[0], [pack(tree, num_workers=len(trees)) for tree in trees])
+    return mean_of(trees[0], bring(*trees))
+
+
+def bring(*trees: Any) -> Brought:
+    """What comes back when workers bring these trees."""
+    packed = [pack(tree, num_workers=len(trees)) for tree in trees]
+    return Brought.decode(
+        collected(
+            1,
+            [
+                Enter(worker=worker, seq=1, name="mean", payload=described, values=values)
+                for worker, (described, values) in enumerate(packed)
+            ],
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,8 +69,9 @@ def test_tensors_with_dimensions_stay_tensors() -> None:
 
 def test_all_workers_get_the_same_bits() -> None:
     values = [0.1, 1e17, -1e17, 0.3]
-    payloads = [pack({"loss": value}, num_workers=4) for value in values]
-    assert len({mean_of({"loss": value}, payloads)["loss"] for value in values}) == 1
+    brought = bring(*({"loss": value} for value in values))
+    assert len({mean_of({"loss": value}, brought)["loss"] for value in values}) == 1
+    assert mean_of({"loss": 0}, brought) == {"loss": (((0.1 + 1e17) - 1e17) + 0.3) / 4}
 
 
 @pytest.mark.parametrize(
@@ -85,11 +103,11 @@ def test_too_many_numbers_for_a_message_are_refused() -> None:
     ],
 )
 def test_different_trees_are_told_apart(first: Any, other: Any, told: str) -> None:
-    payloads = [pack(tree, num_workers=2) for tree in (first, other)]
+    brought = bring(first, other)
     errors = set()
     for tree in (first, other):
         with pytest.raises(CollectiveError, match=told) as caught:
-            mean_of(tree, payloads)
+            mean_of(tree, brought)
         errors.add(str(caught.value))
     assert len(errors) == 1
 
