@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
@@ -171,48 +171,57 @@ def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) ->
 
 
 def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[Place], RunConfig]:
-    """Everybody's place, version and configuration; errors and differences end the job."""
-    error = outcome if isinstance(outcome, UserError) else None
-    config = encode(outcome.config) if isinstance(outcome, Resolved) else b""
-    mine = {
-        "status": error.exit_status if error else 0,
-        "error": printable(str(error or "")),
-        "version": VERSION,
-        "config": config,
+    """Everybody's place, and rank 0's configuration; errors and differences of version or
+    configuration end the job."""
+    resolved = agreed(comm, outcome)
+    first = broadcast(comm, msgpack.packb([VERSION, socket.gethostname(), encode(resolved.config)]))
+    version, host, config = msgpack.unpackb(first)
+    mine = _differs(version=version, host=host, config=config, mine=resolved.config)
+    agreed(comm, LaunchError(mine) if mine else None)
+    place = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "cores": sorted(os.sched_getaffinity(0)),
+        "cores": _runs_of(os.sched_getaffinity(0)),
         "gpus": visible_gpus(os.environ),
         "kernel": boot_id(),
         "switches": slurm_switches(os.environ),
     }
-    everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(mine))]
-    _exit_on_errors(comm, [(each["status"], each["error"]) for each in everybody])
-    mistakes: list[tuple[int, str]] = []
-    for each in everybody:
-        text = ""
-        if each["version"] != everybody[0]["version"]:
-            text = (
-                f"psdist {each['version']} on {each['host']}, {everybody[0]['version']} on "
-                f"{everybody[0]['host']} (rank 0); install the same version on all hosts"
-            )
-        elif each["config"] != everybody[0]["config"]:
-            text = _config_difference(each["config"], everybody[0]["config"])
-        mistakes.append((2 if text else 0, text))
-    _exit_on_errors(comm, mistakes)
+    everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(place))]
     places = [
         Place(
             rank=rank,
             host=str(each["host"]),
             pid=int(each["pid"]),
-            cores=tuple(each["cores"]),
+            cores=tuple(n for first, num in each["cores"] for n in range(first, first + num)),
             gpus=None if each["gpus"] is None else tuple(each["gpus"]),
             kernel=str(each["kernel"]),
             switches=(str(each["switches"][0]), str(each["switches"][1])),
         )
         for rank, each in enumerate(everybody)
     ]
-    return places, decode(everybody[0]["config"])
+    return places, decode(config)
+
+
+def _runs_of(numbers: Collection[int]) -> list[tuple[int, int]]:
+    """Ascending, as (first, how many on end): a rank of a whole host has a few runs of cores, and
+    everybody gets everybody's."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and number == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    return runs
+
+
+def _differs(*, version: str, host: str, config: bytes, mine: RunConfig) -> str:
+    """How this rank's version or configuration differs from rank 0's; empty if it does not."""
+    if version != VERSION:
+        return (
+            f"psdist {VERSION} on {socket.gethostname()}, {version} on {host} (rank 0); install "
+            "the same version on all hosts"
+        )
+    return _config_difference(encode(mine), config) if encode(mine) != config else ""
 
 
 def _config_difference(mine: bytes, first: bytes) -> str:
