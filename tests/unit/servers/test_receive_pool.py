@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
@@ -80,9 +81,14 @@ def test_who_needs_least_is_received_first_and_among_alike_who_came_first() -> N
 
 
 def test_offers_of_one_chunk_and_group_are_received_in_the_order_in_which_they_came() -> None:
+    """The next is considered when its forerunner has arrived; whoever handles that says so."""
     offers = Offers(1)
     assert [offers.offer(ticket, 0) for ticket in "abcd"] == [["a"], [], [], []]
-    assert [offers.release() for _ in range(4)] == [["b"], ["c"], ["d"], []]
+    assert offers.release() == ["b"]
+    for ticket in "cd":
+        assert offers.tickets(offers.pool.reconsider(0, 0)) == []
+        assert offers.release() == [ticket]
+    assert (offers.pool.num_held, offers.pool.num_free) == (0, 0)
 
 
 def test_a_later_offer_of_the_same_push_never_overtakes_one_that_is_held() -> None:
@@ -165,6 +171,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.held[key].popleft()
             assert free >= self.offers.needs[key], "a slot was kept for others"
             free -= 1
+            if self.held[key]:  # what has arrived makes room for the group's next
+                self.take(self.offers.pool.reconsider(*key))
 
     @rule(key=keys)
     def offer(self, key: Key) -> None:
@@ -184,8 +192,7 @@ class AnyOrder(RuleBasedStateMachine):
         is_smaller = need < self.offers.needs[key]
         self.offers.needs[key] = need
         if is_smaller:
-            for _ in range(len(self.held[key])):
-                self.take(self.offers.pool.reconsider(*key))
+            self.take(self.offers.pool.reconsider(*key))
 
     @invariant()
     def nobody_waits_in_vain(self) -> None:
@@ -194,6 +201,51 @@ class AnyOrder(RuleBasedStateMachine):
         assert pool.num_held == sum(map(len, self.held.values()))
         assert pool.num_free == 4 - len(self.offers.taken)
         assert not [key for key in waiting if self.offers.needs[key] <= pool.num_free]
+        for chunk in range(3):
+            of_groups = [len(self.held[chunk, group]) for group in range(2)]
+            assert [pool.num_held_of(chunk, group) for group in range(2)] == of_groups
+            assert pool.holds(chunk) == (sum(of_groups) > 0)
+        pool.check_invariants()
 
 
 TestAnyOrder = AnyOrder.TestCase
+
+
+def hold_without_a_queue(pool: ReceivePool) -> None:
+    for queue in pool._queues.values():
+        queue.clear()
+
+
+def queue_what_is_not_held(pool: ReceivePool) -> None:
+    pool._held.clear()
+
+
+def hold_no_ticket(pool: ReceivePool) -> None:
+    pool._held[0][0].tickets.clear()
+
+
+def hold_no_group(pool: ReceivePool) -> None:
+    pool._held[5] = {}
+
+
+def free_twice(pool: ReceivePool) -> None:
+    pool._free += pool._free
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [hold_without_a_queue, queue_what_is_not_held, hold_no_ticket, hold_no_group, free_twice],
+    ids=lambda each: each.__name__,
+)
+def test_a_pool_that_contradicts_itself_is_caught(break_it: Callable[[ReceivePool], None]) -> None:
+    offers = Offers(2)
+    offers.offer("a", 9)
+    offers.offer("b", 8)
+    offers.offer("c", 0)
+    offers.needs[0, 0] = EARLY
+    offers.release()
+    offers.needs[0, 0] = ADDS
+    offers.pool.check_invariants()
+    break_it(offers.pool)
+    with pytest.raises(InvariantError):
+        offers.pool.check_invariants()
