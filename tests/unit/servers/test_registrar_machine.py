@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import (
     Complete,
@@ -41,6 +42,18 @@ def sent(actions: list[RegistrarAction]) -> list[tuple[int, Control]]:
     return [(each.peer, each.message) for each in actions if isinstance(each, SendControl)]
 
 
+def tell(registrar: Registrar, *messages: Control) -> list[RegistrarAction]:
+    """Each as the peer whose message it is."""
+    actions: list[RegistrarAction] = []
+    for message in messages:
+        server, worker = getattr(message, "server", None), getattr(message, "worker", None)
+        if isinstance(message, Metrics):
+            worker = message.line["worker"]
+        peer = REGISTRAR if server is None else server_id(server)
+        actions += registrar.handle(peer if worker is None else worker_id(worker), message)
+    return actions
+
+
 class Job(RuleBasedStateMachine):
     """Workers that make the same calls one after the other, servers that answer when they like.
     Everything that the registrar sends is foreseen from who has come to what."""
@@ -51,6 +64,8 @@ class Job(RuleBasedStateMachine):
         self.workers = range(num_workers)
         self.servers = range(num_servers)
         self.seq = 0
+        self.is_alike = True
+        """Whether all bring the same, and numbers with it."""
         """The collective that is under way, or was last."""
         self.inside: list[int] = []
         self.to_resume: list[int] = []
@@ -63,15 +78,17 @@ class Job(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.is_resuming and len(self.inside) < len(self.workers)
                   and not self.done)  # fmt: skip
-    @rule(data=st.data())
-    def enter(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_alike=st.booleans())
+    def enter(self, data: st.DataObject, is_alike: bool) -> None:
         if not self.inside:
             self.seq += 1
+            self.is_alike = is_alike
         away = [worker for worker in self.workers if worker not in self.inside]
         worker = data.draw(st.sampled_from(away))
         self.inside.append(worker)
-        message = Enter(worker=worker, seq=self.seq, name="mean", payload=self.payload(worker))
-        actions = sent(self.registrar.handle(message))
+        payload, values = self.payload(worker), self.values(worker)
+        message = Enter(worker=worker, seq=self.seq, name="mean", payload=payload, values=values)
+        actions = sent(tell(self.registrar, message))
         if len(self.inside) < len(self.workers):
             assert actions == []
         else:
@@ -80,35 +97,45 @@ class Job(RuleBasedStateMachine):
             assert actions == [(server_id(server), resume) for server in self.servers]
 
     def payload(self, worker: int) -> bytes:
-        return f"{worker} in {self.seq}".encode()
+        return f"{0 if self.is_alike else worker} in {self.seq}".encode()
+
+    def values(self, worker: int) -> bytes:
+        return struct.pack("<2d", worker + self.seq, -worker) if self.is_alike else b""
 
     @precondition(lambda self: self.is_resuming)
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from(self.to_resume))
         self.to_resume.remove(server)
-        actions = sent(self.registrar.handle(Resumed(seq=self.seq, server=server)))
+        actions = sent(tell(self.registrar, Resumed(seq=self.seq, server=server)))
         if self.to_resume:
             assert actions == []
             return
-        payloads = [self.payload(worker) for worker in self.workers]
-        answer = Collected(seq=self.seq, payloads=payloads, error="")
+        num, told = len(self.workers), range(1 if self.is_alike else len(self.workers))
+        total = sum(self.workers)
+        answer = Collected(
+            seq=self.seq,
+            payloads=[self.payload(worker) for worker in told],
+            runs=[0, num] if self.is_alike else [each for worker in told for each in (worker, 1)],
+            values=struct.pack("<2d", total + num * self.seq, -total) if self.is_alike else b"",
+            error="",
+        )
         assert actions == [(worker_id(worker), answer) for worker in self.workers]
         self.inside = []
 
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
-        actions = sent(self.registrar.handle(WhoIsAbsent(worker=worker, seq=self.seq)))
+        actions = sent(tell(self.registrar, WhoIsAbsent(worker=worker, seq=self.seq)))
         absent = [each for each in self.workers if each not in self.inside]
-        expected = Absent(seq=self.seq, workers=absent)
+        expected = Absent(seq=self.seq, workers=absent, num_absent=len(absent))
         assert actions == ([(worker_id(worker), expected)] if self.inside else [])
 
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         message = Progress(worker=worker, clock=0, samples=data.draw(st.integers(0, 9)))
-        assert self.registrar.handle(message) == []
+        assert tell(self.registrar, message) == []
         assert self.registrar.progress[worker] == message
 
     @precondition(lambda self: not self.inside and len(self.done) < len(self.workers))
@@ -117,7 +144,7 @@ class Job(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w in self.workers if w not in self.done]))
         self.done.append(worker)
         statistics = {"clock": worker}
-        actions = sent(self.registrar.handle(Done(worker=worker, statistics=statistics)))
+        actions = sent(tell(self.registrar, Done(worker=worker, statistics=statistics)))
         assert self.registrar.done[worker] == statistics
         if len(self.done) < len(self.workers):
             assert actions == []
@@ -130,7 +157,7 @@ class Job(RuleBasedStateMachine):
     def finish_a_server(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from(self.to_finish))
         self.to_finish.remove(server)
-        actions = self.registrar.handle(Finished(server=server, statistics={"steps": server}))
+        actions = tell(self.registrar, Finished(server=server, statistics={"steps": server}))
         assert self.registrar.servers[server] == {"steps": server}
         if self.to_finish:
             assert actions == []
@@ -158,30 +185,29 @@ def errors(actions: list[RegistrarAction]) -> dict[int, str]:
 def test_values_of_a_metrics_line_stand_beside_what_it_says_of_the_worker() -> None:
     registrar = Registrar(num_workers=2, num_servers=1)
     line = {"worker": 1, "clock": 7, "values": {"loss": 2.0, "epoch": 1}}
-    assert registrar.handle(Metrics(line=line)) == [
+    assert tell(registrar, Metrics(line=line)) == [
         WriteMetrics({"worker": 1, "clock": 7, "loss": 2.0, "epoch": 1})
     ]
-    assert registrar.handle(Metrics(line={"worker": 0})) == [WriteMetrics({"worker": 0})]
+    assert tell(registrar, Metrics(line={"worker": 0})) == [WriteMetrics({"worker": 0})]
 
 
 def test_the_chiefs_last_values_are_kept_and_nobody_elses() -> None:
     registrar = Registrar(num_workers=2, num_servers=1)
     for worker, values in ((0, {"loss": 3.0, "epoch": 1}), (1, {"loss": 9.0}), (0, {"loss": 1.0})):
-        registrar.handle(Metrics(line={"worker": worker, "values": values}))
-    registrar.handle(Metrics(line={"values": {"epoch": 9}}))
-    registrar.handle(Metrics(line={"worker": 0}))
+        tell(registrar, Metrics(line={"worker": worker, "values": values}))
+    tell(registrar, Metrics(line={"worker": 0}))
     assert registrar.last == {"loss": 1.0, "epoch": 1}
 
 
 def test_a_failure_ends_the_job() -> None:
     registrar = Registrar(num_workers=1, num_servers=1)
     failure = Failure(heading="worker 0", text="it broke", exit_status=1)
-    assert registrar.handle(failure) == [EndJob(failure)]
+    assert tell(registrar, failure) == [EndJob(failure)]
 
 
 def test_what_is_not_the_registrars_changes_nothing() -> None:
     registrar = Registrar(num_workers=1, num_servers=1)
-    assert registrar.handle(Stop()) == []
+    assert tell(registrar, Stop()) == []
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
     }
@@ -189,48 +215,42 @@ def test_what_is_not_the_registrars_changes_nothing() -> None:
 
 def test_another_call_ends_the_collective_for_all_who_have_come_and_for_all_who_will() -> None:
     registrar = Registrar(num_workers=4, num_servers=1)
-    assert registrar.handle(enter(3)) == []
-    assert registrar.handle(enter(1)) == []
-    first = errors(registrar.handle(enter(2, "mean")))
+    assert tell(registrar, enter(3)) == []
+    assert tell(registrar, enter(1)) == []
+    first = errors(tell(registrar, enter(2, "mean")))
     assert [*first] == [worker_id(1), worker_id(2), worker_id(3)]
     (error,) = set(first.values())
     assert error == (
         "workers made different calls: workers 1, 3 called save; worker 2 called mean; every "
         "worker must make the same calls in the same order"
     )
-    assert errors(registrar.handle(enter(0, "save"))) == {worker_id(0): error}
-    assert registrar.handle(Done(worker=0, statistics={})) == []
+    assert errors(tell(registrar, enter(0, "save"))) == {worker_id(0): error}
+    assert tell(registrar, Done(worker=0, statistics={})) == []
 
 
-def test_finished_scripts_are_named_in_the_error_of_each_collective_they_miss() -> None:
+def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss() -> None:
     registrar = Registrar(num_workers=4, num_servers=1)
-    registrar.handle(enter(0))
-    assert errors(registrar.handle(Done(worker=2, statistics={}))) == {
+    tell(registrar, enter(0))
+    assert errors(tell(registrar, Done(worker=2, statistics={}))) == {
         worker_id(0): "save was called by worker 0 only; absent: worker 2, whose script has "
         "finished; save must be called by every worker"
     }
-    registrar.handle(Done(worker=3, statistics={}))
-    (error,) = errors(registrar.handle(enter(1, "mean", seq=2))).values()
+    registrar = Registrar(num_workers=4, num_servers=1)
+    tell(registrar, Done(worker=3, statistics={}), Done(worker=2, statistics={}))
+    (error,) = errors(tell(registrar, enter(1, "mean"))).values()
     assert error == (
         "mean was called by worker 1 only; absent: workers 2, 3, whose scripts have finished; "
         "mean must be called by every worker"
     )
 
 
-def test_every_collective_that_a_finished_script_will_miss_fails_in_order() -> None:
+def test_the_collective_after_one_that_has_failed_is_judged_by_itself() -> None:
     registrar = Registrar(num_workers=3, num_servers=1)
-    registrar.handle(enter(1, "mean", seq=2))
-    registrar.handle(enter(0, "save", seq=1))
-    failed = errors(registrar.handle(Done(worker=2, statistics={})))
-    assert [*failed] == [worker_id(0), worker_id(1)]
+    tell(registrar, enter(0), enter(1, "mean"), enter(2))
+    assert tell(registrar, enter(0, seq=2)) == []
+    failed = errors(tell(registrar, Done(worker=2, statistics={})))
+    assert [*failed] == [worker_id(0)]
     assert failed[worker_id(0)].startswith("save was called by worker 0 only; absent: worker 2")
-
-
-def test_a_worker_that_came_before_it_finished_is_not_absent() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
-    registrar.handle(enter(1))
-    assert registrar.handle(Done(worker=1, statistics={})) == []
-    assert sent(registrar.handle(enter(0))) == [(server_id(0), Resume(seq=1))]
 
 
 # -- who has passed whom -----------------------------------------------------------------------
@@ -246,13 +266,6 @@ def progress(worker: int, clock: int, *, batches: int = 0, until: int | None = N
         loader_batches=batches,
         loader_until=from_loaders if batches else 0,
     )
-
-
-def tell(registrar: Registrar, *messages: Control) -> list[RegistrarAction]:
-    actions: list[RegistrarAction] = []
-    for message in messages:
-        actions += registrar.handle(message)
-    return actions
 
 
 def warnings(actions: list[Any]) -> list[str]:

@@ -39,6 +39,7 @@ from psdist.workers.protocol.actions import (
     SendPush,
     Warn,
 )
+from psdist.workers.protocol.collectives import Brought
 from tests.support.worker_machine import BYTES, OWNERS, SETUP, make_core, messages, reply_to
 
 CHUNKS = range(len(OWNERS))
@@ -277,16 +278,16 @@ class Worker(RuleBasedStateMachine):
         return self.is_registered and not self.has_left
 
     @precondition(lambda self: self.is_free)
-    @rule(payload=st.binary(max_size=2))
-    def enter(self, payload: bytes) -> None:
+    @rule(payload=st.binary(max_size=2), values=st.sampled_from([b"", bytes(8)]))
+    def enter(self, payload: bytes, values: bytes) -> None:
         self.seq += 1
         self.is_inside = True
         expected: list[Any] = []
         if self.speaks:
             suspend = Suspend(group=7, clock=self.clock, seq=self.seq)
             expected = [(server_id(server), suspend) for server in (0, 1)]
-        enter = Enter(worker=0, seq=self.seq, name="mean", payload=payload)
-        actions = self.core.begin_collective("mean", payload)
+        enter = Enter(worker=0, seq=self.seq, name="mean", payload=payload, values=values)
+        actions = self.core.begin_collective("mean", payload, values=values)
         assert messages(actions) == [*expected, (REGISTRAR, enter)]
         assert self.core.awaits() == "the other workers in mean"
         assert self.core.ask_who_is_missing() == [
@@ -300,14 +301,16 @@ class Worker(RuleBasedStateMachine):
             self.is_inside, self.is_answered = False, True
         else:
             self.duplicates += 1
-        answer = Collected(seq=self.seq, payloads=[b"%d" % self.seq], error="")
+        answer = Collected(
+            seq=self.seq, payloads=[b"%d" % self.seq], runs=[0, 1], values=b"sum", error=""
+        )
         assert self.core.handle(ControlArrived(REGISTRAR, answer)) == []
 
     @precondition(lambda self: self.is_answered)
     @rule()
     def take(self) -> None:
         self.is_answered = False
-        assert self.core.take_collected() == [b"%d" % self.seq]
+        assert self.core.take_collected() == Brought((b"%d" % self.seq,), ((0, 1),), b"sum")
 
     @precondition(lambda self: self.is_free and not self.has_left)
     @rule()
