@@ -36,6 +36,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--operator", default="", help="of one family of operators only")
     parser.add_argument("--line", type=int, default=0, help="of one line only")
+    parser.add_argument(
+        "--tests", default="", metavar="PATH", help="by tests that begin so only, as tests/unit"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="children at once (2)")
     parser.add_argument(
         "--require", type=float, default=95.0, metavar="PERCENT", help="killed at least (95)"
@@ -89,6 +92,7 @@ def main(
         coverage=coverage,
         at_once=asked.jobs,
         listed=listed,
+        only_tests=asked.tests,
         tell=(lambda _: None) if asked.quiet else (lambda line: print(line, flush=True)),
     ).play(drawn)
     for mutant in result.survivors:

@@ -82,12 +82,15 @@ HOUSE = Scope(
         "tests/unit/codecs",
         "tests/protocol",
     ),
-    # They start processes or load data: slow, and reach no protocol that others do not.
+    # Slow, and they reach no line of the protocol that others do not: processes, data, the same
+    # schedules once more.
     left_out=(
+        "tests/protocol/test_codecs.py",
+        "tests/protocol/test_lost_peers.py",
         "tests/unit/workers/test_loader.py",
         "tests/unit/workers/group/test_channel.py",
     ),
-    options=("--schedules", "200"),
+    options=("--schedules=200", "--large-schedules=1"),
     sources=("psdist", "servers", "workers", "topology", "tests", "constraints.txt", "setup.cfg"),
 )
 """psdist's protocol and the check. The tests take well under three minutes together."""

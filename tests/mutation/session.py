@@ -91,6 +91,8 @@ class Session:
     coverage: CoverageMap
     at_once: int
     listed: Mapping[Key, str]
+    only_tests: str = ""
+    """How node ids begin of the tests that are played; the others are never."""
     tell: Callable[[str], None] = print
 
     def play(self, mutants: Sequence[Mutant]) -> Result:
@@ -109,7 +111,8 @@ class Session:
 
     def _jobs(self, mutants: Sequence[Mutant], result: Result) -> Iterator[Job]:
         for mutant in mutants:
-            tests = self.coverage.tests_of(mutant)
+            reaching = self.coverage.tests_of(mutant)
+            tests = [test for test in reaching if test.startswith(self.only_tests)]
             if mutant.key in self.listed:
                 result.equivalent.append(mutant)
             elif not tests:

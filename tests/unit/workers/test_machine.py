@@ -1,0 +1,362 @@
+"""A worker's machine as a whole: whatever it begins and whatever comes, in any order that may be.
+
+A model of a few lists says what must be sent next; after every event the machine's own invariants
+are checked as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from psdist.protocol.control import (
+    Collected,
+    Done,
+    Enter,
+    Leave,
+    Register,
+    Registered,
+    Settings,
+    Stop,
+    Suspend,
+    WhoIsAbsent,
+    WhoIsMissing,
+)
+from psdist.protocol.events import Arrived, ControlArrived, Offered
+from psdist.protocol.header import Dtype, Flag, Header, Kind
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.workers.protocol.actions import (
+    AcceptCopy,
+    AcceptReply,
+    Action,
+    DiscardReply,
+    InitialSent,
+    SendControl,
+    SendInitial,
+    SendPull,
+    SendPush,
+    Warn,
+)
+from psdist.workers.protocol.collectives import Brought
+from tests.support.worker_machine import BYTES, OWNERS, SETUP, make_core, messages, reply_to
+
+CHUNKS = range(len(OWNERS))
+
+
+class Worker(RuleBasedStateMachine):
+    """Worker 0, the chief and leader of group 7, alone in it, over two servers."""
+
+    @initialize(credits=st.integers(1, 4))
+    def start(self, credits: int) -> None:
+        self.core = make_core(credits=credits)
+        self.credits = credits
+        self.initial: list[int] = []
+        self.has_set_up = self.has_asked = self.has_left = self.is_done = False
+        self.registered: set[int] = set()
+        self.clock = 0
+        self.settings: tuple[bytes, tuple[int, ...]] | None = None
+        self.version = 0
+        self.pulls = 0
+        self.waiting: dict[int, list[Header]] = {0: [], 1: []}
+        """By server: headers that must be sent, in order, as soon as credits allow."""
+        self.outstanding: list[Header] = []
+        self.offered: list[Header] = []
+        """Replies that were accepted and have not arrived."""
+        self.answered: list[Header] = []
+        """Replies that may come a second time."""
+        self.is_copying = False
+        self.versions = dict.fromkeys(CHUNKS, (0, 0, -1))
+        self.seq = 0
+        self.is_inside = self.is_answered = False
+        self.duplicates = 0
+        self.bytes_pulled = 0
+
+    # -- what must follow ----------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.outstanding and not any(self.waiting.values())
+
+    @property
+    def is_free(self) -> bool:
+        return self.is_idle and not self.is_inside and not self.is_answered and not self.is_done
+
+    @property
+    def is_registered(self) -> bool:
+        return self.registered == {0, 1}
+
+    def send_next(self, *servers: int) -> list[Action]:
+        """Let go as much as credits allow, in order; how the machine must say it."""
+        actions: list[Action] = []
+        for server in servers:
+            queue = self.waiting[server]
+            num_out = sum(OWNERS[each.chunk] == server for each in self.outstanding)
+            while queue and num_out < self.credits:
+                header = queue.pop(0)
+                self.outstanding.append(header)
+                num_out += 1
+                is_push = header.kind == Kind.PUSH
+                actions.append((SendPush if is_push else SendPull)(server_id(server), header))
+        return actions
+
+    def begin(self, headers: list[Header]) -> list[Action]:
+        for header in headers:
+            self.waiting[OWNERS[header.chunk]].append(header)
+        return self.send_next(0, 1)
+
+    # -- coming --------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.has_set_up)
+    @rule()
+    def set_up(self) -> None:
+        self.has_set_up = True
+        self.initial = list(CHUNKS)
+        actions = self.core.begin_setup(SETUP)
+        assert actions[:2] == [SendControl(server_id(server), SETUP) for server in (0, 1)]
+        assert actions[2:] == [
+            SendInitial(
+                server_id(OWNERS[chunk]),
+                Header(
+                    kind=Kind.INIT,
+                    sender=worker_id(0),
+                    chunk=chunk,
+                    length=BYTES,
+                    dtype=Dtype.FLOAT32,
+                ),
+            )
+            for chunk in CHUNKS
+        ]
+
+    @precondition(lambda self: self.initial)
+    @rule(data=st.data())
+    def give_back_initial_values(self, data: st.DataObject) -> None:
+        chunk = data.draw(st.sampled_from(self.initial))
+        self.initial.remove(chunk)
+        assert self.core.handle(InitialSent(chunk)) == []
+
+    @precondition(lambda self: not self.has_asked)
+    @rule()
+    def register(self) -> None:
+        self.has_asked = True
+        wanted = Register(group=7, workers=[0], clock=0)
+        assert self.core.begin_register() == [
+            SendControl(server_id(server), wanted) for server in (0, 1)
+        ]
+
+    @precondition(lambda self: self.has_asked)
+    @rule(server=st.sampled_from([0, 1]))
+    def answer_registration(self, server: int) -> None:
+        self.duplicates += server in self.registered
+        self.registered.add(server)
+        message = Registered(group=7, server=server)
+        assert self.core.handle(ControlArrived(server_id(server), message)) == []
+
+    # -- push and pull -------------------------------------------------------------------------
+
+    @precondition(lambda self: self.is_free)
+    @rule(
+        hyper=st.sampled_from([b"a", b"b"]),
+        absent=st.sampled_from([(), (0,)]),
+        weight=st.sampled_from([1.0, 0.25]),
+        empty=st.sets(st.sampled_from(CHUNKS), max_size=2),
+    )
+    def push(self, hyper: bytes, absent: tuple[int, ...], weight: float, empty: set[int]) -> None:
+        is_new = self.settings != (hyper, absent)
+        self.version += is_new
+        self.settings = (hyper, absent)
+        headers = [
+            Header(
+                kind=Kind.PUSH,
+                sender=worker_id(0),
+                group=7,
+                chunk=chunk,
+                clock=self.clock,
+                settings=self.version,
+                weight=weight,
+                length=0 if chunk in empty else BYTES,
+                dtype=Dtype.FLOAT32,
+            )
+            for chunk in CHUNKS
+        ]
+        settings = Settings(version=self.version, hyper=hyper, absent=list(absent))
+        expected: list[Action] = [SendControl(server_id(each), settings) for each in (0, 1)]
+        self.is_copying = False
+        actions = self.core.begin_push(
+            clock=self.clock, hyper=hyper, absent=absent, weight=weight, empty=empty
+        )
+        assert actions == expected * is_new + self.begin(headers)
+        self.clock += 1
+        assert self.core.awaits() == f"the replies to iteration {self.clock - 1}"
+
+    @precondition(lambda self: self.is_free)
+    @rule(
+        chunks=st.sets(st.sampled_from(CHUNKS)),
+        kind=st.sampled_from(["allowed", "fresh", "copy"]),
+    )
+    def pull(self, chunks: set[int], kind: str) -> None:
+        self.pulls += 1
+        headers = [
+            Header(
+                kind=Kind.PULL,
+                sender=worker_id(0),
+                group=7,
+                chunk=chunk,
+                clock=self.clock,
+                pull_number=self.pulls,
+                flags=Flag.NONE if kind == "allowed" else Flag.FRESH,
+            )
+            for chunk in sorted(chunks)
+        ]
+        self.is_copying = kind == "copy"
+        if self.is_copying:
+            actions = self.core.begin_copy(clock=self.clock, chunks=chunks)
+        else:
+            is_fresh = kind == "fresh"
+            actions = self.core.begin_pull(clock=self.clock, chunks=chunks, is_fresh=is_fresh)
+        assert actions == self.begin(headers)
+        assert not chunks or self.core.awaits() == "parameters"
+
+    @precondition(lambda self: self.outstanding)
+    @rule(data=st.data())
+    def offer_a_reply(self, data: st.DataObject) -> None:
+        header = reply_to(data.draw(st.sampled_from(self.outstanding)))
+        is_first = not any(each.chunk == header.chunk for each in self.offered)
+        offer = Offered(header.sender, Kind.REPLY, header.chunk, BYTES, header)
+        if is_first:
+            self.offered.append(header)
+            accept = AcceptCopy if self.is_copying else AcceptReply
+            assert self.core.handle(offer) == [accept(header, header.chunk)]
+
+    @precondition(lambda self: self.offered)
+    @rule(data=st.data(), position=st.integers(0, 99), is_checked=st.booleans())
+    def bring_a_reply(self, data: st.DataObject, position: int, is_checked: bool) -> None:
+        header = data.draw(st.sampled_from(self.offered))
+        self.offered.remove(header)
+        flags = header.flags | (Flag.CHECKSUMMED if is_checked else 0)
+        header = header._replace(position=position, min_done=position + 1, flags=flags)
+        sent = next(each for each in self.outstanding if each.chunk == header.chunk)
+        self.outstanding.remove(sent)
+        self.answered.append(header)
+        self.bytes_pulled += BYTES
+        if not self.is_copying:
+            self.versions[header.chunk] = (position, position + 1, header.clock)
+        actions = self.core.handle(Arrived(header.sender, header, None))
+        assert actions == self.send_next(OWNERS[header.chunk])
+        if not self.is_copying:
+            assert self.core.versions[header.chunk].is_checksummed == is_checked
+
+    @precondition(lambda self: self.answered)
+    @rule(data=st.data())
+    def bring_a_reply_again(self, data: st.DataObject) -> None:
+        header = data.draw(st.sampled_from(self.answered))
+        waits = {each.chunk for each in self.outstanding}
+        waits |= {each.chunk for queue in self.waiting.values() for each in queue}
+        if header.chunk in waits:
+            return  # it would be accepted as this chunk's reply; test_transfers has that
+        offer = Offered(header.sender, Kind.REPLY, header.chunk, BYTES, "again")
+        assert self.core.handle(offer) == [DiscardReply("again", BYTES)]
+        assert self.core.handle(Arrived(header.sender, header, None)) == []
+        self.duplicates += 2
+
+    @precondition(lambda self: not self.is_idle)
+    @rule()
+    def wait_long(self) -> None:
+        awaited = [*self.outstanding, *self.waiting[0], *self.waiting[1]]
+        chunk = min(header.chunk for header in awaited)
+        server = OWNERS[chunk]
+        assert self.core.ask_who_is_missing() == [
+            Warn(f"waiting for chunk {chunk} from server {server}"),
+            SendControl(server_id(server), WhoIsMissing(chunk=chunk)),
+        ]
+
+    # -- collectives and the end ---------------------------------------------------------------
+
+    @property
+    def speaks(self) -> bool:
+        return self.is_registered and not self.has_left
+
+    @precondition(lambda self: self.is_free)
+    @rule(payload=st.binary(max_size=2), values=st.sampled_from([b"", bytes(8)]))
+    def enter(self, payload: bytes, values: bytes) -> None:
+        self.seq += 1
+        self.is_inside = True
+        expected: list[Any] = []
+        if self.speaks:
+            suspend = Suspend(group=7, clock=self.clock, seq=self.seq)
+            expected = [(server_id(server), suspend) for server in (0, 1)]
+        enter = Enter(worker=0, seq=self.seq, name="mean", payload=payload, values=values)
+        actions = self.core.begin_collective("mean", payload, values=values)
+        assert messages(actions) == [*expected, (REGISTRAR, enter)]
+        assert self.core.awaits() == "the other workers in mean"
+        assert self.core.ask_who_is_missing() == [
+            SendControl(REGISTRAR, WhoIsAbsent(worker=0, seq=self.seq))
+        ]
+
+    @precondition(lambda self: self.seq)
+    @rule()
+    def collect(self) -> None:
+        if self.is_inside:
+            self.is_inside, self.is_answered = False, True
+        else:
+            self.duplicates += 1
+        answer = Collected(
+            seq=self.seq, payloads=[b"%d" % self.seq], runs=[0, 1], values=b"sum", error=""
+        )
+        assert self.core.handle(ControlArrived(REGISTRAR, answer)) == []
+
+    @precondition(lambda self: self.is_answered)
+    @rule()
+    def take(self) -> None:
+        self.is_answered = False
+        assert self.core.take_collected() == Brought((b"%d" % self.seq,), ((0, 1),), b"sum")
+
+    @precondition(lambda self: self.is_free and not self.has_left)
+    @rule()
+    def leave(self) -> None:
+        expected = [(server_id(each), Leave(group=7, clock=self.clock)) for each in (0, 1)]
+        assert messages(self.core.begin_leave()) == (expected if self.speaks else [])
+        self.has_left = self.is_registered
+
+    @precondition(lambda self: self.is_free)
+    @rule()
+    def be_done(self) -> None:
+        self.is_done = True
+        done = Done(worker=0, statistics={"clock": self.clock})
+        assert messages(self.core.begin_done({"clock": self.clock})) == [(REGISTRAR, done)]
+
+    @precondition(lambda self: self.is_done)
+    @rule()
+    def stop(self) -> None:
+        self.duplicates += self.core.is_stopped
+        assert self.core.handle(ControlArrived(REGISTRAR, Stop())) == []
+        assert self.core.is_stopped
+
+    # -- what it says of itself ----------------------------------------------------------------
+
+    @invariant()
+    def it_says_what_is_so(self) -> None:
+        core = self.core
+        core.check_invariants()
+        assert core.is_idle == self.is_idle
+        assert core.clock == self.clock
+        assert core.is_set_up == (not self.initial)
+        assert core.is_registered == self.is_registered
+        is_joining = bool(self.initial) or (self.has_asked and not self.is_registered)
+        assert core.is_joining == is_joining
+        assert core.is_collected == self.is_answered
+        counts = core.counts()
+        assert (counts.duplicates, counts.bytes_pulled) == (self.duplicates, self.bytes_pulled)
+        assert {
+            chunk: (each.position, each.min_done, each.clock)
+            for chunk, each in enumerate(core.versions)
+        } == self.versions
+        if self.is_idle and not self.is_inside:
+            expected = "the servers" if is_joining else "nothing"
+            if not is_joining and self.is_done and not core.is_stopped:
+                expected = "the other workers to finish"
+            assert core.awaits() == expected
+
+
+TestWorker = Worker.TestCase
