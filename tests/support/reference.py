@@ -28,10 +28,18 @@ import numpy.typing as npt
 from psdist.history.records import EventFlag, EventKind, ServerLog
 from psdist.protocol.partition import Chunk, Partition
 
-TOLERANCE = 1e-5
+TOLERANCE = 2e-6
 """Of the largest value that a chunk has had so far, at least 1."""
 
 Floats = npt.NDArray[np.float64]
+
+
+class WrongValueError(AssertionError):
+    """``error``: how far off it is, in parts of what is tolerated."""
+
+    def __init__(self, text: str, error: float) -> None:
+        super().__init__(text)
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -259,10 +267,11 @@ class Reference:
         # A NaN is larger than nothing.
         if not errors[worst] <= 1:
             element = int(np.abs(seen - expected)[worst].argmax())
-            raise AssertionError(
+            raise WrongValueError(
                 f"{what}: element {element} is {seen[worst][element]!r}, must be "
                 f"{expected[worst][element]!r} (number {worst}, version {at[worst]} of "
-                f"{len(versions.values)})"
+                f"{len(versions.values)})",
+                float(errors[worst]),
             )
         self.largest_error = max(self.largest_error, float(errors[worst]))
         self.num_compared += len(errors)

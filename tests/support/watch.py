@@ -28,7 +28,7 @@ import numpy as np
 
 from psdist.protocol.control import Control
 from psdist.protocol.events import Arrived, Event, Frame, Offered
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import NEVER, Header, Kind
 from psdist.protocol.ids import describe_peer, is_worker, server_id
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import (
@@ -286,15 +286,24 @@ class WatchedTransport:
 
 
 def check_server_after_every_event(loop: ServerLoop, *, is_large: bool) -> None:
-    """From now on a server's machine looks at itself whenever it has handled something: at all of
-    itself, or where that is much, at the chunk that the event was about."""
+    """From now on a server's machine is looked at whenever it has handled something: all of it, or
+    where that is much, the chunk that the event was about."""
     core = loop.core
     handle = core.handle
 
     def handle_and_check(event: ServerEvent) -> list[Action]:
         actions = handle(event)
         if not any(isinstance(action, Fail) for action in actions):
-            core.check_invariants(_chunk_of(event) if is_large else None)
+            index = _chunk_of(event) if is_large else None
+            core.check_invariants(index)
+            for chunk in core._chunks.values() if index is None else [core._chunks.get(index)]:
+                if chunk is not None and chunk.parked:
+                    # Not by what the chunk has last heard of groups that stopped.
+                    least = min(chunk.clock.done_of_counting(), default=NEVER)
+                    assert min(chunk.parked) > least, (
+                        f"chunk {chunk.index} keeps replies that need {min(chunk.parked)}: "
+                        f"all that count are at {least}"
+                    )
         return actions
 
     core.handle = handle_and_check  # type: ignore[method-assign]
