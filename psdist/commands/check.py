@@ -148,7 +148,9 @@ class _Checking:
         self.staleness_of_slices += _counts(staleness[is_own])
         for group, clock in leave_clocks(replay).items():
             self.leaves[group][server] = clock
-        self.dead |= dead_groups(replay)
+        if dead := dead_groups(replay):
+            self.dead |= dead
+            self.notes.append(f"server {server} declared these groups dead: {sorted(dead)}")
         if unsaid:
             self.notes.append(
                 f"of {unsaid} updates on server {server} it is not proved what they weighed: the "

@@ -194,6 +194,7 @@ def check_worker(
             f"{missing % run.num_chunks} of no version"
             + (f", and {num_missing - 1} more such gaps" if num_missing > 1 else ""),
         )
+    _check_passes(log, run.num_chunks, findings)
     for server, clock in leave_clocks.items():
         if num > clock or (log.is_complete and num < clock):
             findings.add(
@@ -201,6 +202,27 @@ def check_worker(
                 f"{who}: used parameters in {num} iterations, its group left server {server} "
                 f"after {clock}",
             )
+
+
+def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
+    """The uses of one forward pass stand together: one of every chunk, ascending."""
+    chunk, iteration = log.uses["chunk"], log.uses["iteration"]
+    expected = np.arange(len(chunk)) % max(1, num_chunks)
+    is_wrong = chunk != expected
+    is_wrong[1:] |= (expected[1:] > 0) & (iteration[1:] != iteration[:-1])
+    if is_wrong.any():
+        use = int(np.argmax(is_wrong))
+        findings.add(
+            Rule.COVERAGE,
+            f"worker {log.worker}: record {use} of its uses, of chunk {chunk[use]} in iteration "
+            f"{iteration[use]}, stands where chunk {expected[use]} of a forward pass belongs",
+        )
+    elif log.is_complete and len(chunk) % max(1, num_chunks):
+        findings.add(
+            Rule.COVERAGE,
+            f"worker {log.worker}: its last forward pass used {len(chunk) % num_chunks} of "
+            f"{num_chunks} chunks",
+        )
 
 
 def check_same_versions(history: History, findings: Findings) -> None:

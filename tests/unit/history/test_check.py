@@ -327,13 +327,13 @@ def test_a_worker_with_another_version_than_its_group_is_caught() -> None:
 def test_a_second_use_in_an_iteration_may_be_of_another_version_until_the_last() -> None:
     history = honest(mode="async", collectives=())
     uses = history.workers[1].uses
-    earlier = the_use(history, 1, 5, 0)
-    again = np.insert(uses, earlier, uses[the_use(history, 1, 4, 0)])
-    again["iteration"][earlier] = 5
-    # All that is wrong with it: a reply so old may not be used any more.
+    begin, earlier = the_use(history, 1, 5, 0), the_use(history, 1, 4, 0)
+    again = np.insert(uses, begin, uses[earlier : earlier + 3])
+    again["iteration"][begin : begin + 3] = 5
+    # All that is wrong with it: replies so old may not be used any more.
     report = check(with_uses(history, 1, again))
     assert broken(report) == {Rule.OWN, Rule.SAMPLING}
-    assert report.num_violations == 2
+    assert report.num_violations == 6
 
 
 def test_a_missing_iteration_is_caught() -> None:
