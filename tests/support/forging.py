@@ -32,6 +32,7 @@ from psdist.history.records import (
 )
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
+from tests.support.summaries import summary_of_toy
 from tests.support.toy_run import ToyRun
 
 
@@ -41,7 +42,7 @@ class Forgery:
         history = toy.run()
         assert history is not None
         self.run: dict[str, Any] = history.run.model_dump()
-        self.summary: dict[str, Any] = toy.summary().model_dump()
+        self.summary: dict[str, Any] = summary_of_toy(toy).model_dump()
         self.is_summary_asked = False
         """A server that counts as wrongly as it serves says nothing against itself."""
         self.events = [log.events.copy() for log in history.servers]

@@ -1,4 +1,4 @@
-"""summary.json of a job in the virtual network, as server 0 writes it of a real one.
+"""summary.json of a virtual job and of a toy run, as server 0 writes it of a real job.
 
 check(job.history(), summary=summary_of(job))
 """
@@ -12,6 +12,8 @@ from psdist.history.summary import Summary
 
 if TYPE_CHECKING:
     from tests.support.protocol import VirtualJob
+    from tests.support.toy_parts import Server
+    from tests.support.toy_run import ToyRun
 
 
 def summary_of(job: VirtualJob) -> Summary:
@@ -38,3 +40,43 @@ def summary_of(job: VirtualJob) -> Summary:
             "per_server": tuple(counts),
         }
     )
+
+
+def summary_of_toy(toy: ToyRun) -> Summary:
+    record = toy.record
+    per_server = [_server_of_toy(toy, server) for server in toy.servers]
+    return Summary.model_validate(
+        {
+            "mode": record.mode,
+            "staleness": record.staleness,
+            "servers": record.num_servers,
+            "empty_servers": tuple(s.history.server for s in toy.servers if not s.chunks),
+            "workers": record.num_workers,
+            "groups": len(record.groups),
+            "chunks": record.num_chunks,
+            "clocks": tuple(group.iterations for group in toy.groups),
+            "updates_applied": sum(group.iterations for group in toy.groups),
+            "max_staleness_seen": max(toy.staleness, default=0),
+            "staleness_seen": {str(key): count for key, count in toy.staleness.items()},
+            "exit": "completed",
+            "recorded": {
+                "pipeline": record.pipeline,
+                "checksum_every": record.checksum_every,
+            },
+            "per_server": tuple(per_server),
+        }
+    )
+
+
+def _server_of_toy(toy: ToyRun, server: Server) -> dict[str, int]:
+    iterations, index = sum(group.iterations for group in toy.groups), server.history.server
+    return {
+        "num_chunks": len(server.chunks),
+        "updates": iterations if server.chunks else 0,
+        "pushes": iterations * len(server.chunks),
+        "steps": toy.num_steps[index],
+        "replies": toy.num_replies[index],
+        "copies_on_write": 0,
+        "position": server.history.position,
+        "checksums": server.history.num_checksums,
+    }

@@ -10,16 +10,11 @@ server or worker would.
 from __future__ import annotations
 
 import random
-import zlib
 from collections import Counter
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from psdist.history.summary import Summary
 from psdist.history.writers import (
     EventKind,
     History,
@@ -30,56 +25,10 @@ from psdist.history.writers import (
     slice_bounds,
     write_run,
 )
+from tests.support.summaries import summary_of_toy
+from tests.support.toy_parts import NOBODY, Fault, Group, Reply, Server, crc_of, even_slices
 
-NOBODY = 10**9
-
-
-class Fault(Enum):
-    BOUND_OFF_BY_ONE = "the servers enforce one more than the bound that the run promises"
-    REPLY_BEFORE_STEP = "replies of sync go out one step too early"
-    OWN_UPDATES_NOT_AWAITED = "replies do not wait for the reader's own update"
-    UPDATE_LOST = "one update is counted but never applied"
-    LAST_UPDATE_LOST = "the last update of a group is counted but never applied"
-    UPDATE_TWICE = "one update is applied twice"
-    HALF_STEP_SEEN = "a reply goes out between two contributions of a step"
-    ARRIVAL_ORDER = "contributions are summed as they arrive"
-    GROUP_LEFT_OUT = "a step is made without one of its groups"
-    SUSPENDED_TOO_EARLY = "a suspension is stamped with clock 0"
-    RESUME_FORGOTTEN = "a group never counts again after its first collective"
-
-
-@dataclass(eq=False)
-class _Server:
-    history: ServerHistory
-    chunks: list[int]
-    inbox: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """(kind, group, clock, chunk), to be handled in any order but per (group, chunk)."""
-
-
-class _Reply(NamedTuple):
-    position: int
-    version: int
-    """Of the chunk's bytes."""
-    clock: int
-    slowest: int
-    """The fewest updates that it contains of a group that is waited for."""
-
-
-@dataclass(eq=False)
-class _Group:
-    index: int
-    writers: list[WorkerHistory]
-    iterations: int
-    clock: int = 0
-    replies: dict[int, _Reply] = field(default_factory=dict)
-    """By chunk."""
-    answered: dict[int, int] = field(default_factory=dict)
-    """Of a chunk: the pushes that have been answered."""
-    brought: list[tuple[float, frozenset[int]]] = field(default_factory=list)
-    """Of each iteration: weight, chunks without a gradient."""
-    collectives: list[int] = field(default_factory=list)
-    is_waiting: bool = False
-    has_left: bool = False
+__all__ = ["Fault", "ToyRun", "crc_of", "even_slices"]
 
 
 class ToyRun:
@@ -125,11 +74,11 @@ class ToyRun:
         self.bound = {"sync": 0, "ssp": staleness, "async": NOBODY}[mode]
         self.bound += fault == Fault.BOUND_OFF_BY_ONE
         self.servers = [
-            _Server(ServerHistory(path_dir, server), list(range(server, num_chunks, num_servers)))
+            Server(ServerHistory(path_dir, server), list(range(server, num_chunks, num_servers)))
             for server in range(num_servers)
         ]
         self.groups = [
-            _Group(
+            Group(
                 index,
                 [WorkerHistory(path_dir, worker) for worker in workers],
                 iterations[index],
@@ -167,7 +116,7 @@ class ToyRun:
             writer.close()
         if self.path_dir is not None:
             write_run(self.path_dir, self.record)
-            text = self.summary().model_dump_json()
+            text = summary_of_toy(self).model_dump_json()
             (self.path_dir.parent / "summary.json").write_text(text)
             return None
         return collect(self.record, [server.history for server in self.servers], workers)
@@ -207,12 +156,12 @@ class ToyRun:
                 acts.append((inside[0].index, self._resume, inside))
         return acts
 
-    def _is_stopping(self, group: _Group) -> bool:
+    def _is_stopping(self, group: Group) -> bool:
         """Enters a collective or leaves: no reply may be outstanding then."""
         is_here = group.collectives[:1] == [group.clock]
         return is_here or group.clock == group.iterations
 
-    def _owed(self, group: _Group) -> list[int]:
+    def _owed(self, group: Group) -> list[int]:
         """The chunks of which a reply must come before the group goes on."""
         outstanding = 0 if self._is_stopping(group) else self.record.pipeline
         return [
@@ -222,7 +171,7 @@ class ToyRun:
             or group.answered.get(chunk, 0) < group.clock - outstanding
         ]
 
-    def _is_allowed(self, group: _Group, chunk: int) -> bool:
+    def _is_allowed(self, group: Group, chunk: int) -> bool:
         limit = self.limit[self.record.owners[chunk]]
         if self.fault == Fault.REPLY_BEFORE_STEP:
             return all(
@@ -240,7 +189,7 @@ class ToyRun:
 
     # -- what happens -----------------------------------------------------------------------------
 
-    def _reply(self, group: _Group, chunk: int) -> None:
+    def _reply(self, group: Group, chunk: int) -> None:
         server = self.servers[self.record.owners[chunk]]
         if self.fault == Fault.BOUND_OFF_BY_ONE:
             slowest = min(
@@ -268,20 +217,20 @@ class ToyRun:
                 crc = crc_of(chunk, self.version[chunk])
                 server.history.checksum(chunk, crc, worker=worker, clock=clock)
 
-    def _reply_of(self, server: _Server, chunk: int, clock: int) -> _Reply:
+    def _reply_of(self, server: Server, chunk: int, clock: int) -> Reply:
         limits = self.limit[server.history.server]
         waited_for = [
             done for done, limit in zip(self.done[chunk], limits, strict=True) if done < limit
         ]
         slowest = min(waited_for, default=NOBODY)
-        return _Reply(server.history.position, self.version[chunk], clock, slowest)
+        return Reply(server.history.position, self.version[chunk], clock, slowest)
 
     def _is_sampled(self, chunk: int, clock: int) -> bool:
         return bool(self.record.checksum_every) and (
             (chunk + clock) % self.record.checksum_every == 0
         )
 
-    def _iterate(self, group: _Group) -> None:
+    def _iterate(self, group: Group) -> None:
         chunks = np.arange(len(self.done))
         replies = [group.replies[chunk] for chunk in chunks.tolist()]
         sampled = [self._is_sampled(chunk, reply.clock) for chunk, reply in enumerate(replies)]
@@ -307,7 +256,7 @@ class ToyRun:
         group.replies.clear()
         group.clock += 1
 
-    def _bring(self, group: _Group) -> None:
+    def _bring(self, group: Group) -> None:
         """What the group's workers push in this iteration."""
         chunks = range(len(self.done))
         own = [self.random.choice((1.0, 0.75, 0.5)) for _ in group.writers]
@@ -319,20 +268,20 @@ class ToyRun:
             writer.push(group.clock, own[place], weight, empty & set(mine), len(mine))
         group.brought.append((weight, frozenset(empty)))
 
-    def _enter(self, group: _Group) -> None:
+    def _enter(self, group: Group) -> None:
         group.collectives.pop(0)
         group.is_waiting = True
         self._tell(group, "suspend")
 
-    def _leave(self, group: _Group) -> None:
+    def _leave(self, group: Group) -> None:
         group.has_left = True
         self._tell(group, "leave")
 
-    def _tell(self, group: _Group, what: str) -> None:
+    def _tell(self, group: Group, what: str) -> None:
         for server in self.servers:
             server.inbox.append((what, group.index, group.clock, -1))
 
-    def _resume(self, inside: list[_Group]) -> None:
+    def _resume(self, inside: list[Group]) -> None:
         for group in inside:
             group.is_waiting = False
             for index, server in enumerate(self.servers):
@@ -342,7 +291,7 @@ class ToyRun:
                 self.limit[index][group.index] = NOBODY
                 self._member(server, EventKind.RESUME, group, 0)
 
-    def _handle(self, server: _Server, message: tuple[str, int, int, int]) -> None:
+    def _handle(self, server: Server, message: tuple[str, int, int, int]) -> None:
         what, group, clock, chunk = message
         server.inbox.remove(message)
         if what == "push":
@@ -363,10 +312,10 @@ class ToyRun:
             for chunk in server.chunks:
                 self._step_if_complete(server, chunk)
 
-    def _member(self, server: _Server, kind: EventKind, group: _Group, clock: int) -> None:
+    def _member(self, server: Server, kind: EventKind, group: Group, clock: int) -> None:
         server.history.member(kind, group.index, clock, float(len(group.writers)))
 
-    def _step_if_complete(self, server: _Server, chunk: int) -> None:
+    def _step_if_complete(self, server: Server, chunk: int) -> None:
         """One optimizer step when all groups that the slowest iteration waits for are here."""
         limit = self.limit[server.history.server]
         while True:
@@ -393,7 +342,7 @@ class ToyRun:
             self.is_fault_made = True
             due.pop()
 
-    def _apply(self, server: _Server, chunk: int, step: list[tuple[int, int]]) -> None:
+    def _apply(self, server: Server, chunk: int, step: list[tuple[int, int]]) -> None:
         for index, (group, clock) in enumerate(step):
             self.done[chunk][group] += 1
             is_chosen = clock == 2 and not self.is_fault_made
@@ -418,61 +367,10 @@ class ToyRun:
             self.version[chunk] += 1
             self.num_steps[server.history.server] += 1
 
-    def _reply_inside_a_step(self, server: _Server, chunk: int, clock: int) -> None:
+    def _reply_inside_a_step(self, server: Server, chunk: int, clock: int) -> None:
         """Groups that have pushed this step's iteration get their reply in the middle of it."""
         for group in self.groups:
             if group.clock == clock + 1 and not group.has_left and not group.is_waiting:
                 self.is_fault_made = True
                 group.replies[chunk] = self._reply_of(server, chunk, clock)
                 group.answered[chunk] = group.clock
-
-    # -- what the run says of itself --------------------------------------------------------------
-
-    def summary(self) -> Summary:
-        record = self.record
-        per_server = [self._server_summary(server) for server in self.servers]
-        return Summary.model_validate(
-            {
-                "mode": record.mode,
-                "staleness": record.staleness,
-                "servers": record.num_servers,
-                "empty_servers": tuple(s.history.server for s in self.servers if not s.chunks),
-                "workers": record.num_workers,
-                "groups": len(record.groups),
-                "chunks": record.num_chunks,
-                "clocks": tuple(group.iterations for group in self.groups),
-                "updates_applied": sum(group.iterations for group in self.groups),
-                "max_staleness_seen": max(self.staleness, default=0),
-                "staleness_seen": {str(key): count for key, count in self.staleness.items()},
-                "exit": "completed",
-                "recorded": {
-                    "pipeline": record.pipeline,
-                    "checksum_every": record.checksum_every,
-                },
-                "per_server": tuple(per_server),
-            }
-        )
-
-    def _server_summary(self, server: _Server) -> dict[str, int]:
-        iterations, index = sum(group.iterations for group in self.groups), server.history.server
-        return {
-            "num_chunks": len(server.chunks),
-            "updates": iterations if server.chunks else 0,
-            "pushes": iterations * len(server.chunks),
-            "steps": self.num_steps[index],
-            "replies": self.num_replies[index],
-            "copies_on_write": 0,
-            "position": server.history.position,
-            "checksums": server.history.num_checksums,
-        }
-
-
-def even_slices(num_chunks: int, num_workers: int) -> list[range]:
-    """The chunks of each worker of a group; the later ones have more."""
-    bounds = [place * num_chunks // num_workers for place in range(num_workers + 1)]
-    return [range(bounds[place], bounds[place + 1]) for place in range(num_workers)]
-
-
-def crc_of(chunk: int, version: int) -> int:
-    """Stands for the checksum of the chunk's bytes after that many steps."""
-    return zlib.crc32(f"{chunk} {version}".encode())
