@@ -34,7 +34,7 @@ from psdist.history.membership_rules import (
     leave_clocks,
     unfinished_groups,
 )
-from psdist.history.pushes import Claims, check_num_iterations
+from psdist.history.push_rules import Claims, check_num_iterations
 from psdist.history.records import History, Ints
 from psdist.history.replay import ServerReplay
 from psdist.history.run_record import RunRecord

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from psdist.history.findings import Findings, Rule
-from psdist.history.pushes import Claims
+from psdist.history.push_rules import Claims
 from psdist.history.records import Ints
 from psdist.history.replay import ServerReplay
 
