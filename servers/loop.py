@@ -22,7 +22,7 @@ from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.control import Control, Finish, Finished
 from psdist.protocol.events import ControlArrived, Event, Frame, Sent
 from psdist.protocol.header import Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import REGISTRAR, worker_of
 from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.servers.protocol.actions import (
@@ -313,7 +313,8 @@ class ServerLoop:
             if crc is not None:
                 flags |= Flag.CHECKSUMMED
                 checksum = crc
-                self._history.checksum(token.chunk, crc)
+                worker = worker_of(token.peer)
+                self._history.checksum(token.chunk, crc, worker=worker, clock=action.clock)
         Header(
             kind=_REPLY,
             sender=self.transport.me,
@@ -362,7 +363,8 @@ class ServerLoop:
 
     def statistics(self) -> dict[str, Any]:
         """For summary.json: counts of the state machine and bytes of the shard."""
-        counts = dataclasses.asdict(self.core.statistics()) | {"position": self._log.position}
+        counts = dataclasses.asdict(self.core.statistics())
+        counts |= {"position": self._log.position, "checksums": self._log.num_checksums}
         if self.executor is not None:
             counts.update(dataclasses.asdict(self.executor.statistics()))
         return counts

@@ -80,6 +80,7 @@ class _Use:
 
     staleness: Counter[int]
     positions: IntArray
+    replies: IntArray
     has_crc: npt.NDArray[np.bool_] | IntArray
     crcs: IntArray
     is_outdated: bool = False
@@ -139,7 +140,7 @@ class Trainer:
         self._staleness: Counter[int] = Counter()
         # Of what is in memory now.
         self._min_done = [NEVER] * len(self._mine)
-        # By chunk: position, and 1 where its bytes are to be checksummed.
+        # By chunk: position; twice the clock of the reply, and 1 more where it has a checksum.
         self._versions = torch.zeros((len(partition.chunks), 2), dtype=torch.int64)
         self._spans = [partition.spans(chunks) for chunks in slices]
         # With the versions behind the parameters.
@@ -166,12 +167,12 @@ class Trainer:
         if self._uses and not self._uses[-1].is_outdated:
             return
         staleness = Counter(max(0, self.clock - min_done) for min_done in self._min_done)
-        positions = has_crc = crcs = np.empty(0, dtype=np.int64)
+        positions = replies = has_crc = crcs = np.empty(0, dtype=np.int64)
         if self._history is not None:
-            positions = self._versions[:, 0].numpy().copy()
-            has_crc = self._versions[:, 1].numpy() != 0
+            positions, stamps = self._versions.numpy().T.copy()
+            replies, has_crc = stamps >> 1, stamps & 1 != 0
             crcs = self._checksums(np.flatnonzero(has_crc))
-        self._uses.append(_Use(staleness, positions, has_crc, crcs))
+        self._uses.append(_Use(staleness, positions, replies, has_crc, crcs))
 
     def _checksums(self, chunks: IntArray) -> IntArray:
         """crc32 of the memory that the forward pass reads, 0 for chunks not asked for."""
@@ -228,7 +229,7 @@ class Trainer:
         elif group_weight:
             yield from self._reduce(share=weight / group_weight)
         everywhere = set(absent).intersection(*(row.absent for row in table))
-        self._begin_push(group_weight, hyper, sorted(everywhere))
+        self._begin_push(weight, group_weight, hyper, sorted(everywhere))
         pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
         self._waited_s += time.monotonic() - pushed_s
@@ -300,7 +301,7 @@ class Trainer:
             yield from self._in_group(pending, "optimizer.step")
         self._flat.gradients_to_host()
 
-    def _begin_push(self, weight: float, hyper: bytes, absent: list[int]) -> None:
+    def _begin_push(self, own: float, weight: float, hyper: bytes, absent: list[int]) -> None:
         gone = set(absent)
         chunks = self._partition.chunks
         empty = {
@@ -308,6 +309,8 @@ class Trainer:
             for chunk in self._mine
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
+        if self._history is not None:
+            self._history.push(self.clock, own, weight, empty, len(self._mine))
         self._loop.begin_push(
             clock=self.clock, hyper=hyper, absent=absent, weight=weight, empty=empty
         )
@@ -339,7 +342,7 @@ class Trainer:
             self._min_done[index] = version.min_done
             if self._history is not None:
                 self._versions[chunk, 0] = version.position
-                self._versions[chunk, 1] = version.is_checksummed
+                self._versions[chunk, 1] = 2 * version.clock + version.is_checksummed
         flats, spans = self._flat.values, self._spans
         if self._history is not None:
             flats, spans = [*flats, self._versions.view(-1)], self._recorded_spans
@@ -353,9 +356,8 @@ class Trainer:
         for use in self._uses:
             self._staleness.update(use.staleness)
             if self._history is not None:
-                self._history.uses(
-                    self.clock, chunks, self._owners, use.positions, use.has_crc, use.crcs
-                )
+                versions = use.positions, use.replies, use.has_crc, use.crcs
+                self._history.uses(self.clock, chunks, self._owners, *versions)
         self._uses.clear()
 
     @property

@@ -1,12 +1,12 @@
 """``psdist check RUN_DIR``: proves from a recorded history that the mode's rules held.
 
 Owns the verdict and the report. The counts come from :mod:`psdist.history.replay`, the rules from
-:mod:`psdist.history.apply_rules` and :mod:`psdist.history.use_rules`; docs/history.md says what is
-proved and what cannot be. Nothing here looks at a clock that the running system computed, except
-to compare ``summary.json`` with the history.
+the modules of psdist.history that are named after them; docs/history.md says what is proved and
+what cannot be. Nothing here looks at a clock that the running system computed, except to compare
+``summary.json`` with the history.
 
-    report = check(read_history(run_dir))
-    report.proved, report.max_staleness, report.violations
+    report = check_run(run_dir)
+    report.verdict, report.max_staleness, report.violations
 """
 
 from __future__ import annotations
@@ -15,48 +15,56 @@ import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import rich.box
 from rich.console import Console
 from rich.table import Table
 
 from psdist.errors import HistoryError
-from psdist.history.apply_rules import (
-    check_applies,
+from psdist.history.apply_rules import check_applies, check_steps
+from psdist.history.checksum_rules import Checksums, check_sampled_replies, check_uses
+from psdist.history.files import read_history
+from psdist.history.findings import Findings, Rule
+from psdist.history.membership_rules import (
     check_membership,
-    check_steps,
+    dead_groups,
     leave_clocks,
     unfinished_groups,
 )
-from psdist.history.findings import Findings, Rule
-from psdist.history.records import History, read_history
+from psdist.history.push_rules import Claims, check_num_iterations
+from psdist.history.records import History, Ints
 from psdist.history.replay import ServerReplay
-from psdist.history.use_rules import (
-    Uses,
-    check_bound,
-    check_checksums,
-    check_same_versions,
-    check_worker,
-    group_of_worker,
-)
+from psdist.history.run_record import RunRecord
+from psdist.history.summary import Summary, read_summary
+from psdist.history.summary_rules import Shown, ShownServer, check_claims, check_promises
+from psdist.history.use_rules import Uses, check_bound, check_same_versions, check_worker
+from psdist.history.weight_rules import check_scales, check_weights
 
-_SUMMARY_LIMIT_BYTES = 64 * 2**20
 _HISTOGRAM_ROWS = 12
 _BAR_CELLS = 40
 
 
+class Verdict(Enum):
+    """What a check comes to; the value is what ``--json`` calls it."""
+
+    PROVED = "proved"
+    VIOLATED = "violated"
+    INCOMPLETE = "incomplete"
+    """No violation, in what there is: the run did not complete."""
+
+
+EXIT_STATUS = {Verdict.PROVED: 0, Verdict.VIOLATED: 1, Verdict.INCOMPLETE: 3}
+"""And 2 where the history cannot be read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a check found.
+    """What a check found. Where the run did not complete (``is_complete`` false), it speaks for
+    what was recorded, and ``notes`` say which parts end early."""
 
-    ``proved`` speaks for what was recorded; where the run did not complete (``is_complete``
-    false) that is a prefix, and ``notes`` say which parts end early. A prefix without any use that
-    could be checked proves nothing.
-    """
-
-    proved: bool
     is_complete: bool
     violations: tuple[str, ...]
     """The first of each rule, in words."""
@@ -72,6 +80,16 @@ class Report:
     notes: tuple[str, ...]
 
     @property
+    def verdict(self) -> Verdict:
+        if self.num_violations:
+            return Verdict.VIOLATED
+        return Verdict.PROVED if self.is_complete else Verdict.INCOMPLETE
+
+    @property
+    def proved(self) -> bool:
+        return self.verdict == Verdict.PROVED
+
+    @property
     def share_stale(self) -> float:
         """Share of uses with a staleness above 0."""
         total = sum(self.staleness.values())
@@ -79,95 +97,139 @@ class Report:
 
 
 def check(
-    history: History,
-    *,
-    claimed_max_staleness: int | None = None,
-    max_listed_per_rule: int = 20,
+    history: History, *, summary: Summary | None = None, max_listed_per_rule: int = 20
 ) -> Report:
-    """Prove a history, or say where it breaks which rule.
+    """Prove a history, or say where it breaks which rule. ``summary``: what the run says of
+    itself, to be compared; None where nobody has asked it."""
+    checking = _Checking(history, Findings(max_listed_per_rule=max_listed_per_rule))
+    servers = tuple(checking.check_server(server) for server in range(len(history.servers)))
+    checking.check_workers()
+    if summary is not None:
+        check_promises(summary, history.run, checking.findings)
+        checking.compare(summary, servers)
+    return checking.report()
 
-    ``claimed_max_staleness``: what the run itself says (``summary.json``), to be compared.
-    """
-    findings = Findings(max_listed_per_rule=max_listed_per_rule)
-    notes = list(history.notes)
-    uses = Uses.of(history)
-    staleness: Counter[int] = Counter()
-    leaves: dict[int, dict[int, int]] = {group: {} for group in range(len(history.run.groups))}
-    num_applies = num_compared = 0
-    is_complete = True
 
-    for log in history.servers:
-        replay = ServerReplay(history.run, log)
-        num_applies += replay.num_rows
+class _Checking:
+    """One check under way: what the rules have found of servers and workers so far."""
+
+    def __init__(self, history: History, findings: Findings) -> None:
+        self.history, self.findings = history, findings
+        self.notes = list(history.notes)
+        self.is_complete = True
+        self.uses = Uses.of(history)
+        self.claims = Claims.of(history, findings)
+        self.is_whole = np.asarray([log.is_complete for log in history.workers])
+        self.staleness: Counter[int] = Counter()
+        self.staleness_of_slices: Counter[int] = Counter()
+        self.leaves: list[dict[int, int]] = [{} for _ in history.run.groups]
+        """For each group the clocks at which it left, by server."""
+        self.dead: set[int] = set()
+        self.num_applies = self.num_compared = 0
+
+    def check_server(self, server: int) -> ShownServer:
+        run, log, findings = self.history.run, self.history.servers[server], self.findings
+        replay = ServerReplay(run, log)
         check_membership(replay, findings)
         check_applies(replay, findings)
         check_steps(replay, findings)
-        mine, num_beyond = uses.of_server(replay, findings)
-        staleness += check_bound(replay, mine, findings)
-        compared, unknown = check_checksums(replay, log.checksums, mine, findings)
-        num_compared += compared
+        check_scales(replay, findings)
+        unsaid = check_weights(replay, self.claims, self.is_whole, findings)
+        uses, num_beyond = self.uses.of_server(replay, findings)
+        staleness = check_bound(replay, uses, findings)
+        sums = Checksums.of(replay, log.checksums, findings)
+        check_sampled_replies(sums, findings)
+        compared, unknown = check_uses(sums, uses, findings)
+
+        self.num_applies += replay.num_rows
+        self.num_compared += compared
+        self.staleness += _counts(staleness)
+        is_own = run.slice_owner(uses.group, uses.chunk) == uses.worker
+        self.staleness_of_slices += _counts(staleness[is_own])
         for group, clock in leave_clocks(replay).items():
-            leaves[group][log.server] = clock
+            self.leaves[group][server] = clock
+        if dead := dead_groups(replay):
+            self.dead |= dead
+            self.notes.append(f"server {server} declared these groups dead: {sorted(dead)}")
+        if unsaid:
+            self.notes.append(
+                f"of {unsaid} updates on server {server} it is not proved what they weighed: the "
+                "records of who pushed them end before"
+            )
         if not log.is_complete:
-            line = f"the log of server {log.server} ends early, after {replay.num_events} events"
+            line = f"the log of server {server} ends early, after {replay.num_events} events"
             if num_beyond:
                 line += f"; {num_beyond} uses of later versions are not proved"
             if unknown:
                 line += f"; {unknown} sampled uses have no checksum to compare"
-            notes.append(line)
-            is_complete = False
-        if unfinished := unfinished_groups(replay):
-            notes.append(f"on server {log.server} these groups never left: {unfinished}")
-            is_complete = False
+            self.notes.append(line)
+            self.is_complete = False
+            if unfinished := unfinished_groups(replay):
+                self.notes.append(f"on server {server} these groups never left: {unfinished}")
+        return ShownServer.of(replay, len(log.checksums))
 
-    for group, clocks in leaves.items():
-        if len(set(clocks.values())) > 1:
-            findings.add(
-                Rule.MEMBERSHIP, f"group {group} left different servers at clocks {clocks}"
+    def check_workers(self) -> None:
+        run, findings = self.history.run, self.findings
+        for group, clocks in enumerate(self.leaves):
+            if len(set(clocks.values())) > 1:
+                findings.add(
+                    Rule.MEMBERSHIP, f"group {group} left different servers at clocks {clocks}"
+                )
+        group_of = run.group_of_worker()
+        for log in self.history.workers:
+            group = int(group_of[log.worker])
+            check_worker(run, log, self.leaves[group], findings)
+            check_num_iterations(log, self.leaves[group], self.claims, findings)
+            if not log.is_complete:
+                why = ": its group died" if group in self.dead else ""
+                self.notes.append(
+                    f"the records of worker {log.worker} end early, after {len(log.uses)} uses{why}"
+                )
+                # A dead group's records end where it died; the run may be complete without it.
+                self.is_complete &= group in self.dead
+        check_same_versions(self.history, findings)
+
+    def compare(self, summary: Summary, servers: tuple[ShownServer, ...]) -> None:
+        shown = Shown(
+            servers=servers,
+            clocks=tuple(next(iter(clocks.values()), None) for clocks in self.leaves),
+            staleness=self.staleness_of_slices,
+            max_staleness=max(self.staleness, default=0),
+        )
+        if self.is_complete:
+            check_claims(summary, shown, self.findings)
+        elif summary.max_staleness_seen not in (None, shown.max_staleness):
+            # Each may know what the other lost in the crash.
+            self.notes.append(
+                f"summary.json says max_staleness_seen {summary.max_staleness_seen}, what was "
+                f"recorded shows {shown.max_staleness}"
             )
-    group_of = group_of_worker(history.run)
-    for worker in history.workers:
-        group = int(group_of[worker.worker])
-        check_worker(history.run, worker, leaves[group], findings)
-        if not worker.is_complete:
-            notes.append(f"the uses of worker {worker.worker} end early, after {len(worker.uses)}")
-            # A dead group's record ends where the group died; the run may be complete without.
-            is_complete = is_complete and not leaves[group]
-    check_same_versions(history, findings)
 
-    max_staleness = max(staleness, default=0)
-    if claimed_max_staleness is not None:
-        _compare_claim(claimed_max_staleness, max_staleness, is_complete, findings, notes)
-    if not num_compared:
-        notes.append("no bytes were compared: no sampled reply has a checksum in this history")
-    return Report(
-        proved=not findings.total and (is_complete or bool(staleness)),
-        is_complete=is_complete,
-        violations=findings.lines(),
-        num_violations=findings.total,
-        violations_by_rule={
-            rule.value: findings.counts[rule] for rule in Rule if findings.counts[rule]
-        },
-        num_uses=len(uses),
-        num_applies=num_applies,
-        num_checksums=num_compared,
-        staleness=dict(sorted(staleness.items())),
-        max_staleness=max_staleness,
-        notes=tuple(notes),
-    )
+    def report(self) -> Report:
+        if not len(self.uses):
+            self.notes.append("no use was recorded: there is nothing to prove")
+        elif not self.num_compared:
+            self.notes.append("no bytes were compared: no reply had a checksum")
+        findings = self.findings
+        return Report(
+            is_complete=self.is_complete,
+            violations=findings.lines(),
+            num_violations=findings.total,
+            violations_by_rule={
+                rule.value: findings.counts[rule] for rule in Rule if findings.counts[rule]
+            },
+            num_uses=len(self.uses),
+            num_applies=self.num_applies,
+            num_checksums=self.num_compared,
+            staleness=dict(sorted(self.staleness.items())),
+            max_staleness=max(self.staleness, default=0),
+            notes=tuple(self.notes),
+        )
 
 
-def _compare_claim(
-    claimed: int, seen: int, is_complete: bool, findings: Findings, notes: list[str]
-) -> None:
-    if claimed == seen:
-        return
-    line = f"summary.json says max_staleness_seen {claimed}, the history shows {seen}"
-    if is_complete:
-        findings.add(Rule.SUMMARY, line)
-    else:
-        # Each may know what the other lost in the crash.
-        notes.append(line)
+def _counts(values: Ints) -> Counter[int]:
+    found, counts = np.unique(values, return_counts=True)
+    return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -175,10 +237,10 @@ def _compare_claim(
 
 
 def main(run_dir: Path, *, json_path: Path | None = None) -> int:
-    """Check ``run_dir`` and print the report; 0 proved, 1 not proved, 2 unreadable."""
+    """Check ``run_dir`` and print the report; 0 proved, 1 violated, 2 unreadable, 3 incomplete."""
     try:
         history = read_history(run_dir)
-        report = check(history, claimed_max_staleness=_claimed_max_staleness(run_dir))
+        report = check_run(run_dir, history)
         if json_path is not None:
             _write_json(json_path, report)
     except HistoryError as error:
@@ -186,41 +248,34 @@ def main(run_dir: Path, *, json_path: Path | None = None) -> int:
             f"psdist check: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
         return error.exit_status
-    _print(Console(), run_dir, history, report)
-    return 0 if report.proved else 1
+    _print(Console(), run_dir, history.run, report)
+    return EXIT_STATUS[report.verdict]
 
 
-def _claimed_max_staleness(run_dir: Path) -> int | None:
-    path = run_dir / "summary.json"
-    try:
-        if not path.exists():
-            return None
-        if path.stat().st_size > _SUMMARY_LIMIT_BYTES:
-            raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
-        summary: Any = json.loads(path.read_bytes())
-    except OSError as error:
-        raise HistoryError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise HistoryError(f"{path} is damaged: not JSON ({error})") from error
-    claim = summary.get("max_staleness_seen") if isinstance(summary, dict) else None
-    if claim is None or type(claim) is int:
-        return claim
-    raise HistoryError(f"{path} is damaged: max_staleness_seen is {claim!r}, not a whole number")
+def check_run(run_dir: Path, history: History | None = None) -> Report:
+    """As :func:`check`, with the summary that lies in the run directory. A run without one did
+    not complete: it is written at the end."""
+    summary = read_summary(run_dir)
+    report = check(history or read_history(run_dir), summary=summary)
+    if summary is not None:
+        return report
+    note = "there is no summary.json: what the run says of itself was not compared"
+    return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
 def _write_json(path: Path, report: Report) -> None:
-    body = dataclasses.asdict(report) | {"share_stale": report.share_stale}
+    body = {"verdict": report.verdict.value, "proved": report.proved}
+    body |= dataclasses.asdict(report) | {"share_stale": report.share_stale}
     try:
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise HistoryError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _print(console: Console, run_dir: Path, history: History, report: Report) -> None:
+def _print(console: Console, run_dir: Path, run: RunRecord, report: Report) -> None:
     def say(line: str = "", style: str | None = None) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    run = history.run
     mode = f"ssp, staleness <= {run.bound}" if run.mode == "ssp" else run.mode
     say(
         f"{run_dir}: {mode}; {len(run.groups)} groups, {run.num_workers} workers, "
@@ -247,17 +302,15 @@ def _print(console: Console, run_dir: Path, history: History, report: Report) ->
         say(f"... {report.num_violations - len(report.violations):,} more violations", "red")
     for rule, num in report.violations_by_rule.items():
         say(f"broken {num:,} times: {rule}", "red")
-    if report.num_violations:
-        say(f"NOT PROVED: {report.num_violations:,} violations of {mode}", "bold red")
-    elif not report.proved:
-        say("NOT PROVED: the run did not complete, and no use was recorded to check", "bold red")
-    elif report.is_complete:
+    if report.verdict == Verdict.VIOLATED:
+        say(f"VIOLATED: {report.num_violations:,} violations of {mode}", "bold red")
+    elif report.verdict == Verdict.PROVED:
         say(f"proved: the run kept the rules of {mode}", "bold green")
     else:
-        say(
-            f"prefix proved: what was recorded kept the rules of {mode}; the run did not complete",
-            "bold yellow",
-        )
+        seen = f"what was recorded keeps the rules of {mode}"
+        if not report.staleness:
+            seen = "no use was recorded that could be checked"
+        say(f"incomplete: {seen}; the run did not complete", "bold yellow")
 
 
 def _histogram(staleness: dict[int, int], *, bar: str) -> Table:

@@ -1,7 +1,7 @@
-"""The rules that a server's log must keep by itself: membership, applies, optimizer steps.
+"""The rules that a server's log must keep by itself: applies and optimizer steps.
 
-Owns rule 1 and the steps of rule 2 of docs/history.md; what workers used is the matter of
-:mod:`psdist.history.use_rules`. Pure: reads a replay, adds to the findings.
+Owns the applies of rule 1 and the steps of rule 2 of docs/history.md; what workers used is the
+matter of :mod:`psdist.history.use_rules`. Pure: reads a replay, adds to the findings.
 
     check_applies(ServerReplay(run, log), findings)
 """
@@ -11,90 +11,31 @@ from __future__ import annotations
 import numpy as np
 
 from psdist.history.findings import Findings, Rule
+from psdist.history.membership_rules import leave_clocks
 from psdist.history.records import EventKind, Ints
 from psdist.history.replay import ServerReplay
 
 
-def check_membership(replay: ServerReplay, findings: Findings) -> None:
-    """Groups join once, at 0; nothing comes before that, nor after LEAVE and DEATH; and a group
-    that says it stops after n iterations has not been further already."""
-    latest: dict[int, EventKind] = {}
-    members = zip(
-        replay.member_position.tolist(),
-        replay.members["kind"].tolist(),
-        replay.members["group"].tolist(),
-        replay.members["clock"].tolist(),
-        strict=True,
-    )
-    for position, kind, group, clock in members:
-        event, before = EventKind(kind), latest.get(group)
-        wrong = None
-        if event == EventKind.JOIN:
-            if before is not None:
-                wrong = "the group had joined already"
-            elif clock != 0:
-                wrong = f"at clock {clock}; a group begins with 0"
-        elif before is None:
-            wrong = "the group has not joined"
-        elif before == EventKind.DEATH or (before == EventKind.LEAVE and event != EventKind.DEATH):
-            wrong = f"after its {before.name}"
-        if wrong:
-            findings.add(
-                Rule.MEMBERSHIP,
-                f"server {replay.server}, position {position}: {event.name} of group {group}: "
-                f"{wrong}",
-            )
-        latest[group] = event
-    _check_stated_clocks(replay, findings)
-
-
-def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
-    """Others do not wait for updates beyond the clock of SUSPEND and LEAVE: if it were stamped
-    too low, the bound would be loosened unseen."""
-    order = np.lexsort((replay.position, replay.group))
-    stride = replay.num_events + 1
-    key = replay.group[order] * stride + replay.position[order]
-    # The highest clock so far, by group: the group in front keeps the maximum inside it.
-    highest = np.maximum.accumulate(replay.group[order] * 2**31 + replay.clock[order])
-
-    is_stated = np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE])
-    stated = np.flatnonzero(is_stated)
-    group = replay.members["group"][stated].astype(np.int64)
-    clock = replay.members["clock"][stated]
-    before = np.searchsorted(key, group * stride + replay.member_position[stated]) - 1
-    is_any = before >= 0
-    seen = np.full(len(stated), -1)
-    seen[is_any] = highest[before[is_any]] - group[is_any] * 2**31  # of another group: negative
-    findings.add_each(
-        Rule.MEMBERSHIP,
-        np.flatnonzero(seen >= clock),
-        lambda i: (
-            f"server {replay.server}, position {replay.member_position[stated[i]]}: "
-            f"{EventKind(replay.members['kind'][stated[i]]).name} of group {group[i]} "
-            f"after {clock[i]} iterations, but its update {seen[i]} was applied before"
-        ),
-    )
-
-
 def check_applies(replay: ServerReplay, findings: Findings) -> None:
     """By (chunk, group) the applies are stamped 0, 1, 2 ...; the chunk is this server's; the group
-    has joined and is not beyond the clock at which it said it stopped; none is missing when it
-    has left."""
+    has joined and is not beyond the clock at which it said it stopped; none comes or is missing
+    when it says that it had finished them."""
     owners = np.asarray(replay.run.owners, np.int64)
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(owners[replay.chunk] != replay.server),
-        lambda row: f"{_row(replay, row)}: applied, but server {owners[replay.chunk[row]]} owns it",
+        lambda row: f"{replay.line(row)}: applied, but server {owners[replay.chunk[row]]} owns it",
     )
     limit = replay.limits[replay.epoch_of(replay.position), replay.group]
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(limit <= replay.clock),
         lambda row: (
-            f"{_row(replay, row)}: applied while others wait for its first {limit[row]} updates "
+            f"{replay.line(row)}: applied while others wait for its first {limit[row]} updates "
             "only (not joined, suspended, left or dead)"
         ),
     )
+    _check_late(replay, findings)
 
     num_groups = len(replay.run.groups)
     pair = replay.chunk * num_groups + replay.group
@@ -104,15 +45,39 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
     expected[1:] = np.where(pair[1:] == pair[:-1], clock[:-1] + 1, 0)
 
     def sequence(i: int) -> str:
-        line = f"{_row(replay, int(order[i]))}: "
+        line = f"{replay.line(int(order[i]))}: "
         if clock[i] > expected[i]:
             return line + f"its updates {expected[i]} to {clock[i] - 1} are missing before it: lost"
         return line + f"comes after its update {expected[i] - 1}: applied twice or out of order"
 
     findings.add_each(Rule.APPLIES, np.flatnonzero(clock != expected), sequence)
-    if replay.is_complete:
+    if replay.is_complete or not replay.run.pipeline:
         for group, left_after in leave_clocks(replay).items():
             _check_total(replay, findings, pair, group, left_after)
+
+
+def _check_late(replay: ServerReplay, findings: Findings) -> None:
+    """A worker enters a collective, or ends, when its replies have come (all but ``pipeline``):
+    what a SUSPEND or LEAVE says was finished has been applied before it."""
+    stated = np.flatnonzero(np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE]))
+    if not len(stated):
+        return
+    stride = replay.num_events + 1
+    key = replay.members["group"][stated].astype(np.int64) * stride
+    key += replay.member_position[stated]
+    order = np.argsort(key)
+    key, clock = key[order], replay.members["clock"][stated][order]
+    last = np.searchsorted(key, replay.group * stride + replay.position) - 1
+    is_any = (last >= 0) & (key[last] // stride == replay.group)
+    finished = np.where(is_any, clock[last], 0)
+    findings.add_each(
+        Rule.APPLIES,
+        np.flatnonzero(replay.clock < finished - replay.run.pipeline),
+        lambda row: (
+            f"{replay.line(row)}: applied after the group had said that it had finished "
+            f"{finished[row]} iterations and waited for their replies"
+        ),
+    )
 
 
 def _check_total(
@@ -139,7 +104,7 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
         findings.add_each(
             Rule.STEPS,
             np.flatnonzero(~replay.is_last),
-            lambda row: f"{_row(replay, row)}: not a whole step, as every apply is in this mode",
+            lambda row: f"{replay.line(row)}: not a whole step, as every apply is in this mode",
         )
         return
     is_start = np.ones(replay.num_rows, np.bool_)
@@ -151,20 +116,18 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
     findings.add_each(
         Rule.STEPS,
         same[replay.position[same] != replay.position[same - 1] + 1],
-        lambda row: (
-            f"{_row(replay, row)}: other events stand between it and the step it belongs to"
-        ),
+        lambda row: f"{replay.line(row)}: other events stand between it and the step it belongs to",
     )
     findings.add_each(
         Rule.STEPS,
         same[replay.group[same] <= replay.group[same - 1]],
-        lambda row: f"{_row(replay, row)}: summed after group {replay.group[row - 1]}",
+        lambda row: f"{replay.line(row)}: summed after group {replay.group[row - 1]}",
     )
     findings.add_each(
         Rule.STEPS,
         same[replay.clock[same] != replay.clock[start_of[same]]],
         lambda row: (
-            f"{_row(replay, row)}: in one step with update {replay.clock[start_of[row]]} of group "
+            f"{replay.line(row)}: in one step with update {replay.clock[start_of[row]]} of group "
             f"{replay.group[start_of[row]]}"
         ),
     )
@@ -176,7 +139,7 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
     findings.add_each(
         Rule.STEPS,
         starts[~is_whole & (replay.is_complete | ~is_tail)],
-        lambda row: f"{_row(replay, row)}: the step that begins here was never completed",
+        lambda row: f"{replay.line(row)}: the step that begins here was never completed",
     )
     _check_contributors(replay, findings, starts[is_whole], ends[is_whole])
 
@@ -196,27 +159,8 @@ def _check_contributors(replay: ServerReplay, findings: Findings, starts: Ints, 
 
         def wrong(i: int, first: Ints = first, due: Ints = is_due, seen: Ints = is_in) -> str:
             return (
-                f"{_row(replay, int(first[i]))}: the step was made of groups "
+                f"{replay.line(int(first[i]))}: the step was made of groups "
                 f"{np.flatnonzero(seen[i]).tolist()} where {np.flatnonzero(due[i]).tolist()} belong"
             )
 
         findings.add_each(Rule.STEPS, np.flatnonzero((is_due != is_in).any(axis=1)), wrong)
-
-
-def leave_clocks(replay: ServerReplay) -> dict[int, int]:
-    """For each group that left, the iterations it had finished."""
-    left = replay.members[replay.members["kind"] == EventKind.LEAVE]
-    return dict(zip(left["group"].tolist(), left["clock"].tolist(), strict=True))
-
-
-def unfinished_groups(replay: ServerReplay) -> list[int]:
-    """Groups that neither left nor died by the end of the log."""
-    last = replay.members[np.isin(replay.members["kind"], [EventKind.LEAVE, EventKind.DEATH])]
-    return sorted(set(range(len(replay.run.groups))) - set(last["group"].tolist()))
-
-
-def _row(replay: ServerReplay, row: int) -> str:
-    return (
-        f"server {replay.server}, position {replay.position[row]}, chunk {replay.chunk[row]}: "
-        f"update {replay.clock[row]} of group {replay.group[row]}"
-    )

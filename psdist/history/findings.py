@@ -19,6 +19,9 @@ class Rule(Enum):
     MEMBERSHIP = "groups join, suspend, resume, leave in an order that makes sense"
     APPLIES = "every update is applied once, in order, by the server that owns the chunk"
     STEPS = "optimizer steps are whole, in group order, of the right groups"
+    SCALES = "the learning rate is scaled by the group's share of the active workers"
+    WEIGHTS = "what was applied weighs what its workers say they brought"
+    PUSHES = "every worker says once of each iteration what its pushes carried"
     BOUND = "every use contains the updates that the mode requires"
     OWN = "every use contains the reader's own updates"
     WHOLE_STEPS = "no use shows half an optimizer step"
@@ -26,6 +29,7 @@ class Rule(Enum):
     BACKWARDS = "versions never go back"
     SAME_VERSION = "the workers of a group used the same versions"
     KNOWN_VERSION = "uses name versions that the owner's log has"
+    SAMPLING = "the replies and uses that checksum_every calls for carry a checksum, and no others"
     CHECKSUM = "the bytes used are the bytes that the server held"
     SUMMARY = "summary.json claims what the history shows"
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import EventFlag, EventKind, Ints, RunRecord, ServerLog
+from psdist.history.records import EventFlag, EventKind, Ints, ServerLog
+from psdist.history.run_record import RunRecord
 
 NEVER = 2**31 - 1
 """The limit of an active group: its updates are required without end."""
@@ -49,20 +50,36 @@ class ServerReplay:
         self.chunk: Ints = applies["chunk"].astype(np.int64)
         self.group: Ints = applies["group"].astype(np.int64)
         self.clock: Ints = applies["clock"]
+        self.weight: Ints = applies["weight"]
+        self.lr_scale: Ints = applies["lr_scale"]
         self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
+        self.is_empty: Ints = (applies["flags"] & EventFlag.EMPTY) != 0
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks + 1))
         """Of every chunk, and the number of rows."""
         self._stride = self.num_events + 1
         self._key = self.chunk * self._stride + self.position
-        self._num_last: Ints = np.concatenate([[0], np.cumsum(self.is_last)])
+        self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
         self.member_position: Ints = np.flatnonzero(~is_apply)
         self.members = events[self.member_position]
         self.limits = self._replay_membership()
+        self.num_active_workers = self._count_active_workers()
 
     @property
     def num_rows(self) -> int:
         return len(self.position)
+
+    @property
+    def num_changes(self) -> int:
+        """Optimizer steps to which somebody brought a gradient."""
+        return int(self._num_changes[-1])
+
+    def line(self, row: int) -> str:
+        """The row in words."""
+        return (
+            f"server {self.server}, position {self.position[row]}, chunk {self.chunk[row]}: "
+            f"update {self.clock[row]} of group {self.group[row]}"
+        )
 
     def epoch_of(self, positions: Ints) -> Ints:
         """How many membership events lie before each position: an index into ``limits``."""
@@ -75,8 +92,9 @@ class ServerReplay:
         return rows
 
     def version_of(self, chunks: Ints, rows: Ints) -> Ints:
-        """How many optimizer steps the chunk had made before the row."""
-        versions: Ints = self._num_last[rows] - self._num_last[self.first_row[chunks]]
+        """How many optimizer steps with a gradient the chunk had made before the row: its bytes
+        change with these and with nothing else."""
+        versions: Ints = self._num_changes[rows] - self._num_changes[self.first_row[chunks]]
         return versions
 
     def is_inside_a_step(self, chunks: Ints, rows: Ints) -> Ints:
@@ -124,6 +142,32 @@ class ServerReplay:
                 earlier = np.concatenate([np.zeros_like(table[:1]), table[starts - 1]])
                 table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
         return table
+
+    def _is_change(self) -> Ints:
+        """[rows]: whether the row completes a step to which somebody brought a gradient."""
+        num_gradients = np.concatenate([[0], np.cumsum(~self.is_empty)])
+        ends = np.flatnonzero(self.is_last)
+        starts = np.maximum(
+            np.append(0, ends[:-1] + 1)[: len(ends)], self.first_row[self.chunk[ends]]
+        )
+        is_change = np.zeros(self.num_rows, np.bool_)
+        is_change[ends] = num_gradients[ends + 1] > num_gradients[starts]
+        return is_change
+
+    def _count_active_workers(self) -> Ints:
+        """[membership events + 1]: workers of groups that have joined, and neither left nor
+        died, as the recorded weights say."""
+        present: dict[int, float] = {}
+        changes = [0.0]
+        members = self.members[["kind", "group", "weight"]].tolist()
+        for kind, group, weight in members:
+            before = present.get(group, 0.0)
+            if kind == EventKind.JOIN:
+                present[group] = weight
+            elif kind in (EventKind.LEAVE, EventKind.DEATH):
+                present[group] = 0.0
+            changes.append(present.get(group, 0.0) - before)
+        return np.cumsum(changes)
 
     def _replay_membership(self) -> Counts:
         """[membership events + 1, groups]: how many updates of a group others must wait for.

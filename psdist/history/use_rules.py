@@ -1,6 +1,6 @@
-"""The rules that uses must keep: the mode's bound, order, coverage, and the bytes themselves.
+"""The rules that uses must keep: the mode's bound, order, coverage.
 
-Owns rules 2 to 4 of docs/history.md. Pure: reads replays and workers' uses, adds to the findings.
+Owns rules 2 and 3 of docs/history.md. Pure: reads replays and workers' uses, adds to the findings.
 
     uses = Uses.of(history)
     staleness = check_bound(replay, uses.of_server(replay, findings), findings)
@@ -8,14 +8,14 @@ Owns rules 2 to 4 of docs/history.md. Pure: reads replays and workers' uses, add
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from psdist.history.findings import Findings, Rule
-from psdist.history.records import History, Ints, Records, RunRecord, WorkerLog
+from psdist.history.records import History, Ints, WorkerLog
 from psdist.history.replay import NEVER, Counts, ServerReplay
+from psdist.history.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class Uses:
     chunk: Ints
     server: Ints
     position: Ints
+    reply: Ints
+    """The clock that the reply was stamped with."""
     has_crc: Ints
     crc: Ints
 
@@ -41,11 +43,12 @@ class Uses:
 
         return cls(
             worker=worker,
-            group=group_of_worker(history.run)[worker],
+            group=history.run.group_of_worker()[worker],
             iteration=column("iteration", np.int64),
             chunk=column("chunk", np.int64),
             server=column("server", np.uint32),
             position=column("position", np.int64),
+            reply=column("reply", np.int64),
             has_crc=column("has_crc", np.bool_),
             crc=column("crc", np.uint32),
         )
@@ -86,15 +89,8 @@ class Uses:
         return mine.take(known[np.argsort(key, kind="stable")]), int(np.count_nonzero(is_beyond))
 
 
-def group_of_worker(run: RunRecord) -> Ints:
-    groups = np.zeros(run.num_workers, np.int64)
-    for group, workers in enumerate(run.groups):
-        groups[list(workers)] = group
-    return groups
-
-
-def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Counter[int]:
-    """Every use contains what the mode requires; returns how often each staleness occurred.
+def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
+    """Every use contains what the mode requires; returns the staleness of each.
 
     At iteration c a chunk must hold all updates stamped below c - bound of every active group
     (of one that stopped after n iterations: of its first n), and of the reader's own all below
@@ -109,7 +105,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Counter
             lambda use: f"{uses.line(use)}: inside an optimizer step",
         )
     epochs = replay.epoch_of(uses.position)
-    staleness: Counter[int] = Counter()
+    staleness = np.zeros(len(uses), np.int64)
     for part, counts in replay.counts(uses.chunk, rows):
         limits = replay.limits[epochs[part]]
         iteration = uses.iteration[part].astype(np.int32)
@@ -126,8 +122,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Counter
 
         # A group that stopped at n counts until the chunk holds its first n.
         slowest = np.where(counts < limits, counts, NEVER).min(axis=1)
-        values, nums = np.unique(np.maximum(iteration - slowest, 0), return_counts=True)
-        staleness.update(dict(zip(values.tolist(), nums.tolist(), strict=True)))
+        staleness[part] = np.maximum(iteration - slowest, 0)
     return staleness
 
 
@@ -146,62 +141,6 @@ def _find_missing(
     findings.add_each(Rule.BOUND, np.flatnonzero(is_missing.any(axis=1)), line)
 
 
-def check_checksums(
-    replay: ServerReplay, checksums: Records, uses: Uses, findings: Findings
-) -> tuple[int, int]:
-    """Sampled bytes of a use are those that the server held at that version.
-
-    Returns how many were compared, and how many had no checksum of a log that ends early.
-    """
-    sums = checksums[checksums["position"] <= replay.num_events]
-    if replay.is_complete and len(sums) < len(checksums):
-        findings.add(
-            Rule.CHECKSUM,
-            f"server {replay.server}: {len(checksums) - len(sums)} checksums lie beyond the end "
-            f"of its log at {replay.num_events}",
-        )
-    chunk, position = sums["chunk"].astype(np.int64), sums["position"].astype(np.int64)
-    stride = replay.num_rows + 1
-    key = chunk * stride + replay.version_of(chunk, replay.row_of(chunk, position))
-    order = np.argsort(key, kind="stable")
-    key, crc, chunk, position = key[order], sums["crc"][order], chunk[order], position[order]
-    findings.add_each(
-        Rule.CHECKSUM,
-        1 + np.flatnonzero((key[1:] == key[:-1]) & (crc[1:] != crc[:-1])),
-        lambda i: (
-            f"server {replay.server}, chunk {chunk[i]}, position {position[i]}: checksum "
-            f"{crc[i]:08x}, at position {position[i - 1]} {crc[i - 1]:08x}, and nothing was "
-            "applied between"
-        ),
-    )
-
-    sampled = uses.take(np.flatnonzero(uses.has_crc))
-    version = replay.version_of(sampled.chunk, replay.row_of(sampled.chunk, sampled.position))
-    expected = sampled.chunk * stride + version
-    found = np.searchsorted(key, expected, side="right") - 1
-    is_known = found >= 0
-    is_known[is_known] = key[found[is_known]] == expected[is_known]
-    known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
-    findings.add_each(
-        Rule.CHECKSUM,
-        known[crc[found[known]] != sampled.crc[known]],
-        lambda use: (
-            f"{sampled.line(use)}: used bytes with checksum {sampled.crc[use]:08x}, version "
-            f"{version[use]} of the server has {crc[found[use]]:08x}"
-        ),
-    )
-    if replay.is_complete:
-        findings.add_each(
-            Rule.CHECKSUM,
-            unknown,
-            lambda use: (
-                f"{sampled.line(use)}: was sampled, but the server recorded no checksum of "
-                f"version {version[use]}"
-            ),
-        )
-    return len(known), len(unknown)
-
-
 # ---------------------------------------------------------------------------------------------
 # What a worker's own record must keep
 
@@ -212,7 +151,7 @@ def check_worker(
     """Every iteration used every chunk, versions never went back, and there are as many
     iterations as each server says that the group finished (``leave_clocks``: by server)."""
     uses, who = log.uses, f"worker {log.worker}"
-    iteration, chunk = uses["iteration"], uses["chunk"].astype(np.int64)
+    iteration, chunk = uses["iteration"].astype(np.int64), uses["chunk"].astype(np.int64)
     findings.add_each(
         Rule.BACKWARDS,
         1 + np.flatnonzero(iteration[1:] < iteration[:-1]),
@@ -226,6 +165,15 @@ def check_worker(
         lambda i: (
             f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses position "
             f"{position[i]} after position {position[i - 1]}"
+        ),
+    )
+    reply = uses["reply"][order]
+    findings.add_each(
+        Rule.BACKWARDS,
+        1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (reply[1:] < reply[:-1])),
+        lambda i: (
+            f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses the reply to clock "
+            f"{reply[i]} after that to clock {reply[i - 1]}"
         ),
     )
 
@@ -246,6 +194,7 @@ def check_worker(
             f"{missing % run.num_chunks} of no version"
             + (f", and {num_missing - 1} more such gaps" if num_missing > 1 else ""),
         )
+    _check_passes(log, run.num_chunks, findings)
     for server, clock in leave_clocks.items():
         if num > clock or (log.is_complete and num < clock):
             findings.add(
@@ -255,45 +204,75 @@ def check_worker(
             )
 
 
+def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
+    """The uses of one forward pass stand together: one of every chunk, ascending."""
+    chunk, iteration = log.uses["chunk"], log.uses["iteration"]
+    expected = np.arange(len(chunk)) % max(1, num_chunks)
+    is_wrong = chunk != expected
+    is_wrong[1:] |= (expected[1:] > 0) & (iteration[1:] != iteration[:-1])
+    if is_wrong.any():
+        use = int(np.argmax(is_wrong))
+        findings.add(
+            Rule.COVERAGE,
+            f"worker {log.worker}: record {use} of its uses, of chunk {chunk[use]} in iteration "
+            f"{iteration[use]}, stands where chunk {expected[use]} of a forward pass belongs",
+        )
+    elif log.is_complete and len(chunk) % max(1, num_chunks):
+        findings.add(
+            Rule.COVERAGE,
+            f"worker {log.worker}: its last forward pass used {len(chunk) % num_chunks} of "
+            f"{num_chunks} chunks",
+        )
+
+
 def check_same_versions(history: History, findings: Findings) -> None:
-    """In each iteration the last use of a chunk is of one version for all workers of a group."""
-    for first, *others in history.run.groups:
-        reference = _last_uses(history, first)
+    """In each iteration the last use of a chunk is of one version, and of one reply, for all
+    workers of a group."""
+    for group, (first, *others) in enumerate(history.run.groups):
+        reference = _LastUses.of(history, first) if others else None
         for worker in others:
-            _compare_versions(
-                history.run, first, reference, worker, _last_uses(history, worker), findings
-            )
+            assert reference is not None
+            _compare_versions(f"group {group}", reference, _LastUses.of(history, worker), findings)
 
 
-def _compare_versions(
-    run: RunRecord,
-    first: int,
-    first_uses: tuple[Ints, Ints],
-    worker: int,
-    worker_uses: tuple[Ints, Ints],
-    findings: Findings,
-) -> None:
-    keys, i, j = np.intersect1d(
-        first_uses[0], worker_uses[0], assume_unique=True, return_indices=True
-    )
-    mine, theirs = first_uses[1][i], worker_uses[1][j]
-    group = group_of_worker(run)[worker]
+@dataclass(frozen=True, kw_only=True)
+class _LastUses:
+    """The last use of every chunk in every iteration of a worker."""
+
+    worker: int
+    num_chunks: int
+    key: Ints
+    """Sorted: iteration * chunks + chunk."""
+    position: Ints
+    reply: Ints
+
+    @classmethod
+    def of(cls, history: History, worker: int) -> _LastUses:
+        uses, num_chunks = history.workers[worker].uses, history.run.num_chunks
+        key = uses["iteration"].astype(np.int64) * num_chunks + uses["chunk"]
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        is_last = np.append(key[1:] != key[:-1], True)[: len(key)]
+        return cls(
+            worker=worker,
+            num_chunks=num_chunks,
+            key=key[is_last],
+            position=uses["position"][order][is_last],
+            reply=uses["reply"][order][is_last],
+        )
+
+
+def _compare_versions(group: str, mine: _LastUses, theirs: _LastUses, findings: Findings) -> None:
+    keys, i, j = np.intersect1d(mine.key, theirs.key, assume_unique=True, return_indices=True)
+    is_different = mine.position[i] != theirs.position[j]
+    is_different |= mine.reply[i] != theirs.reply[j]
     findings.add_each(
         Rule.SAME_VERSION,
-        np.flatnonzero(mine != theirs),
+        np.flatnonzero(is_different),
         lambda n: (
-            f"group {group}, iteration {keys[n] // run.num_chunks}, chunk "
-            f"{keys[n] % run.num_chunks}: worker {first} used position {mine[n]}, worker {worker} "
-            f"position {theirs[n]}"
+            f"{group}, iteration {keys[n] // mine.num_chunks}, chunk {keys[n] % mine.num_chunks}: "
+            f"worker {mine.worker} used position {mine.position[i[n]]} (reply to clock "
+            f"{mine.reply[i[n]]}), worker {theirs.worker} position {theirs.position[j[n]]} (reply "
+            f"to clock {theirs.reply[j[n]]})"
         ),
     )
-
-
-def _last_uses(history: History, worker: int) -> tuple[Ints, Ints]:
-    """Sorted iteration * chunks + chunk of a worker's uses, and the position of each last use."""
-    uses = history.workers[worker].uses
-    key = uses["iteration"] * history.run.num_chunks + uses["chunk"].astype(np.int64)
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    is_last = np.append(key[1:] != key[:-1], True)[: len(key)]
-    return key[is_last], uses["position"][order][is_last]

@@ -1,9 +1,9 @@
-"""Writers of the recorded history: what servers applied, and which versions workers used.
+"""Writers of the recorded history: what servers applied, what workers used and pushed.
 
 Owns the recording objects that the hot path calls: each event is packed into one preallocated
 buffer, which goes to its file when it is full or a quarter of a second old. Never judges
-(:mod:`psdist.history.replay`) and never reads (:mod:`psdist.history.records`, whose names a user
-of histories finds here too).
+(:mod:`psdist.history.replay`) and never reads (:mod:`psdist.history.files`; what a user of
+histories needs is found here too).
 
     history = ServerHistory(run_dir / "history", server=0)      # None instead: kept in memory
     history.member(EventKind.JOIN, group=0, clock=0, weight=2.0)
@@ -16,36 +16,28 @@ of histories finds here too).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from psdist.errors import HistoryError, InvariantError
+from psdist.errors import InvariantError
+from psdist.history.files import read_history
+from psdist.history.recorder import Recorder
 from psdist.history.records import (
     CHECKSUM,
-    DTYPES,
     EVENT,
-    FORMAT_VERSION,
-    HEADER,
-    MAGIC,
     NO_CHUNK,
-    OPEN,
+    PUSH,
     EventKind,
     FileKind,
     History,
-    Records,
-    RunRecord,
     ServerLog,
     WorkerLog,
-    cannot,
-    read_history,
-    write_run,
 )
+from psdist.history.run_record import RunRecord, write_run
 
 __all__ = [
     "EventCount",
@@ -56,95 +48,9 @@ __all__ = [
     "WorkerHistory",
     "collect",
     "read_history",
+    "slice_bounds",
     "write_run",
 ]
-
-
-class _Recorder:
-    """Appends records of one dtype to a file, or keeps them; one preallocated buffer."""
-
-    CAPACITY = 4096
-    FLUSH_EVERY_S = 0.25
-    """MPI ends a failing job by killing every process: what is buffered then is not recorded."""
-
-    def __init__(self, path: Path | None, kind: FileKind) -> None:
-        self.buffer: Records = np.zeros(self.CAPACITY, dtype=DTYPES[kind])
-        self.bytes = self.buffer.view(np.uint8).data
-        self.used = 0
-        self.flush_at_s = float("inf")
-        """``flush`` is due from then on (monotonic); the writers look after each record."""
-        self.is_complete = False
-        self._kind = kind
-        self._path = path
-        self._num_written = 0
-        self._kept: list[Records] = []
-        self._file: Any = None
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot("write", path.parent, error) from error
-        try:
-            # Raw, because the buffer is ours; "x", because a history is evidence.
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
-        except FileExistsError as error:
-            raise HistoryError(
-                f"{path} is there already, from another run; choose another run directory"
-            ) from error
-        except OSError as error:
-            raise cannot("write", path, error) from error
-        self._write(HEADER.pack(MAGIC, FORMAT_VERSION, kind, OPEN))
-        self.flush_at_s = 0.0
-
-    def flush(self) -> None:
-        """Hand everything to the operating system and start the buffer anew."""
-        if self._file is not None:
-            self._write(self.bytes[: self.used * self.buffer.itemsize])
-            self.flush_at_s = monotonic() + self.FLUSH_EVERY_S
-        elif self._path is not None and self.used:
-            raise InvariantError(f"{self._path}: {self.used} records came after close()")
-        elif self.used:
-            self._kept.append(self.buffer[: self.used].copy())
-        self._num_written += self.used
-        self.used = 0
-
-    def close(self, *, is_complete: bool) -> None:
-        if self.is_complete or (self._path is not None and self._file is None):
-            return
-        self.flush()
-        if self._file is not None:
-            file, self._file = self._file, None
-            self.flush_at_s = 0.0  # whoever records after this is told at once
-            try:
-                with file:
-                    if is_complete:
-                        file.seek(0)
-                        file.write(
-                            HEADER.pack(MAGIC, FORMAT_VERSION, self._kind, self._num_written)
-                        )
-            except OSError as error:
-                raise cannot("write", self._path, error) from error
-        self.is_complete = is_complete
-
-    def records(self) -> Records:
-        """All records so far; for recorders without a file."""
-        if self._path is not None:
-            raise InvariantError(f"the records of {self._path} are in the file: read_history()")
-        parts = [*self._kept, self.buffer[: self.used]]
-        return np.concatenate(parts, dtype=self.buffer.dtype)  # else numpy drops the padding
-
-    def _write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        try:
-            while len(view):
-                view = view[self._file.write(view) :]
-        except OSError as error:
-            # The file may end within a record now: nothing must be written behind that.
-            file, self._file = self._file, None
-            with suppress(OSError):
-                file.close()
-            raise cannot("write", self._path, error) from error
 
 
 Contributions = Sequence[tuple[int, int, float, bool]]
@@ -153,6 +59,8 @@ Contributions = Sequence[tuple[int, int, float, bool]]
 
 class EventCount:
     """A server's log of which nothing is kept but its length: without ``--record``."""
+
+    num_checksums = 0
 
     def __init__(self) -> None:
         self.position = 0
@@ -176,9 +84,12 @@ class ServerHistory:
         self.server = server
         self.position = 0
         """Events so far: a reply made now contains exactly these (read only)."""
-        self._events = _Recorder(path_dir and path_dir / f"server-{server}.events", FileKind.EVENTS)
-        self._checksums = _Recorder(
-            path_dir and path_dir / f"server-{server}.checksums", FileKind.CHECKSUMS
+        self.num_checksums = 0
+        """Checksums so far (read only)."""
+        path = path_dir and path_dir / f"server-{server}"
+        self._events = Recorder(path and path.with_suffix(".events"), FileKind.EVENTS, server)
+        self._checksums = Recorder(
+            path and path.with_suffix(".checksums"), FileKind.CHECKSUMS, server
         )
 
     def step(self, chunk: int, contributions: Contributions, lr_scale: float = 1.0) -> None:
@@ -208,18 +119,23 @@ class ServerHistory:
 
     def member(self, kind: EventKind, group: int, clock: int, weight: float = 0.0) -> None:
         """A membership event. ``clock``: iterations that the group has finished: others wait for
-        these and no more (after DEATH: the fewest that a chunk of this server contains)."""
+        these and no more (after DEATH: the fewest that a chunk of this server contains; 0 for
+        RESUME). ``weight``: the workers of the group."""
         if kind == EventKind.APPLY:
             raise InvariantError("an apply is not a membership event")
         self._event(kind, NO_CHUNK, group, clock, weight, 1.0, 0)
 
-    def checksum(self, chunk: int, crc: int) -> None:
-        """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself."""
+    def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
+        """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,
+        for the reply to ``worker`` that is made now and stamped with ``clock``."""
         sums = self._checksums
         if sums.used == sums.CAPACITY:
             sums.flush()
-        CHECKSUM.pack_into(sums.bytes, sums.used * CHECKSUM.size, self.position, chunk, crc)
+        CHECKSUM.pack_into(
+            sums.bytes, sums.used * CHECKSUM.size, self.position, clock, worker, chunk, crc
+        )
         sums.used += 1
+        self.num_checksums += 1
         if monotonic() >= sums.flush_at_s:
             sums.flush()
 
@@ -274,11 +190,14 @@ class ServerHistory:
 
 
 class WorkerHistory:
-    """One worker's record of the versions it used. With ``path_dir`` None it stays in memory."""
+    """One worker's record of the versions it used and of what it pushed. With ``path_dir`` None it
+    stays in memory."""
 
     def __init__(self, path_dir: Path | None, worker: int) -> None:
         self.worker = worker
-        self._uses = _Recorder(path_dir and path_dir / f"worker-{worker}.uses", FileKind.USES)
+        path = path_dir and path_dir / f"worker-{worker}"
+        self._uses = Recorder(path and path.with_suffix(".uses"), FileKind.USES, worker)
+        self._pushes = Recorder(path and path.with_suffix(".pushes"), FileKind.PUSHES, worker)
 
     def uses(
         self,
@@ -286,14 +205,15 @@ class WorkerHistory:
         chunks: npt.ArrayLike,
         servers: npt.ArrayLike,
         positions: npt.ArrayLike,
+        replies: npt.ArrayLike,
         has_crc: npt.ArrayLike = False,
         crcs: npt.ArrayLike = 0,
     ) -> None:
         """The forward pass of ``iteration`` used these versions.
 
-        ``chunks`` [n], and for each its server, the position that its last reply carried, and
-        where ``has_crc`` the crc32 of *this worker's own memory* of the chunk, taken now.
-        Scalars stand for all.
+        ``chunks`` [n], and for each its server, the position that its last reply carried, the
+        clock which that reply was stamped with, and where ``has_crc`` the crc32 of *this worker's
+        own memory* of the chunk, taken now. Scalars stand for all.
         """
         chunks = np.asarray(chunks)
         num, recorder = len(chunks), self._uses
@@ -303,7 +223,7 @@ class WorkerHistory:
             half = num // 2
             columns = [
                 np.broadcast_to(np.asarray(values), chunks.shape)
-                for values in (chunks, servers, positions, has_crc, crcs)
+                for values in (chunks, servers, positions, replies, has_crc, crcs)
             ]
             self.uses(iteration, *(column[:half] for column in columns))
             self.uses(iteration, *(column[half:] for column in columns))
@@ -313,24 +233,65 @@ class WorkerHistory:
         into["chunk"] = chunks
         into["server"] = servers
         into["position"] = positions
+        into["reply"] = replies
         into["has_crc"] = has_crc
         into["crc"] = crcs
         recorder.used += num
         if monotonic() >= recorder.flush_at_s:
             recorder.flush()
 
+    def push(
+        self, iteration: int, own: float, weight: float, empty: Collection[int], num_chunks: int
+    ) -> None:
+        """This worker now pushes its slice of ``iteration``, of ``num_chunks`` chunks.
+
+        ``own``: the weight of its own batches, ``weight``: that of its group, which the pushes
+        carry; ``empty``: the chunks of the slice that are pushed without a gradient.
+        """
+        is_empty = len(empty) == num_chunks
+        self._push(iteration, NO_CHUNK, own, weight, is_empty)
+        if not is_empty:
+            for chunk in sorted(empty):
+                self._push(iteration, chunk, own, weight, True)
+
+    def _push(self, iteration: int, chunk: int, own: float, weight: float, is_empty: bool) -> None:
+        pushes = self._pushes
+        if pushes.used == pushes.CAPACITY:
+            pushes.flush()
+        PUSH.pack_into(
+            pushes.bytes, pushes.used * PUSH.size, iteration, chunk, own, weight, is_empty
+        )
+        pushes.used += 1
+        if monotonic() >= pushes.flush_at_s:
+            pushes.flush()
+
     def flush(self) -> None:
         self._uses.flush()
+        self._pushes.flush()
 
     def close(self, *, is_complete: bool = True) -> None:
-        """Flush and end the file; ``is_complete=False`` when the run failed. May be repeated."""
+        """Flush and end the files; ``is_complete=False`` when the run failed. May be repeated."""
         self._uses.close(is_complete=is_complete)
+        self._pushes.close(is_complete=is_complete)
 
     def log(self) -> WorkerLog:
         """What was recorded so far, for histories in memory."""
         return WorkerLog(
-            worker=self.worker, uses=self._uses.records(), is_complete=self._uses.is_complete
+            worker=self.worker,
+            uses=self._uses.records(),
+            pushes=self._pushes.records(),
+            is_complete=self._uses.is_complete,
         )
+
+
+def slice_bounds(
+    slices: Callable[[int], Sequence[range]], groups: Iterable[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """``RunRecord.slices``; ``slices(n)`` are those of a group of n workers."""
+    sizes = [len(group) for group in groups]
+    cuts = {size: slices(size) for size in set(sizes)}
+    bounds = {size: (0, *(each.stop for each in cut)) for size, cut in cuts.items()}
+    return tuple(bounds[size] for size in sizes)
 
 
 def collect(

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from psdist.config.settings import MIN_CHUNK_BYTES
-from psdist.history.writers import RunRecord, ServerHistory, write_run
+from psdist.history.writers import RunRecord, ServerHistory, slice_bounds, write_run
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
@@ -44,6 +44,8 @@ from psdist.version import VERSION
 logger = logging.getLogger("psdist")
 
 _SHOW_EVERY_S = 0.25
+_TOLD_TWICE = {"pipeline", "checksum_every"}
+"""What summary.json repeats of run.json, beside what it says of every run."""
 
 
 def serve(context: RankContext) -> int:
@@ -153,6 +155,8 @@ class Reporter:
         self._context = context
         self._registrar = registrar
         self._model_bytes: int | None = None
+        self._num_chunks: int | None = None
+        self._promised: RunRecord | None = None
         self._empty_servers: list[int] | None = None
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
@@ -175,6 +179,7 @@ class Reporter:
         """The model is known: the history can say what was promised."""
         context = self._context
         self._model_bytes = partition.num_bytes
+        self._num_chunks = len(partition.chunks)
         self._empty_servers = sorted(set(range(context.roles.num_servers)) - set(owners))
         if self._empty_servers:
             logger.warning(
@@ -183,17 +188,18 @@ class Reporter:
             )
         if not context.config.record:
             return
-        record = RunRecord(
+        self._promised = RunRecord(
             psdist=VERSION,
             mode=context.config.mode,
             staleness=context.config.staleness if context.config.mode == "ssp" else None,
             groups=context.roles.groups,
+            slices=slice_bounds(partition.slices, context.roles.groups),
             num_servers=context.roles.num_servers,
             num_chunks=len(partition.chunks),
             owners=owners,
             checksum_every=context.config.checksum_every,
         )
-        write_run(context.run_directory.path / "history", record)
+        write_run(context.run_directory.path / "history", self._promised)
 
     def on_action(self, action: RegistrarAction) -> None:
         if isinstance(action, WriteMetrics):
@@ -265,6 +271,7 @@ class Reporter:
             "empty_servers": self._empty_servers,
             "workers": context.roles.num_workers,
             "groups": len(context.roles.groups),
+            "chunks": self._num_chunks,
             "clocks": clocks,
             "updates_applied": updates
             if len(registrar.servers) == context.roles.num_servers
@@ -280,6 +287,7 @@ class Reporter:
             else None,
             "exit": outcome,
             "last": dict(registrar.last),
+            "recorded": self._promised and self._promised.model_dump(include=_TOLD_TWICE),
             "per_server": [registrar.servers[key] for key in sorted(registrar.servers)],
         }
 

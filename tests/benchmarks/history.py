@@ -17,12 +17,21 @@ from psdist.history.records import (
     CHECKSUM_DTYPE,
     EVENT_DTYPE,
     NO_CHUNK,
+    PUSH_DTYPE,
     USE_DTYPE,
     EventFlag,
     ServerLog,
     WorkerLog,
 )
-from psdist.history.writers import EventKind, History, RunRecord, ServerHistory, WorkerHistory
+from psdist.history.writers import (
+    EventKind,
+    History,
+    RunRecord,
+    ServerHistory,
+    WorkerHistory,
+    slice_bounds,
+)
+from tests.support.toy_run import even_slices
 
 
 def measure_writers(path_dir: Path, num: int = 200_000) -> None:
@@ -33,15 +42,20 @@ def measure_writers(path_dir: Path, num: int = 200_000) -> None:
     print(f"apply     {(process_time() - start) / num * 1e6:6.2f} us")
     start = process_time()
     for clock in range(num):
-        server.checksum(3, clock)
+        server.checksum(3, clock, worker=0, clock=clock)
     print(f"checksum  {(process_time() - start) / num * 1e6:6.2f} us")
     for num_chunks in (1, 64, 512):
-        columns = np.arange(num_chunks), np.zeros(num_chunks, int), np.arange(num_chunks)
+        zeros = np.zeros(num_chunks, int)
+        columns = np.arange(num_chunks), zeros, np.arange(num_chunks), zeros, zeros > 0, zeros
         start = process_time()
         for iteration in range(num // 40):
             worker.uses(iteration, *columns)
         took_us = (process_time() - start) / (num // 40) * 1e6
         print(f"uses      {took_us:6.2f} us for one iteration of {num_chunks} chunks")
+    start = process_time()
+    for iteration in range(num):
+        worker.push(iteration, 1.0, 4.0, (), 16)
+    print(f"push      {(process_time() - start) / num * 1e6:6.2f} us for one iteration")
     server.close()
     worker.close()
 
@@ -60,9 +74,12 @@ def in_step(
         for members, kind, clock in ((joins, EventKind.JOIN, 0), (leaves, EventKind.LEAVE, num)):
             members["kind"], members["clock"], members["chunk"] = kind, clock, NO_CHUNK
             members["group"] = np.arange(num_groups)
+            members["weight"], members["lr_scale"] = per_group, 1.0
         applies = events[num_groups:-num_groups].reshape(num, len(mine), num_groups)
         applies["kind"], applies["chunk"] = EventKind.APPLY, mine[None, :, None]
         applies["clock"], applies["group"] = np.arange(num)[:, None, None], np.arange(num_groups)
+        applies["weight"] = per_group
+        applies["lr_scale"] = 1.0 if mode == "sync" else 1.0 / num_groups
         applies["flags"][:, :, -1 if mode == "sync" else slice(None)] = EventFlag.LAST
         before = np.arange(num)[:, None] - 1
         positions[:, mine] = np.where(
@@ -73,19 +90,28 @@ def in_step(
     uses = np.zeros((num, num_chunks), USE_DTYPE)
     uses["iteration"], uses["chunk"] = np.arange(num)[:, None], np.arange(num_chunks)
     uses["server"], uses["position"] = owners, positions
+    uses["reply"] = np.maximum(0, np.arange(num) - 1)[:, None]
+    pushes = np.zeros(num, PUSH_DTYPE)
+    pushes["iteration"], pushes["chunk"] = np.arange(num), NO_CHUNK
+    pushes["own"], pushes["weight"] = 1.0, per_group
     num_workers = num_groups * per_group
     run = RunRecord(
         psdist="bench",
         mode=mode,  # type: ignore[arg-type] # a name from the table below
-        staleness=2,
+        staleness=2 if mode == "ssp" else None,
         groups=tuple(
             tuple(range(group * per_group, (group + 1) * per_group)) for group in range(num_groups)
         ),
+        slices=slice_bounds(lambda size: even_slices(num_chunks, size), [[0] * per_group])
+        * num_groups,
         num_servers=num_servers,
         num_chunks=num_chunks,
         owners=tuple(owners.tolist()),
     )
-    logs = (WorkerLog(worker=i, uses=uses.ravel(), is_complete=True) for i in range(num_workers))
+    logs = (
+        WorkerLog(worker=i, uses=uses.ravel(), pushes=pushes, is_complete=True)
+        for i in range(num_workers)
+    )
     return History(run=run, servers=tuple(servers), workers=tuple(logs))
 
 

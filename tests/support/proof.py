@@ -20,13 +20,15 @@ from psdist.servers.protocol.registrar import Complete, EndJob, WriteMetrics
 from tests.support.numbers import initial_values
 from tests.support.protocol import VirtualJob
 from tests.support.reference import Reference, Versions
+from tests.support.summaries import summary_of
 
 
 def prove(job: VirtualJob) -> None:
-    """The job has ended as it must; its history keeps the mode's rules, workers count staleness as
-    the history does; and every value is what arithmetic says."""
+    """The job has ended as it must; its history keeps the mode's rules, workers and servers count
+    as the history does; and every value is what arithmetic says."""
     history = job.history()
-    report = check(history)
+    is_whole = job.dead is None and not job.schedule.mistake
+    report = check(history, summary=summary_of(job) if is_whole else None)
     assert not report.violations, report.violations[:5]
     if job.dead is not None:
         prove_that_all_name_the_dead(job)

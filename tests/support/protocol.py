@@ -20,7 +20,7 @@ import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError, PsdistError
-from psdist.history.writers import History, RunRecord, ServerHistory, collect
+from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_bounds
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -43,6 +43,7 @@ from psdist.servers.protocol.policy import Policy
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.servers.shard.sizes import SizeShard
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -292,6 +293,11 @@ class VirtualJob:
 
     # -- what has become of it -----------------------------------------------------------------
 
+    @property
+    def holds_sizes_alone(self) -> bool:
+        """Nothing has bytes that a checksum could be taken of."""
+        return any(isinstance(server.executor, SizeShard) for server in self.servers)
+
     def history(self) -> History:
         schedule = self.schedule
         record = RunRecord(
@@ -299,10 +305,11 @@ class VirtualJob:
             mode=schedule.mode,  # type: ignore[arg-type]
             staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
             groups=tuple(self.groups),
+            slices=slice_bounds(self.partition.slices, self.groups),
             num_servers=schedule.servers,
             num_chunks=len(self.partition.chunks),
             owners=self.owners,
-            checksum_every=1,
+            checksum_every=int(not self.holds_sizes_alone),
         )
         return collect(record, self.server_histories, [w.history for w in self.workers])
 

@@ -51,9 +51,12 @@ class SizeWorker(VirtualWorker):
         versions = self.core.versions
         self._staleness_seen |= {max(0, self.clock - version.min_done) for version in versions}
         positions = np.array([version.position for version in versions])
-        self.history.uses(self.clock, np.arange(len(positions)), self.job.owners, positions)
+        replies = np.array([version.clock for version in versions])
+        chunks = np.arange(len(positions))
+        self.history.uses(self.clock, chunks, self.job.owners, positions, replies)
 
     def iterate(self) -> Iterator[float | None]:
         hyper = self.hyper(self.draw_lr())
+        self.history.push(self.clock, 1.0, 1.0, (), len(self.mine))
         self.loop.begin_push(clock=self.clock, hyper=hyper, absent=(), weight=1.0, empty=())
         yield from self._until(lambda: self.core.is_idle)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psdist.commands.check import Report, check, main
+from psdist.commands.check import Report, Verdict, check, main
 from psdist.history import replay
 from psdist.history.findings import Rule
-from psdist.history.records import EventFlag, Records
-from psdist.history.writers import EventKind, History, ServerHistory, collect
+from psdist.history.records import HEADER, EventFlag, Records
+from psdist.history.writers import EventKind, History, ServerHistory, WorkerHistory, collect
+from tests.support.summaries import summary_of_toy
 from tests.support.toy_run import Fault, ToyRun, crc_of
 
 MODES = ("sync", "ssp", "async")
@@ -62,7 +65,7 @@ def with_uses(history: History, worker: int, uses: Records) -> History:
 
 
 def broken(report: Report) -> set[Rule]:
-    assert report.proved == (report.num_violations == 0)
+    assert (report.verdict == Verdict.VIOLATED) == (report.num_violations > 0)
     assert report.num_violations == sum(report.violations_by_rule.values())
     assert all("\n" not in line for line in report.violations)
     return {rule for rule in Rule if rule.value in report.violations_by_rule}
@@ -83,14 +86,40 @@ def the_use(history: History, worker: int, iteration: int, chunk: int) -> int:
 def test_honest_runs_are_proved_complete(mode: str, pipeline: int) -> None:
     for seed in range(25):
         collectives = (0, 3, 5) if seed % 2 else ()
-        history = honest(seed=seed, mode=mode, pipeline=pipeline, collectives=collectives)
-        report = check(history)
+        run = ToyRun(seed=seed, mode=mode, pipeline=pipeline, collectives=collectives)
+        history = run.run()
+        assert history is not None
+        report = check(history, summary=summary_of_toy(run))
         assert (report.violations, report.notes) == ((), ())
         assert report.proved
         assert report.is_complete
         assert report.num_uses == sum(report.staleness.values()) == (8 * 2 + 8 + 6) * 3
         assert report.num_applies == (8 + 8 + 6) * 3
         assert report.num_checksums == report.num_uses
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("checksum_every", [2, 3, 16])
+def test_runs_that_sample_some_replies_are_proved(mode: str, checksum_every: int) -> None:
+    for seed in range(10):
+        report = check(honest(seed=seed, mode=mode, checksum_every=checksum_every))
+        assert report.proved, report.violations
+        # The first reply of chunk 0 is stamped with clock 0: something is always compared.
+        assert 0 < report.num_checksums < report.num_uses
+
+
+def test_a_run_without_iterations_is_proved_and_says_that_nothing_was() -> None:
+    report = check(honest(iterations=(0, 0, 0), collectives=()))
+    assert report.proved
+    assert report.notes == ("no use was recorded: there is nothing to prove",)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_of_one_iteration_is_proved_by_the_first_reply_of_chunk_0(mode: str) -> None:
+    history = honest(mode=mode, iterations=(1, 1, 1), collectives=(), checksum_every=16)
+    report = check(history)
+    assert report.proved
+    assert report.num_checksums == 4  # one of each worker
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -202,7 +231,7 @@ def test_violations_beyond_the_listed_ones_are_counted() -> None:
 
 
 def test_an_old_buffer_used_is_caught_by_its_checksum() -> None:
-    history = honest()
+    history = honest(empty_rate=0.0)
     uses = history.workers[2].uses.copy()
     use, before = the_use(history, 2, 5, 1), the_use(history, 2, 4, 1)
     assert uses["crc"][use] != uses["crc"][before]
@@ -224,20 +253,18 @@ def test_a_reply_overwritten_in_flight_is_caught_by_its_checksum() -> None:
 def test_a_sampled_use_without_a_checksum_of_the_server_is_caught() -> None:
     history = honest()
     report = check(with_checksums(history, 1, history.servers[1].checksums[:0]))
-    assert broken(report) == {Rule.CHECKSUM}
-    assert "recorded no checksum" in report.violations[0]
+    assert broken(report) == {Rule.CHECKSUM, Rule.SAMPLING}
+    assert any("recorded no checksum" in line for line in report.violations)
 
 
 def test_bytes_that_change_without_an_apply_are_caught() -> None:
     history = honest()
     checksums = history.servers[0].checksums.copy()
-    keys = checksums["chunk"].astype(np.int64) * 2**20 + checksums["position"]
-    again = int(np.flatnonzero(keys == keys[0])[0])
-    other = np.insert(checksums, again, checksums[again])
-    other["crc"][again] ^= 1
+    other = np.insert(checksums, 1, checksums[0])
+    other["crc"][0] ^= 1
     report = check(with_checksums(history, 0, other))
     assert broken(report) == {Rule.CHECKSUM}
-    assert "nothing was applied between" in report.violations[0]
+    assert "no gradient was applied between" in report.violations[0]
 
 
 def test_a_checksum_beyond_the_end_of_a_whole_log_is_caught() -> None:
@@ -249,16 +276,27 @@ def test_a_checksum_beyond_the_end_of_a_whole_log_is_caught() -> None:
     assert any("1 checksums lie beyond the end" in line for line in report.violations)
 
 
-def test_unsampled_runs_are_proved_with_a_note() -> None:
-    history = honest()
-    for worker in range(4):
-        uses = history.workers[worker].uses.copy()
-        uses["has_crc"] = 0
-        history = with_uses(history, worker, uses)
-    report = check(history)
+def without_crcs(history: History) -> History:
+    for log in history.workers:
+        uses = log.uses.copy()
+        uses["has_crc"] = uses["crc"] = 0
+        history = with_uses(history, log.worker, uses)
+    return history
+
+
+def test_runs_that_promised_no_checksum_are_proved_with_a_note() -> None:
+    report = check(honest(checksum_every=0))
     assert report.proved
     assert report.num_checksums == 0
-    assert any("no bytes were compared" in note for note in report.notes)
+    assert report.notes == ("no bytes were compared: no reply had a checksum",)
+
+
+@pytest.mark.parametrize("checksum_every", [1, 16])
+def test_a_run_that_promised_checksums_is_no_proof_without_any(checksum_every: int) -> None:
+    history = honest(checksum_every=checksum_every)
+    report = check(without_crcs(history))
+    assert broken(report) == {Rule.SAMPLING}
+    assert "carries no checksum; with checksum_every" in report.violations[0]
 
 
 def test_a_position_that_goes_back_is_caught() -> None:
@@ -282,17 +320,21 @@ def test_a_worker_with_another_version_than_its_group_is_caught() -> None:
     for name in ("position", "crc"):
         uses[name][a] = uses[name][b]
     report = check(with_uses(history, 1, uses))
-    assert broken(report) == {Rule.SAME_VERSION}
+    # The server made that reply to another clock.
+    assert broken(report) == {Rule.SAME_VERSION, Rule.CHECKSUM}
     assert "group 0, iteration 5, chunk 0: worker 0 used" in report.violations[0]
 
 
 def test_a_second_use_in_an_iteration_may_be_of_another_version_until_the_last() -> None:
     history = honest(mode="async", collectives=())
     uses = history.workers[1].uses
-    earlier = the_use(history, 1, 5, 0)
-    again = np.insert(uses, earlier, uses[the_use(history, 1, 4, 0)])
-    again["iteration"][earlier] = 5
-    assert broken(check(with_uses(history, 1, again))) <= {Rule.OWN}
+    begin, earlier = the_use(history, 1, 5, 0), the_use(history, 1, 4, 0)
+    again = np.insert(uses, begin, uses[earlier : earlier + 3])
+    again["iteration"][begin : begin + 3] = 5
+    # All that is wrong with it: replies so old may not be used any more.
+    report = check(with_uses(history, 1, again))
+    assert broken(report) == {Rule.OWN, Rule.SAMPLING}
+    assert report.num_violations == 6
 
 
 def test_a_missing_iteration_is_caught() -> None:
@@ -404,7 +446,7 @@ def test_an_update_after_the_group_left_is_caught() -> None:
     server.apply(0, int(left["group"]), int(left["clock"]))
     events = np.concatenate([history.servers[0].events, server.log().events])
     report = check(with_events(history, 0, events))
-    assert broken(report) == {Rule.APPLIES}
+    assert Rule.APPLIES in broken(report)
     assert "(not joined, suspended, left or dead)" in report.violations[0]
 
 
@@ -464,7 +506,10 @@ def cut(history: History, shares: list[float]) -> History:
         ),
         workers=tuple(
             dataclasses.replace(
-                log, uses=log.uses[: int(next(count) * len(log.uses))], is_complete=False
+                log,
+                uses=log.uses[: int(next(count) * len(log.uses))],
+                pushes=log.pushes[: int(next(count) * len(log.pushes))],
+                is_complete=False,
             )
             for log in history.workers
         ),
@@ -474,23 +519,22 @@ def cut(history: History, shares: list[float]) -> History:
 @given(
     mode=st.sampled_from(MODES),
     seed=st.integers(0, 5),
-    shares=st.lists(st.floats(0, 1), min_size=8, max_size=8),
+    shares=st.lists(st.floats(0, 1), min_size=12, max_size=12),
 )
-def test_every_prefix_of_an_honest_run_is_proved_as_a_prefix(
+def test_every_prefix_of_an_honest_run_is_incomplete_and_breaks_no_rule(
     mode: str, seed: int, shares: list[float]
 ) -> None:
     report = check(cut(honest(mode=mode, seed=seed), shares))
     assert report.violations == ()
-    assert report.proved == bool(report.staleness)
-    assert not report.is_complete
+    assert report.verdict == Verdict.INCOMPLETE
     for name in ("server 0", "server 1", "worker 0", "worker 1", "worker 2", "worker 3"):
         assert any(name in note and "early" in note for note in report.notes)
 
 
 def test_uses_beyond_a_log_that_ends_early_are_counted_not_proved() -> None:
-    history = cut(honest(), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    history = cut(honest(), [0.5] + [1.0] * 11)
     report = check(history)
-    assert report.proved
+    assert report.verdict == Verdict.INCOMPLETE
     assert any("uses of later versions are not proved" in note for note in report.notes)
     assert sum(report.staleness.values()) < report.num_uses
 
@@ -498,54 +542,63 @@ def test_uses_beyond_a_log_that_ends_early_are_counted_not_proved() -> None:
 def test_a_broken_rule_before_the_crash_is_caught() -> None:
     history = honest(mode="async", iterations=(40, 40, 6), collectives=(), pace=(1, 1, 0.1))
     run = history.run.model_copy(update={"mode": "ssp", "staleness": 0})
-    history = cut(dataclasses.replace(history, run=run), [0.7] * 8)
+    history = cut(dataclasses.replace(history, run=run), [0.7] * 12)
     assert Rule.BOUND in broken(check(history))
 
 
 def test_a_step_cut_off_inside_the_log_is_caught_also_after_a_crash() -> None:
-    history = cut(honest(mode="sync", collectives=()), [1.0] * 8)
+    history = cut(honest(mode="sync", collectives=()), [1.0] * 12)
     events = history.servers[0].events.copy()
     chunk_0 = np.flatnonzero((events["kind"] == EventKind.APPLY) & (events["chunk"] == 0))
     events["flags"][chunk_0[-1]] = 0
     assert Rule.STEPS in broken(check(with_events(history, 0, events)))
 
 
-def dead_group_history(*, stays_required: bool) -> History:
+def dead_group_history(*, is_declared: bool, is_closed: bool = False) -> History:
     """Groups 0 and 1; group 1 dies after 2 iterations, group 0 goes on to 6 with bound 1."""
-    run = honest(groups=((0,), (1,)), iterations=(1, 1)).run.model_copy(
-        update={"staleness": 1, "num_servers": 1, "num_chunks": 1, "owners": (0,)}
-    )
-    server = ServerHistory(None, 0)
-    toy = ToyRun(seed=0, groups=((0,), (1,)), iterations=(1, 1))
-    writers = [group.writers[0] for group in toy.groups]
+    toy = ToyRun(seed=0, groups=((0,), (1,)), iterations=(6, 2), num_servers=1, num_chunks=1)
+    run = toy.record.model_copy(update={"staleness": 1, "checksum_every": 0})
+    server, workers = ServerHistory(None, 0), [WorkerHistory(None, 0), WorkerHistory(None, 1)]
+    active = 2
     for group in (0, 1):
         server.member(EventKind.JOIN, group, 0, 1.0)
     for clock in range(6):
-        writers[0].uses(clock, [0], 0, server.position)
-        server.apply(0, 0, clock)
-        if clock < 2:
-            writers[1].uses(clock, [0], 0, server.position)
-            server.apply(0, 1, clock)
-        elif clock == 2 and not stays_required:
-            server.member(EventKind.DEATH, 1, 2)
-    server.member(EventKind.LEAVE, 0, 6)
+        for group in (0, 1):
+            if group == 0 or clock < 2:
+                workers[group].uses(clock, [0], 0, server.position, max(0, clock - 1))
+                workers[group].push(clock, 1.0, 1.0, (), 1)
+                server.apply(0, group, clock, 1.0, 1 / active)
+            elif clock == 2 and is_declared:
+                server.member(EventKind.DEATH, 1, 2, 1.0)
+                active = 1
+    server.member(EventKind.LEAVE, 0, 6, 1.0)
     server.close()
-    writers[0].close()
-    return collect(run, [server], writers)
+    workers[0].close()
+    if is_closed:
+        workers[1].close()
+    return collect(run, [server], workers)
 
 
-def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete() -> None:
-    report = check(dead_group_history(stays_required=False))
-    assert report.proved
-    assert report.is_complete
-    assert any("uses of worker 1 end early" in note for note in report.notes)
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete(is_closed: bool) -> None:
+    report = check(dead_group_history(is_declared=True, is_closed=is_closed))
+    assert report.proved, report.violations
+    is_noted = any("records of worker 1 end early, after 2 uses" in note for note in report.notes)
+    assert is_noted != is_closed
+
+
+def test_the_open_file_of_a_dead_group_is_judged_to_its_last_record() -> None:
+    history = dead_group_history(is_declared=True)
+    uses = history.workers[1].uses.copy()
+    uses["position"][-1] = 10**6
+    assert broken(check(with_uses(history, 1, uses))) == {Rule.KNOWN_VERSION}
 
 
 def test_without_its_recorded_death_the_dead_group_is_waited_for() -> None:
-    report = check(dead_group_history(stays_required=True))
-    assert broken(report) == {Rule.BOUND}
+    report = check(dead_group_history(is_declared=False))
+    assert broken(report) == {Rule.BOUND, Rule.MEMBERSHIP}
     assert not report.is_complete
-    assert any("never left: [1]" in note for note in report.notes)
+    assert any("group 1 has neither left nor died" in line for line in report.violations)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -567,6 +620,7 @@ def test_the_command_proves_a_recorded_run(
     assert "proved: the run kept the rules of ssp, staleness <= 2" in out
     assert "█" in out
     body = json.loads((tmp_path / "report.json").read_text())
+    assert body["verdict"] == "proved"
     assert body["proved"] is True
     assert body["num_violations"] == 0
     assert sum(body["staleness"].values()) == body["num_uses"]
@@ -587,7 +641,12 @@ def test_the_command_tells_violations_and_fails(
             break
     out = capsys.readouterr().out
     assert "violation: worker" in out
-    assert "NOT PROVED" in out
+    assert "VIOLATED: " in out
+
+
+def change_summary(run_dir: Path, **changes: object) -> None:
+    path = run_dir / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize(("seen_by_run", "status"), [(0, 0), (-1, 1), (1, 1)])
@@ -596,20 +655,42 @@ def test_the_command_compares_what_the_summary_claims(
 ) -> None:
     run_dir = recorded(tmp_path)
     claim = check(honest()).max_staleness + seen_by_run
-    (run_dir / "summary.json").write_text(json.dumps({"max_staleness_seen": claim}))
+    change_summary(run_dir, max_staleness_seen=claim)
     assert main(run_dir) == status
     assert (f"max_staleness_seen {claim}" in capsys.readouterr().out) == bool(status)
 
 
+def leave_open(path: Path, num_bytes: int | None = None) -> None:
+    """As if it had never been closed."""
+    data = bytearray(path.read_bytes()[:num_bytes])
+    data[16 : HEADER.size] = (-1).to_bytes(8, "little", signed=True)
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize("claim", [0, 7])
-def test_after_a_crash_summary_and_history_may_know_different_parts(claim: int) -> None:
-    report = check(cut(honest(), [0.5] * 8), claimed_max_staleness=claim)
-    assert report.proved
-    assert any(f"max_staleness_seen {claim}" in note for note in report.notes)
+def test_after_a_crash_summary_and_history_may_know_different_parts(
+    claim: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = recorded(tmp_path)
+    leave_open(run_dir / "history" / "server-1.events")
+    change_summary(run_dir, max_staleness_seen=claim)
+    assert main(run_dir) == 3
+    assert f"note: summary.json says max_staleness_seen {claim}" in capsys.readouterr().out
+
+
+def test_without_a_summary_the_run_did_not_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = recorded(tmp_path)
+    (run_dir / "summary.json").unlink()
+    assert main(run_dir, json_path=tmp_path / "report.json") == 3
+    assert "there is no summary.json" in capsys.readouterr().out
+    body = json.loads((tmp_path / "report.json").read_text())
+    assert (body["verdict"], body["proved"], body["is_complete"]) == ("incomplete", False, False)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"max_staleness_seen": "3"}', '{"max_staleness_seen": true}']
+    "text", ["{", "[]", '{"mode": 3}', '{"mode": "sync"}', '{"max_staleness_seen": true}']
 )
 def test_a_damaged_summary_is_one_line(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
@@ -642,15 +723,14 @@ def test_a_directory_without_history_is_one_line(
     assert "--record" in err
 
 
-def test_a_run_that_crashed_before_its_first_use_is_not_proved(
+def test_a_run_that_crashed_before_its_first_use_is_incomplete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = recorded(tmp_path)
     for path in (run_dir / "history").glob("*-*"):
-        never_closed = (-1).to_bytes(8, "little", signed=True)
-        path.write_bytes(path.read_bytes()[:8] + never_closed)
-    assert main(run_dir) == 1
-    assert "no use was recorded to check" in capsys.readouterr().out
+        leave_open(path, HEADER.size)
+    assert main(run_dir) == 3
+    assert "no use was recorded that could be checked" in capsys.readouterr().out
 
 
 def test_wide_histograms_are_put_into_bins(
@@ -665,15 +745,54 @@ def test_wide_histograms_are_put_into_bins(
     assert out.count("█ ") <= 12
 
 
-def test_an_unfinished_run_is_proved_as_a_prefix_only(
+@pytest.mark.parametrize("name", ["server-0.events", "server-1.checksums", "worker-1.pushes"])
+def test_a_run_with_an_open_file_is_incomplete(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = recorded(tmp_path)
+    leave_open(run_dir / "history" / name)
+    assert main(run_dir) == 3
+    out = capsys.readouterr().out
+    assert (
+        "incomplete: what was recorded keeps the rules of ssp, staleness <= 2; the run did" in out
+    )
+
+
+def test_an_unfinished_run_is_incomplete_and_says_where_it_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = recorded(tmp_path)
-    path = run_dir / "history" / "worker-1.uses"
-    data = bytearray(path.read_bytes()[: 16 + 32 * 9])
-    data[8:16] = (-1).to_bytes(8, "little", signed=True)  # as if it had never been closed
-    path.write_bytes(data)
-    assert main(run_dir) == 0
-    out = capsys.readouterr().out
-    assert "prefix proved" in out
-    assert "the uses of worker 1 end early, after 9" in out
+    leave_open(run_dir / "history" / "worker-1.uses", HEADER.size + 32 * 9)
+    assert main(run_dir) == 3
+    assert "the records of worker 1 end early, after 9 uses" in capsys.readouterr().out
+
+
+def test_a_history_of_format_1_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = recorded(tmp_path)
+    path = run_dir / "history" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    assert main(run_dir) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "run.json is damaged or of another version of psdist: format" in err
+
+
+# ---------------------------------------------------------------------------------------------
+# Independence
+
+
+def test_the_check_imports_nothing_of_what_it_judges() -> None:
+    code = (
+        "import sys, psdist.commands.check, psdist.history.writers\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('psdist')), 'torch' in "
+        "sys.modules, 'mpi4py' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    *modules, has_torch, has_mpi = done.stdout.split()
+    assert (has_torch, has_mpi) == ("False", "False")
+    rooms = {name.split(".")[1] for name in modules if name != "psdist"}
+    assert rooms == {"commands", "errors", "history", "version"}

@@ -24,6 +24,8 @@ from psdist.history.records import (
     EVENT_DTYPE,
     HEADER,
     NO_CHUNK,
+    PUSH,
+    PUSH_DTYPE,
     USE_DTYPE,
     EventFlag,
 )
@@ -36,6 +38,7 @@ from psdist.history.writers import (
     WorkerHistory,
     collect,
     read_history,
+    slice_bounds,
     write_run,
 )
 
@@ -44,6 +47,7 @@ RUN = RunRecord(
     mode="ssp",
     staleness=3,
     groups=((0,), (1,)),
+    slices=((0, 8), (0, 8)),
     num_servers=1,
     num_chunks=8,
     owners=(0,) * 8,
@@ -70,7 +74,13 @@ events = st.lists(
             clocks,
             st.floats(allow_nan=False),
         ),
-        st.tuples(st.just("checksum"), st.integers(0, 7), st.integers(0, 2**32 - 1)),
+        st.tuples(
+            st.just("checksum"),
+            st.integers(0, 7),
+            st.integers(0, 2**32 - 1),
+            st.integers(0, 1),
+            clocks,
+        ),
     ),
     max_size=40,
 )
@@ -81,7 +91,7 @@ uses = st.lists(
             st.tuples(
                 st.integers(0, 7),
                 st.integers(0, 2**48 - 1),
-                st.booleans(),
+                clocks,
                 st.integers(0, 2**32 - 1),
             ),
             max_size=9,
@@ -89,9 +99,20 @@ uses = st.lists(
     ),
     max_size=10,
 )
+pushes = st.lists(
+    st.tuples(
+        clocks,
+        st.floats(allow_nan=False),
+        st.floats(allow_nan=False),
+        st.sets(st.integers(0, 7)),
+    ),
+    max_size=10,
+)
 
 
-def write(path_dir: Path | None, drawn_events: list, drawn_uses: list) -> History | None:
+def write(
+    path_dir: Path | None, drawn_events: list, drawn_uses: list, drawn_pushes: list
+) -> History | None:
     server = ServerHistory(path_dir, 0)
     workers = [WorkerHistory(path_dir, 0), WorkerHistory(path_dir, 1)]
     for kind, *rest in drawn_events:
@@ -101,10 +122,13 @@ def write(path_dir: Path | None, drawn_events: list, drawn_uses: list) -> Histor
         elif kind == "member":
             server.member(*rest)
         else:
-            server.checksum(*rest)
+            chunk, crc, worker, clock = rest
+            server.checksum(chunk, crc, worker=worker, clock=clock)
     for iteration, rows in drawn_uses:
-        columns = np.array(rows, dtype=np.uint64).reshape(-1, 4).T
-        workers[1].uses(iteration, columns[0], 0, *columns[1:])
+        chunks, positions, replies, crcs = np.array(rows, dtype=np.uint64).reshape(-1, 4).T
+        workers[1].uses(iteration, chunks, 0, positions, replies, crcs > 0, crcs)
+    for iteration, own, weight, empty in drawn_pushes:
+        workers[0].push(iteration, own, weight, empty, 8)
     for writer in (server, *workers):
         writer.close()
     if path_dir is None:
@@ -121,8 +145,9 @@ def recorded(run_dir: Path, *, num_events: int = 6, is_closed: bool = True) -> P
     server.member(EventKind.JOIN, 0, 0, 1.0)
     for clock in range(num_events - 1):
         server.apply(3, 0, clock)
-        workers[0].uses(clock, [0, 3], 0, server.position)
-    server.checksum(3, 17)
+        workers[0].uses(clock, [0, 3], 0, server.position, clock)
+        workers[0].push(clock, 1.0, 1.0, {2}, 8)
+    server.checksum(3, 17, worker=0, clock=1)
     for writer in (server, *workers):
         writer.close(is_complete=is_closed)
     write_run(path_dir, RUN)
@@ -137,21 +162,27 @@ def test_the_structs_that_write_and_the_dtypes_that_read_have_one_layout() -> No
     event = np.frombuffer(EVENT.pack(11, 1.5, 0.25, 7, 3, 5, 2), EVENT_DTYPE)
     assert EVENT.size == EVENT_DTYPE.itemsize == 32
     assert event.tolist() == [(11, 1.5, 0.25, 7, 3, 5, 2)]
-    checksum = np.frombuffer(CHECKSUM.pack(9, 4, 0xDEADBEEF), CHECKSUM_DTYPE)
-    assert CHECKSUM.size == CHECKSUM_DTYPE.itemsize == 16
-    assert checksum.tolist() == [(9, 4, 0xDEADBEEF)]
+    checksum = np.frombuffer(CHECKSUM.pack(9, 6, 2, 4, 0xDEADBEEF), CHECKSUM_DTYPE)
+    assert CHECKSUM.size == CHECKSUM_DTYPE.itemsize == 24
+    assert checksum.tolist() == [(9, 6, 2, 4, 0xDEADBEEF)]
+    push = np.frombuffer(PUSH.pack(3, NO_CHUNK, 0.5, 1.5, 1), PUSH_DTYPE)
+    assert PUSH.size == PUSH_DTYPE.itemsize == 32
+    assert push.tolist() == [(3, NO_CHUNK, 0.5, 1.5, 1)]
     assert USE_DTYPE.itemsize == 32
-    assert HEADER.size == 16
+    assert HEADER.size == 24
 
 
-@given(events, uses)
+@given(events, uses, pushes)
 def test_files_and_memory_give_the_same_history(
-    tmp_path_factory: pytest.TempPathFactory, drawn_events: list, drawn_uses: list
+    tmp_path_factory: pytest.TempPathFactory,
+    drawn_events: list,
+    drawn_uses: list,
+    drawn_pushes: list,
 ) -> None:
     run_dir = tmp_path_factory.mktemp("run")
-    write(run_dir / "history", drawn_events, drawn_uses)
+    write(run_dir / "history", drawn_events, drawn_uses, drawn_pushes)
     from_files = read_history(run_dir)
-    in_memory = write(None, drawn_events, drawn_uses)
+    in_memory = write(None, drawn_events, drawn_uses, drawn_pushes)
     assert in_memory is not None
     assert from_files.run == in_memory.run == RUN
     for ours, theirs in zip(from_files.servers, in_memory.servers, strict=True):
@@ -163,6 +194,8 @@ def test_files_and_memory_give_the_same_history(
     for mine, other in zip(from_files.workers, in_memory.workers, strict=True):
         assert mine.uses.dtype == other.uses.dtype == USE_DTYPE
         assert mine.uses.tolist() == other.uses.tolist()
+        assert mine.pushes.dtype == other.pushes.dtype == PUSH_DTYPE
+        assert mine.pushes.tolist() == other.pushes.tolist()
     num_events = sum(kind != "checksum" for kind, *_ in drawn_events)
     assert len(from_files.servers[0].events) == num_events
 
@@ -188,9 +221,37 @@ def test_a_position_is_the_number_of_events_before() -> None:
     history.member(EventKind.JOIN, 0, 0)
     history.apply(0, 0, 0)
     assert history.position == 2
-    history.checksum(0, 99)
+    history.checksum(0, 99, worker=3, clock=5)
     assert history.position == 2
-    assert history.log().checksums["position"].tolist() == [2]
+    assert history.num_checksums == 1
+    assert history.log().checksums.tolist() == [(2, 5, 3, 0, 99)]
+
+
+def test_a_push_is_one_record_and_one_more_for_each_chunk_that_alone_was_empty() -> None:
+    worker = WorkerHistory(None, 0)
+    worker.push(0, 0.5, 2.5, (), 3)
+    worker.push(1, 0.5, 2.5, {7, 5}, 3)
+    worker.push(2, 0.5, 0.0, {5, 6, 7}, 3)
+    assert worker.log().pushes.tolist() == [
+        (0, NO_CHUNK, 0.5, 2.5, 0),
+        (1, NO_CHUNK, 0.5, 2.5, 0),
+        (1, 5, 0.5, 2.5, 1),
+        (1, 7, 0.5, 2.5, 1),
+        (2, NO_CHUNK, 0.5, 0.0, 1),
+    ]
+
+
+def test_the_bounds_of_slices_are_those_of_a_group_of_that_size() -> None:
+    cuts = {1: [range(5)], 2: [range(2), range(2, 5)]}
+    assert slice_bounds(cuts.__getitem__, [(0, 2), (1,)]) == ((0, 2, 5), (0, 5))
+
+
+def test_a_slice_belongs_to_whoever_has_the_chunk_also_beside_empty_slices() -> None:
+    run = RUN.model_copy(
+        update={"groups": ((4,), (0, 1, 3, 2)), "slices": ((0, 8), (0, 0, 3, 3, 8))}
+    )
+    owners = run.slice_owner(np.array([0, 1, 1, 1, 1]), np.array([7, 0, 2, 3, 7]))
+    assert owners.tolist() == [4, 1, 1, 2, 2]
 
 
 def test_a_step_is_one_event_for_each_contribution_and_the_last_one_ends_it() -> None:
@@ -214,9 +275,10 @@ def test_records_beyond_one_buffer_are_kept_in_order(tmp_path: Path) -> None:
         other = WorkerHistory(path_dir, 1)
         for clock in range(10_000):
             server.apply(0, 0, clock)
-            server.checksum(0, clock)
-        worker.uses(0, np.arange(10_000) % 8, 0, np.arange(10_000), True, 5)
-        worker.uses(1, np.arange(4_000) % 8, 0, np.arange(4_000), False, 6)
+            server.checksum(0, clock, worker=0, clock=clock)
+            worker.push(clock, 1.0, 1.0, (), 8)
+        worker.uses(0, np.arange(10_000) % 8, 0, np.arange(10_000), 0, True, 5)
+        worker.uses(1, np.arange(4_000) % 8, 0, np.arange(4_000), 1, False, 0)
         for writer in (server, worker, other):
             writer.close()
         if path_dir is None:
@@ -226,6 +288,7 @@ def test_records_beyond_one_buffer_are_kept_in_order(tmp_path: Path) -> None:
             history = read_history(tmp_path)
         assert history.servers[0].events["clock"].tolist() == list(range(10_000))
         assert history.servers[0].checksums["crc"].tolist() == list(range(10_000))
+        assert history.workers[0].pushes["iteration"].tolist() == list(range(10_000))
         recorded_uses = history.workers[0].uses
         assert recorded_uses["position"].tolist() == [*range(10_000), *range(4_000)]
         assert set(recorded_uses["crc"][:10_000].tolist()) == {5}
@@ -286,11 +349,13 @@ def test_flush_leaves_whole_records_for_a_reader_of_a_running_job(tmp_path: Path
     write_run(path_dir, RUN)
     for clock in range(9):
         server.apply(0, 0, clock)
-        workers[0].uses(clock, [0], 0, server.position)
+        workers[0].uses(clock, [0], 0, server.position, clock)
+        workers[0].push(clock, 1.0, 1.0, (), 8)
     server.flush()
     workers[0].flush()
     history = read_history(tmp_path)
     assert len(history.servers[0].events) == len(history.workers[0].uses) == 9
+    assert len(history.workers[0].pushes) == 9
     assert not history.servers[0].is_complete
     for writer in (server, *workers):
         writer.close()
@@ -337,17 +402,21 @@ def test_a_killed_process_leaves_what_was_recorded_before(
     worker, other = (WorkerHistory(tmp_path / "history", index) for index in (0, 1))
     write_run(tmp_path / "history", RUN)
     server.apply(0, 0, 0)
-    server.checksum(0, 1)
-    worker.uses(0, [0], 0, server.position)
+    server.checksum(0, 1, worker=0, clock=0)
+    worker.uses(0, [0], 0, server.position, 0)
+    worker.push(0, 1.0, 1.0, (), 8)
     history = read_history(tmp_path)  # nothing was flushed by hand, nothing closed
     assert len(history.servers[0].events) == 1
     assert len(history.servers[0].checksums) == 1
     assert len(history.workers[0].uses) == 1
+    assert len(history.workers[0].pushes) == 1
     for writer in (server, worker, other):
         writer.close(is_complete=False)
 
 
-@pytest.mark.parametrize("name", ["server-0.events", "server-0.checksums", "worker-0.uses"])
+@pytest.mark.parametrize(
+    "name", ["server-0.events", "server-0.checksums", "worker-0.uses", "worker-0.pushes"]
+)
 @pytest.mark.parametrize("num_bytes", [1, 16, 33])
 def test_a_closed_file_that_lost_bytes_is_damaged(
     tmp_path: Path, name: str, num_bytes: int
@@ -372,12 +441,19 @@ def test_a_closed_file_that_grew_is_damaged(tmp_path: Path) -> None:
     [
         (0, 0, "its header is not that of such a file"),
         (4, 9, "format version 9"),
+        (4, 1, "format version 1, this psdist reads 2"),
         (6, 3, "its header is not that of such a file"),
-        (8, 200, "closed with 200 records"),
-        (16 + 28, 77, "record 0 has kind 77"),
-        (16 + 27, 1, "record 0 has group"),
-        (16 + 32 + 23, 1, "record 1 has chunk"),
-        (16 + 7, 200, "record 0 has clock -"),
+        (8, 1, "was written by number 1"),
+        (12, 1, "its header is not that of such a file"),
+        (16, 200, "closed with 200 records"),
+        (24 + 28, 77, "record 0 has kind 77"),
+        (24 + 27, 1, "record 0 has group"),
+        (24 + 20, 0, "record 0 has chunk"),
+        (24 + 29, 1, "record 0 has flags 1"),
+        (24 + 32 + 29, 5, "record 1 has flags 5"),
+        (24 + 32 + 23, 1, "record 1 has chunk"),
+        (24 + 7, 200, "record 0 has clock -"),
+        (24 + 32 + 31, 1, "record 1 has bytes other than zero"),
     ],
 )
 def test_a_changed_byte_that_cannot_be_is_named(
@@ -413,12 +489,17 @@ def test_any_damage_is_either_read_or_one_line(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "format"),
+        ({"format": 1}, "version of psdist: format: Input should be 2"),
+        ({"slices": [[0, 8]]}, "one bound more for each group"),
+        ({"slices": [[0, 8], [0, 4, 8]]}, "one bound more for each group"),
+        ({"slices": [[0, 8], [1, 8]]}, "ascend from 0 to 8"),
+        ({"slices": [[0, 8], [0, 7]]}, "ascend from 0 to 8"),
+        ({"mode": "async"}, "no other mode has one, seen 3"),
         ({"mode": "bsp"}, "mode"),
         ({"staleness": None}, "mode ssp needs a staleness"),
         ({"staleness": -1}, "staleness"),
         ({"staleness": "3"}, "staleness"),
-        ({"mode": "sync", "pipeline": 1}, "sync allows no pipeline"),
+        ({"mode": "sync", "staleness": None, "pipeline": 1}, "sync allows no pipeline"),
         ({"groups": [[0], [2]]}, "every worker 0, 1, 2 ... once"),
         ({"groups": [[0, 1], []]}, "none be empty"),
         ({"groups": []}, "groups"),
@@ -442,10 +523,12 @@ def test_a_run_record_that_contradicts_itself_is_one_line(
 
 def test_a_run_record_is_refused_where_it_is_made_too() -> None:
     with pytest.raises(ValidationError, match="mode ssp needs a staleness"):
-        RunRecord(psdist="0", mode="ssp", groups=((0,),), num_servers=1, num_chunks=0, owners=())
+        RunRecord.model_validate(RUN.model_dump() | {"staleness": None})
 
 
-@pytest.mark.parametrize("name", ["run.json", "server-0.checksums", "worker-1.uses"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "server-0.checksums", "worker-1.uses", "worker-0.pushes"]
+)
 def test_a_missing_file_is_one_line(tmp_path: Path, name: str) -> None:
     (recorded(tmp_path) / name).unlink()
     with pytest.raises(HistoryError, match="cannot read") as caught:
@@ -469,10 +552,13 @@ def test_a_history_needs_one_log_of_each_server_and_worker() -> None:
 @pytest.mark.parametrize(
     ("field", "arguments"),
     [
-        ("chunk", (0, [8], 0, 0)),
-        ("server", (0, [0], 1, 0)),
-        ("position", (0, [0], 0, 2**60)),
-        ("iteration", (-1, [0], 0, 0)),
+        ("chunk", (0, [8], 0, 0, 0)),
+        ("server", (0, [0], 1, 0, 0)),
+        ("position", (0, [0], 0, 2**60, 0)),
+        ("iteration", (-1, [0], 0, 0, 0)),
+        ("reply", (0, [0], 0, 0, -1)),
+        ("has_crc", (0, [0], 0, 0, 0, 2)),
+        ("crc", (0, [0], 0, 0, 0, 0, 7)),
     ],
 )
 def test_a_use_that_the_run_does_not_have_is_named(field: str, arguments: tuple) -> None:
@@ -480,3 +566,30 @@ def test_a_use_that_the_run_does_not_have_is_named(field: str, arguments: tuple)
     worker.uses(*arguments)
     with pytest.raises(HistoryError, match=f"worker-1.uses is damaged: record 0 has {field}"):
         collect(RUN, [ServerHistory(None, 0)], [WorkerHistory(None, 0), worker])
+
+
+@pytest.mark.parametrize(
+    ("field", "record"),
+    [
+        ("iteration", (-1, 1.0, 1.0, (), 8)),
+        ("chunk", (0, 1.0, 1.0, {8}, 8)),
+    ],
+)
+def test_a_push_that_the_run_does_not_have_is_named(field: str, record: tuple) -> None:
+    worker = WorkerHistory(None, 1)
+    worker.push(*record)
+    with pytest.raises(HistoryError, match=f"worker-1.pushes is damaged: record . has {field}"):
+        collect(RUN, [ServerHistory(None, 0)], [WorkerHistory(None, 0), worker])
+
+
+@pytest.mark.parametrize(
+    ("field", "chunk", "worker", "clock"),
+    [("chunk", 8, 0, 0), ("worker", 0, 2, 0), ("clock", 0, 0, -1)],
+)
+def test_a_checksum_that_the_run_does_not_have_is_named(
+    field: str, chunk: int, worker: int, clock: int
+) -> None:
+    server = ServerHistory(None, 0)
+    server.checksum(chunk, 1, worker=worker, clock=clock)
+    with pytest.raises(HistoryError, match=f"server-0.checksums is damaged: record 0 has {field}"):
+        collect(RUN, [server], [WorkerHistory(None, 0), WorkerHistory(None, 1)])

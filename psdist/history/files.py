@@ -1,0 +1,115 @@
+"""Reads a recorded history from its files.
+
+Owns what a file must look like: header, whole records, zeros where nothing stands. Damage is one
+:class:`HistoryError` in one line. Never judges what the records say.
+
+    history = read_history(run_dir)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from psdist.errors import HistoryError
+from psdist.history.records import (
+    DTYPES,
+    HEADER,
+    MAGIC,
+    OPEN,
+    FileKind,
+    History,
+    Records,
+    ServerLog,
+    WorkerLog,
+)
+from psdist.history.run_record import FORMAT_VERSION, cannot, read_run
+
+_VERSION_BYTES = slice(4, 6)  # the same in every version
+
+
+def read_history(run_dir: Path) -> History:
+    """The history under ``run_dir/history``; :class:`HistoryError` in one line on damage."""
+    path_dir = run_dir / "history"
+    if not path_dir.is_dir():
+        raise HistoryError(
+            f"{path_dir} does not exist: {run_dir} is not a run directory, or the run was made "
+            "without --record"
+        )
+    run = read_run(path_dir / "run.json")
+    notes: list[str] = []
+    servers, workers = [], []
+    for server in range(run.num_servers):
+        path = path_dir / f"server-{server}"
+        events, is_closed = _read(path.with_suffix(".events"), FileKind.EVENTS, server, notes)
+        sums, is_also = _read(path.with_suffix(".checksums"), FileKind.CHECKSUMS, server, notes)
+        is_complete = is_closed and is_also
+        servers.append(
+            ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
+        )
+    for worker in range(run.num_workers):
+        path = path_dir / f"worker-{worker}"
+        uses, is_closed = _read(path.with_suffix(".uses"), FileKind.USES, worker, notes)
+        pushes, is_also = _read(path.with_suffix(".pushes"), FileKind.PUSHES, worker, notes)
+        is_complete = is_closed and is_also
+        workers.append(WorkerLog(worker=worker, uses=uses, pushes=pushes, is_complete=is_complete))
+    return History(run=run, servers=tuple(servers), workers=tuple(workers), notes=tuple(notes))
+
+
+def _read(path: Path, kind: FileKind, index: int, notes: list[str]) -> tuple[Records, bool]:
+    """The records, and whether the file was closed."""
+    dtype = DTYPES[kind]
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(HEADER.size)
+        num_closed = _check_header(path, header, kind, index)
+        num_records, rest = divmod(num_bytes - HEADER.size, dtype.itemsize)
+        if num_closed != OPEN and (rest or num_records != num_closed):
+            raise HistoryError(
+                f"{path} is damaged: it was closed with {num_closed} records and now holds "
+                f"{num_records}{' and a part of one' if rest else ''}"
+            )
+        if rest:
+            notes.append(f"{path.name} ends in the middle of record {num_records}")
+        records = np.fromfile(path, dtype=dtype, count=num_records, offset=HEADER.size)
+    except OSError as error:
+        raise cannot("read", path, error) from error
+    _check_padding(path, records)
+    return records, num_closed != OPEN
+
+
+def _check_header(path: Path, header: bytes, kind: FileKind, index: int) -> int:
+    """The number of records that it names, OPEN where it was not closed."""
+    if header[: len(MAGIC)] == MAGIC and len(header) >= _VERSION_BYTES.stop:
+        version = int.from_bytes(header[_VERSION_BYTES], "little")
+        if version != FORMAT_VERSION:
+            raise HistoryError(
+                f"{path} is of format version {version}, this psdist reads {FORMAT_VERSION}"
+            )
+    if len(header) < HEADER.size:
+        raise HistoryError(f"{path} is damaged: {len(header)} bytes, shorter than its header")
+    magic, _, seen_kind, seen_index, zero, num_closed = HEADER.unpack(header)
+    if magic != MAGIC or seen_kind != kind or zero or num_closed < OPEN:
+        raise HistoryError(f"{path} is damaged: its header is not that of such a file")
+    if seen_index != index:
+        raise HistoryError(
+            f"{path} is damaged: its header says that it was written by number {seen_index}"
+        )
+    return int(num_closed)
+
+
+def _check_padding(path: Path, records: Records) -> None:
+    """Bytes that belong to no field are zero."""
+    fields = (records.dtype.fields or {}).values()
+    in_fields = {byte for field in fields for byte in range(field[1], field[1] + field[0].itemsize)}
+    padding = sorted(set(range(records.dtype.itemsize)) - in_fields)
+    if not padding or not len(records):
+        return
+    is_wrong = records.view(np.uint8).reshape(len(records), -1)[:, padding].any(axis=1)
+    if is_wrong.any():
+        raise HistoryError(
+            f"{path} is damaged: record {int(np.argmax(is_wrong))} has bytes other than zero where "
+            "nothing stands"
+        )

@@ -1,0 +1,146 @@
+"""``run.json``: what a run promised, written once by server 0 when the model is known.
+
+Owns its fields and what makes them contradict each other. Never judges what the run then did.
+
+    write_run(run_dir / "history", RunRecord(psdist=VERSION, mode="ssp", staleness=3, ...))
+    read_run(run_dir / "history" / "run.json")      # HistoryError in one line on damage
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from psdist.errors import HistoryError
+
+FORMAT_VERSION = 2
+
+_LIMIT_BYTES = 64 * 2**20
+
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class RunRecord(BaseModel):
+    """What was promised: the mode, who is in which group, and which server owns which chunk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[2] = 2
+    psdist: Annotated[str, Field(max_length=100)]
+    """The version that wrote the history."""
+    mode: Literal["sync", "ssp", "async"]
+    staleness: _Count | None = None
+    """The bound of ssp; null in other modes."""
+    pipeline: _Count = 0
+    """Replies that a worker may leave outstanding."""
+    groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
+    """For each group the indexes of its workers."""
+    slices: tuple[tuple[_Count, ...], ...]
+    """For each group the bounds of its workers' slices: the worker at place p pushes the chunks
+    from bound p up to and without bound p + 1."""
+    num_servers: Annotated[int, Field(ge=1, lt=2**31)]
+    num_chunks: _Count
+    owners: tuple[_Count, ...]
+    """For each chunk its server."""
+    checksum_every: _Count = 0
+    """The reply of a chunk to clock c carries a checksum where (chunk + c) is a multiple of this;
+    0: none does."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        workers = [worker for group in self.groups for worker in group]
+        if sorted(workers) != list(range(len(workers))) or not all(self.groups):
+            raise ValueError("groups must hold every worker 0, 1, 2 ... once, and none be empty")
+        if len(self.owners) != self.num_chunks:
+            raise ValueError(f"owners names {len(self.owners)} chunks of {self.num_chunks}")
+        if max(self.owners, default=0) >= self.num_servers:
+            raise ValueError(f"owners names server {max(self.owners)} of {self.num_servers}")
+        if [len(bounds) - 1 for bounds in self.slices] != [len(group) for group in self.groups]:
+            raise ValueError("slices must have one bound more for each group than it has workers")
+        for bounds in self.slices:
+            if bounds[0] != 0 or bounds[-1] != self.num_chunks or list(bounds) != sorted(bounds):
+                raise ValueError(f"slices must ascend from 0 to {self.num_chunks}, seen {bounds}")
+        if (self.mode == "ssp") != (self.staleness is not None):
+            raise ValueError(
+                f"mode ssp needs a staleness and no other mode has one, seen {self.staleness}"
+            )
+        if self.mode == "sync" and self.pipeline:
+            raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")
+        return self
+
+    @property
+    def bound(self) -> int | None:
+        """Iterations that a use may be behind the slowest active group; None: no bound."""
+        return {"sync": 0, "ssp": self.staleness, "async": None}[self.mode]
+
+    @property
+    def num_workers(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+    def group_of_worker(self) -> npt.NDArray[np.int64]:
+        """[workers]"""
+        groups = np.zeros(self.num_workers, np.int64)
+        for group, workers in enumerate(self.groups):
+            groups[list(workers)] = group
+        return groups
+
+    def slice_owner(
+        self, groups: npt.NDArray[Any], chunks: npt.NDArray[Any]
+    ) -> npt.NDArray[np.int64]:
+        """For each (group, chunk) [n] the worker of the group that pushes the chunk."""
+        stride = self.num_chunks + 1
+        # Of workers without chunks the last one stands at a bound: "right" finds whoever has some.
+        starts = np.concatenate(
+            [
+                np.asarray(bounds[:-1], np.int64) + group * stride
+                for group, bounds in enumerate(self.slices)
+            ]
+        )
+        workers = np.concatenate([np.asarray(group, np.int64) for group in self.groups])
+        owners: npt.NDArray[np.int64] = workers[
+            np.searchsorted(starts, groups * stride + chunks, side="right") - 1
+        ]
+        return owners
+
+
+def write_run(path_dir: Path, run: RunRecord) -> None:
+    """Write ``run.json``, complete or not at all. Call it when every rank's writer exists."""
+    partial = path_dir / "run.json.partial"
+    try:
+        path_dir.mkdir(parents=True, exist_ok=True)
+        partial.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path_dir / "run.json")
+    except OSError as error:
+        raise cannot("write", partial, error) from error
+
+
+def read_run(path: Path) -> RunRecord:
+    try:
+        if path.stat().st_size > _LIMIT_BYTES:
+            raise HistoryError(
+                f"{path} is damaged: {path.stat().st_size} bytes, more than any run writes"
+            )
+        text = path.read_bytes()
+    except OSError as error:
+        raise cannot("read", path, error) from error
+    try:
+        return RunRecord.model_validate_json(text)
+    except ValidationError as error:
+        first = min(
+            error.errors(include_url=False, include_context=False),
+            key=lambda each: each["loc"] != ("format",),  # says more than what follows from it
+        )
+        where = ".".join(str(part) for part in first["loc"])
+        raise HistoryError(
+            f"{path} is damaged or of another version of psdist: "
+            f"{where + ': ' if where else ''}{first['msg']}"
+        ) from error
+
+
+def cannot(verb: str, path: Path | None, error: OSError) -> HistoryError:
+    return HistoryError(f"cannot {verb} {path}: {error.strerror or error}")

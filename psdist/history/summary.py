@@ -1,0 +1,87 @@
+"""``summary.json`` as the check reads it: what the run says of itself, beside its history.
+
+Owns the fields that a history can speak about; the others are ignored. Never judges: that is
+:mod:`psdist.history.summary_rules`.
+
+    summary = read_summary(run_dir)          # None where there is none; HistoryError on damage
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from psdist.errors import HistoryError
+from psdist.history.run_record import cannot
+
+_LIMIT_BYTES = 64 * 2**20
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class ServerSummary(_Told):
+    """What a server counted while it served."""
+
+    num_chunks: _Count
+    updates: _Count
+    """Iterations of groups that all of its chunks contain, summed over the groups."""
+    pushes: _Count
+    """That it took; duplicates are not counted."""
+    steps: _Count
+    """To which somebody brought a gradient."""
+    replies: _Count
+    copies_on_write: _Count
+    position: _Count
+    """Events of its log."""
+    checksums: _Count
+    """Replies with a checksum."""
+
+
+class Recorded(_Told):
+    pipeline: _Count
+    checksum_every: _Count
+
+
+class Summary(_Told):
+    mode: str
+    staleness: _Count | None
+    servers: _Count
+    empty_servers: tuple[_Count, ...] | None
+    workers: _Count
+    groups: _Count
+    chunks: _Count | None
+    clocks: tuple[_Count, ...]
+    updates_applied: _Count | None
+    max_staleness_seen: _Count | None
+    staleness_seen: dict[str, _Count]
+    """Uses of the workers' own slices, by staleness."""
+    exit: str
+    recorded: Recorded | None
+    per_server: tuple[ServerSummary, ...]
+
+
+def read_summary(run_dir: Path) -> Summary | None:
+    path = run_dir / "summary.json"
+    try:
+        if not path.exists():
+            return None
+        if path.stat().st_size > _LIMIT_BYTES:
+            raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
+        text = path.read_bytes()
+    except OSError as error:
+        raise cannot("read", path, error) from error
+    try:
+        return Summary.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise HistoryError(
+            f"{path} is damaged or of another version of psdist: "
+            f"{where + ': ' if where else ''}{first['msg']}"
+        ) from error
