@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 
 from psdist.errors import UsageError, UserError
 from psdist.history.writers import WorkerHistory
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import worker_of
 from psdist.protocol.memory import as_bytes
@@ -48,7 +49,6 @@ from psdist.workers.model.description import (
 )
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix, write_model
-from psdist.workers.protocol.collectives import Brought
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer, WorkerStatistics

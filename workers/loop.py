@@ -22,6 +22,7 @@ from psdist.codecs.base import Codec
 from psdist.codecs.frames import DecodingFrame, EncodingFrame
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup
 from psdist.protocol.events import Frame, Sent
 from psdist.protocol.ids import REGISTRAR
@@ -43,7 +44,6 @@ from psdist.workers.protocol.actions import (
     SendPush,
     Warn,
 )
-from psdist.workers.protocol.collectives import Brought
 from psdist.workers.protocol.core import WorkerCore
 
 logger = logging.getLogger("psdist")

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 
 from psdist.errors import CollectiveError, UsageError
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import CONTROL_LIMIT_BYTES
 from psdist.protocol.ids import describe_workers
-from psdist.workers.protocol.collectives import Brought
 
 Row = npt.NDArray[np.float64]
 

@@ -194,3 +194,18 @@ class ReplySent:
 
 
 ServerEvent = Offered | Arrived | ControlArrived | PeerLost | Built | ReplySent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStatistics:
+    """A snapshot; counts since the start."""
+
+    num_chunks: int
+    updates: int
+    """Iterations of groups that every chunk of this server contains, summed over the groups."""
+    pushes: int
+    steps: int
+    replies: int
+    duplicates: int
+    most_slots_used: int
+    copies_on_write: int

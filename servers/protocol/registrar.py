@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from psdist.errors import ProtocolError
+from psdist.protocol.collected import MOST_TOLD, collected
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -42,7 +43,6 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import describe_peer, describe_workers, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.collected import MOST_TOLD, collected
 
 
 @dataclass(slots=True)

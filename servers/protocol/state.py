@@ -19,7 +19,6 @@ A push goes this way, and this is the place to read how:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any, NoReturn
 
@@ -50,6 +49,7 @@ from psdist.servers.protocol.actions import (
     ReplySent,
     SendControl,
     ServerEvent,
+    ServerStatistics,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
 from psdist.servers.protocol.chunk_state import ChunkState, Push
@@ -71,21 +71,6 @@ _APPLIES: dict[Applying, type[Updates]] = {
     Applying.GATHERED: Gathered,
     Applying.ON_ARRIVAL: OnArrival,
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerStatistics:
-    """A snapshot; counts since the start."""
-
-    num_chunks: int
-    updates: int
-    """Iterations of groups that every chunk of this server contains, summed over the groups."""
-    pushes: int
-    steps: int
-    replies: int
-    duplicates: int
-    most_slots_used: int
-    copies_on_write: int
 
 
 class ServerCore:
@@ -229,10 +214,9 @@ class ServerCore:
 
     def _waiting_at(self, clock: int) -> list[ChunkState]:
         """Chunks at ``clock`` on which something waits; where nothing does is forgotten."""
-        blocked, pool = self._replies.blocked, self._updates.pool
-        for chunk in list(blocked.values()):
-            if not chunk.has_waiting and not pool.holds(chunk.index):
-                del blocked[chunk.index]
+        blocked, holds = self._replies.blocked, self._updates.pool.holds
+        for index in [i for i, chunk in blocked.items() if not (chunk.has_waiting or holds(i))]:
+            del blocked[index]
         return [chunk for chunk in blocked.values() if chunk.clock.min_done == clock]
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
@@ -357,10 +341,7 @@ class ServerCore:
             pool = self._updates.pool
             return [*pool.release(slot), *pool.reconsider(chunk.index, group)]
         if clock != newest + 1:
-            self._refuse(
-                peer,
-                f"pushed iteration {clock} of chunk {chunk.index} after iteration {newest}",
-            )
+            self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
         if clock > self._newest_round:
             check_applying(self._policy, [clock])
             self._newest_round = clock

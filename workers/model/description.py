@@ -18,6 +18,7 @@ import msgpack
 import torch
 
 from psdist.errors import ModelError
+from psdist.protocol.collected import Brought
 from psdist.protocol.memory import dtype_name
 from psdist.protocol.optimizers import (
     OptimizerKind,
@@ -28,7 +29,6 @@ from psdist.protocol.optimizers import (
     traits,
 )
 from psdist.protocol.partition import Partition, Piece
-from psdist.workers.protocol.collectives import Brought
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,60 +12,12 @@ worker has not entered is an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from psdist.errors import CollectiveError, InvariantError, ProtocolError
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import Absent, Collected, Enter, WhoIsAbsent
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl, Warn
 from psdist.workers.protocol.seat import Seat
-
-
-@dataclass(frozen=True)
-class Brought:
-    """What the workers of the job have brought to a collective."""
-
-    payloads: tuple[bytes, ...]
-    """The different ones, at most a few, in the order of the workers that brought them first."""
-    runs: tuple[tuple[int, int], ...]
-    """Workers from 0 on: an index into ``payloads``, and for how many workers on end."""
-    values: bytes
-    """float64, little-endian: the sums in worker order, where all payloads are equal."""
-
-    @classmethod
-    def decode(cls, message: Collected) -> Brought:
-        """Raises :class:`ProtocolError` if the runs do not fit the payloads."""
-        indexes, lengths = message.runs[::2], message.runs[1::2]
-        is_known = all(0 <= index <= len(message.payloads) for index in indexes)
-        if len(indexes) != len(lengths) or not is_known or min(lengths, default=1) < 1:
-            raise ProtocolError(
-                f"the registrar sent Collected of {len(message.payloads)} payloads with runs that "
-                "do not fit them"
-            )
-        runs = tuple(zip(indexes, lengths, strict=True))
-        return cls(tuple(message.payloads), runs, message.values)
-
-    @property
-    def num_workers(self) -> int:
-        return sum(length for _, length in self.runs)
-
-    def of(self, worker: int) -> bytes | None:
-        """What ``worker`` brought; None if it is one of too many different payloads to be told."""
-        for index, length in self.runs:
-            if worker < length:
-                return self.payloads[index] if index < len(self.payloads) else None
-            worker -= length
-        raise InvariantError(f"{self.num_workers} workers and not worker {worker} of them")
-
-    def unlike(self, payload: bytes) -> list[int]:
-        """The workers that brought something else."""
-        workers: list[int] = []
-        at = 0
-        for index, length in self.runs:
-            if index == len(self.payloads) or self.payloads[index] != payload:
-                workers += range(at, at + length)
-            at += length
-        return workers
 
 
 class Collectives:

@@ -22,6 +22,7 @@ from operator import le
 from typing import Any
 
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -36,7 +37,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
-from psdist.workers.protocol.collectives import Brought, Collectives
+from psdist.workers.protocol.collectives import Collectives
 from psdist.workers.protocol.membership import Membership
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions

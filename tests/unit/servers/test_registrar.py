@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import ProtocolError
+from psdist.protocol.collected import collected
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -28,7 +29,6 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.collected import collected
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn, is_plain
 from psdist.workers.data.passes import EqualPasses
 

@@ -386,7 +386,7 @@ def test_collectives_end_one_after_the_other() -> None:
          "pushed under version 2 of its settings; the newest that it has sent is 1"),
         ({"settings": 0},
          "pushed under version 0 of its settings; the newest that it has sent is 1"),
-        ({"clock": 1}, "pushed iteration 1 of chunk 0 after iteration -1"),
+        ({"clock": 1}, "pushed iteration 1 of chunk 0 after -1"),
         ({"clock": -1}, "pushed iteration -1"),
         ({"group": 0}, "pushed for group 0, which is not its own"),
         ({"weight": math.inf}, "pushed a gradient of weight inf"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.errors import CollectiveError, InvariantError, ProtocolError
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -15,7 +16,6 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.workers.protocol.actions import (
     Warn,
 )
-from psdist.workers.protocol.collectives import Brought
 from tests.support.worker_machine import (
     Network,
     collect,

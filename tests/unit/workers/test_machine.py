@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Collected,
     Done,
@@ -39,7 +40,6 @@ from psdist.workers.protocol.actions import (
     SendPush,
     Warn,
 )
-from psdist.workers.protocol.collectives import Brought
 from tests.support.worker_machine import BYTES, OWNERS, SETUP, make_core, messages, reply_to
 
 CHUNKS = range(len(OWNERS))

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from psdist.errors import CollectiveError, UsageError
+from psdist.protocol.collected import Brought, collected
 from psdist.protocol.control import Enter
-from psdist.servers.protocol.collected import collected
 from psdist.workers.metrics import OWN_NAMES, logged, mean_of, pack
-from psdist.workers.protocol.collectives import Brought
 
 Point = namedtuple("Point", ["x", "y"])
 
