@@ -5,9 +5,8 @@
     for x, y in job.loader(dataset, batch_size=64, shuffle=True): ...
     job.save("model.safetensors")
 
-A Job holds no logic of its own: a worker is put together by psdist.workers.assembly, an iteration
-is psdist.workers.trainer, waiting and messages are psdist.workers.loop, saving is
-psdist.workers.model.saving.
+A Job holds no logic of its own: psdist.workers.assembly puts a worker together, an iteration is
+psdist.workers.trainer, messages are psdist.workers.loop, saving is psdist.workers.model.saving.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from psdist.ranks.device import device_of
 from psdist.ranks.failure import flush_output, printable
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import num_threads
+from psdist.ranks.wire import wire_of
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop, make_trainer
 from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
@@ -204,6 +204,7 @@ class Job:
             partition=partition,
             owners=partition.shard(self._context.roles.shard_weights),
             credits=config.credits,
+            wire=wire_of(config),
             parameters=description.parameters,
             frozen=description.frozen,
             hyperparameters=lambda: packed_hyperparameters(optimizer),
@@ -302,8 +303,7 @@ class Job:
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """One line in metrics.jsonl: numbers (also tensors of one value) and strings.
 
-        By keyword, and in a dict where a name is no identifier:
-        ``job.log({"loss/train": loss}, epoch=epoch)``.
+        A dict is for names that are no identifiers: ``job.log({"loss/train": x}, epoch=1)``.
         """
         plain = metrics.logged({} if values is None else values, more)
         line = {

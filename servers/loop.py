@@ -16,11 +16,12 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from psdist.codecs.checks import stamped, verify
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.control import Control, Finish, Finished
-from psdist.protocol.events import ControlArrived, Event, Frame, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Sent
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, worker_of
 from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
@@ -109,6 +110,7 @@ class ServerLoop:
         self._is_asked_to_finish = False
         self._holds_nothing = False
         self._options = options
+        self._checks = options.wire.checks
         self._codec = options.wire.reply.code
         self._is_encoding = not isinstance(options.wire.reply, Raw)
         self._make_executor = make_executor
@@ -190,6 +192,9 @@ class ServerLoop:
             event.peer, event.message
         ):
             return ()
+        if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
+            who = f"server {self._options.server}"
+            verify(event.header, event.frame, receiver=who)
         return self.core.handle(event)
 
     def _take_back(self, frame: Frame) -> Iterable[Action]:
@@ -303,19 +308,12 @@ class ServerLoop:
             free = self._reply_frames[key] = []
         frame = free.pop() if free else self._new_reply_frame(key, free)
         frame.token = token
-        flags, checksum, length = action.flags, 0, frame.capacity
+        length = frame.capacity
         encoded = None
         if self._is_encoding:
             length = self._built.encode(*key, clock=action.clock, into=frame.payload)
             encoded = frame.payload[:length] if frame.payload is not None else None
-        if self._history is not None and self._is_sampled(token.chunk, action.clock):
-            crc = self._built.checksum(*key, encoded=encoded)
-            if crc is not None:
-                flags |= Flag.CHECKSUMMED
-                checksum = crc
-                worker = worker_of(token.peer)
-                self._history.checksum(token.chunk, crc, worker=worker, clock=action.clock)
-        Header(
+        header = Header(
             kind=_REPLY,
             sender=self.transport.me,
             chunk=token.chunk,
@@ -324,11 +322,19 @@ class ServerLoop:
             length=length,
             position=self._log.position,
             min_done=action.min_done,
-            flags=flags,
+            flags=action.flags,
             dtype=frame.dtype,
             codec=self._codec,
-            checksum=checksum,
-        ).pack_into(frame.header)
+        )
+        if self._checks.carries(token.chunk, action.clock):
+            header = stamped(header, frame.payload)
+        if self._history is not None and self._is_sampled(token.chunk, action.clock):
+            crc = self._built.checksum(*key, encoded=encoded)
+            if crc is not None:
+                header = header._replace(flags=header.flags | Flag.RECORDED)
+                worker = worker_of(token.peer)
+                self._history.checksum(token.chunk, crc, worker=worker, clock=action.clock)
+        header.pack_into(frame.header)
         self.transport.send(token.peer, frame)
 
     def _new_reply_frame(self, key: tuple[int, int], free: list[_ReplyFrame]) -> _ReplyFrame:

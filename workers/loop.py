@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from psdist.codecs.base import Codec
+from psdist.codecs.checks import NO_CHECKS, stamped, verify
 from psdist.codecs.frames import DecodingFrame, EncodingFrame
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup
-from psdist.protocol.events import Frame, Sent
+from psdist.protocol.events import Arrived, Frame, Sent
+from psdist.protocol.header import Flag
 from psdist.protocol.ids import REGISTRAR
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
@@ -110,6 +112,7 @@ class WorkerLoop:
         self._pulls: dict[int, Frame] = {}
         self._copy: Sequence[Frame] = ()
         self._reply_codec: Codec | Raw = RAW
+        self._checks = NO_CHECKS
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
             SendPull: self._send_pull,
@@ -138,6 +141,7 @@ class WorkerLoop:
         self.core.take_slice(partition, owners=owners, credits=credits, replies=replies)
         self._frames, self._chunks = frames, partition.chunks
         self._reply_codec = wire.reply
+        self._checks = wire.checks
         push, encoder = wire.push, None
         if not isinstance(push, Raw):
             encoder = Encoder(push, seed=wire.seed, sender=self.core.seat.group)
@@ -165,6 +169,9 @@ class WorkerLoop:
             if isinstance(event, Sent):
                 self._on_sent(event.frame)
             else:
+                if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
+                    who = f"worker {self.core.seat.worker}"
+                    verify(event.header, event.frame, receiver=who)
                 self._do(self.core.handle(event))
             event = self.transport.poll()
         return True
@@ -189,6 +196,8 @@ class WorkerLoop:
         if isinstance(frame, EncodingFrame) and header.length:
             num_bytes = frame.encode(clock=header.clock)
             header = header._replace(codec=frame.codec.code, length=num_bytes)
+        if self._checks.carries(header.chunk, header.clock):
+            header = stamped(header, frame.payload)
         header.pack_into(frame.header)
         self.transport.send(action.peer, frame)
         self.core.count_pushed(header.length)
@@ -203,10 +212,12 @@ class WorkerLoop:
 
     def _send_initial(self, action: SendInitial) -> None:
         assert self._frames is not None
-        chunk = action.header.chunk
+        header, chunk = action.header, action.header.chunk
         frame = self._frames.parameter_frame(self._chunks[chunk])
         frame.owner = _InitialValues(self, chunk)
-        action.header.pack_into(frame.header)
+        if self._checks.carries(chunk, header.clock):
+            header = stamped(header, frame.payload)
+        header.pack_into(frame.header)
         self.transport.send(action.peer, frame)
 
     def _send_control(self, action: SendControl) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psdist.codecs.base import Codec
+from psdist.codecs.checks import NO_CHECKS, Checks
 from psdist.codecs.raw import RAW, Raw
 from psdist.errors import InvariantError
 from psdist.protocol.partition import DTYPE_CODES, Partition
@@ -31,6 +32,7 @@ class Wire:
     reply: Codec | Raw
     seed: int
     """The run's: whatever is random in an encoding is the same when the run is repeated."""
+    checks: Checks = NO_CHECKS
 
     def __post_init__(self) -> None:
         if not isinstance(self.reply, Raw) and self.reply.has_state:

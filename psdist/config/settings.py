@@ -126,10 +126,15 @@ class RunConfig(BaseModel):
         allowed="true or false",
         description="Write the history that `psdist check` proves the mode's rules from.",
     )
+    checksum: Literal["off", "sampled", "all"] = _setting(
+        "off",
+        allowed="off, sampled or all",
+        description="Which gradients and parameters carry a checksum that their receiver compares.",
+    )
     checksum_every: _Count = _setting(
         16,
         allowed=_COUNT,
-        description="With record: one reply in so many has its bytes checksummed; 1 is all.",
+        description="sampled is one in so many; with record, so are the replies that are recorded.",
     )
     chunk_bytes: Annotated[
         Annotated[int, Field(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] | Literal["auto"],

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -44,9 +44,11 @@ class Flag:
     FRESH = 1
     """On PULL: whatever is newest, without waiting for other groups."""
     CHECKSUMMED = 2
-    """On REPLY: the server recorded a checksum of these bytes (docs/history.md)."""
+    """``checksum`` is that of the payload: its receiver compares (psdist.codecs.checks)."""
     FOR_PULL = 4
     """On REPLY: answers a PULL, not a PUSH."""
+    RECORDED = 8
+    """On REPLY: the server recorded a checksum of these parameters (docs/history.md)."""
 
 
 class Dtype(IntEnum):
@@ -154,4 +156,4 @@ class Header(NamedTuple):
 
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
-_FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL
+_FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED

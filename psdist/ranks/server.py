@@ -24,6 +24,7 @@ from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption
 from psdist.ranks.standing import Standing
+from psdist.ranks.wire import wire_of
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop, ServerOptions
 from psdist.servers.protocol.policy import policy_for
@@ -125,6 +126,7 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
         receive_buffers=config.receive_buffers,
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
+        wire=wire_of(config),
     )
     if server != REGISTRAR:
         return (

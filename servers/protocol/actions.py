@@ -116,7 +116,9 @@ class ReplyToken:
     chunk: int
     buffer: int
     implied_by: int
-    """A push of this clock or later from the same peer proves that the reply has arrived."""
+    """A push of this clock or later from the same peer proves that the reply has arrived, and so
+    does any other pull."""
+    pull_number: int = 0
     is_sent: bool = False
 
 

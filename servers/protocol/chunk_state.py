@@ -135,9 +135,9 @@ class ChunkState:
         other = 1 - self.current
         return None if self.open_replies[other] else other
 
-    def open_reply(self, peer: int, *, implied_by: int) -> ReplyToken:
+    def open_reply(self, peer: int, *, implied_by: int, pull_number: int) -> ReplyToken:
         """A reply from the current buffer begins."""
-        token = ReplyToken(peer, self.index, self.current, implied_by)
+        token = ReplyToken(peer, self.index, self.current, implied_by, pull_number)
         self.open_replies[self.current] += 1
         self._tokens.setdefault(peer, []).append(token)
         return token
@@ -156,6 +156,15 @@ class ChunkState:
         for token in tuple(self._tokens.get(peer, ())):
             if clock >= token.implied_by:
                 self.close_reply(token)
+
+    def close_replies_before_pull(self, peer: int, number: int) -> int:
+        """A worker pulls when it waits for nothing: whatever went to it before has arrived. Returns
+        how many replies to this very pull are open."""
+        tokens = tuple(self._tokens.get(peer, ()))
+        earlier = [token for token in tokens if token.pull_number != number]
+        for token in earlier:
+            self.close_reply(token)
+        return len(tokens) - len(earlier)
 
     @property
     def has_waiting(self) -> bool:

@@ -19,7 +19,14 @@ from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Leave, Register, Suspend
-from psdist.protocol.ids import describe_peer, describe_workers, is_worker, worker_id, worker_of
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    describe_workers,
+    is_worker,
+    worker_id,
+    worker_of,
+)
 from psdist.servers.protocol.chunk_clock import Limits
 
 
@@ -99,9 +106,8 @@ class Membership:
     def resume(self, seq: int) -> list[int]:
         """Collective ``seq`` is over: the groups that waited in it, ascending."""
         if seq != self._resumed_up_to + 1:
-            raise ProtocolError(
-                f"server {self._server}: the registrar resumed collective {seq} after collective "
-                f"{self._resumed_up_to}"
+            self._refuse(
+                REGISTRAR, f"resumed collective {seq} after collective {self._resumed_up_to}"
             )
         self._resumed_up_to = seq
         resumed = sorted(self._suspended)

@@ -20,6 +20,9 @@ from psdist.servers.protocol.actions import Action, Reply
 from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
 from psdist.servers.protocol.policy import Policy
 
+_MOST_ANSWERS = 4
+"""To one pull of one chunk, under way at once."""
+
 
 class Replies:
     def __init__(self, *, server: int, policy: Policy, pipeline: int) -> None:
@@ -36,7 +39,13 @@ class Replies:
     def answer_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
         newest; none is answered before the chunk has its initial values."""
-        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, header.pull_number)
+        number = header.pull_number
+        if chunk.close_replies_before_pull(peer, number) >= _MOST_ANSWERS:
+            raise ProtocolError(
+                f"server {self._server}: {describe_peer(peer)} sent pull {number} of chunk "
+                f"{chunk.index} more than {_MOST_ANSWERS} times"
+            )
+        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number)
         if not chunk.is_loaded:
             if self._is_first(chunk, pending):
                 chunk.unloaded_pulls.append(pending)
@@ -109,7 +118,9 @@ class Replies:
             chunk.pulls.pop(pending.peer, None)
         else:
             implied_by += self._ahead
-        token = chunk.open_reply(pending.peer, implied_by=implied_by)
+        token = chunk.open_reply(
+            pending.peer, implied_by=implied_by, pull_number=pending.pull_number
+        )
         self.num_made += 1
         min_done = chunk.clock.min_done
         return Reply(token, pending.clock, min_done, pending.flags, pending.pull_number)

@@ -309,7 +309,8 @@ class ServerCore:
                 f"sent pull {header.pull_number} of chunk {chunk.index} at iteration "
                 f"{header.clock}; its group has pushed {pushed}, and pulls are counted from 1",
             )
-        return self._replies.answer_pull(chunk, peer, header)
+        actions = self._replies.answer_pull(chunk, peer, header)
+        return actions + self._updates.on_free_buffer(chunk)
 
     def _on_initial_values(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame

@@ -257,7 +257,7 @@ class Transfers:
             version.position = header.position
             version.min_done = header.min_done
             version.clock = header.clock
-            version.is_checksummed = bool(header.flags & Flag.CHECKSUMMED)
+            version.is_checksummed = bool(header.flags & Flag.RECORDED)
         if not self._is_decoding:
             return self._send_next(server)
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)

@@ -110,7 +110,7 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     with pytest.raises(ProtocolError) as caught:
         Header.unpack(buffer)
     assert str(caught.value) == (
-        "message of protocol version 7, this psdist speaks 2; install the same psdist version on "
+        "message of protocol version 7, this psdist speaks 3; install the same psdist version on "
         "all hosts"
     )
 
@@ -137,8 +137,8 @@ def test_the_layout_is_little_endian_and_leaves_payloads_aligned() -> None:
 
 
 def test_the_flags_do_not_overlap() -> None:
-    assert Flag.FRESH + Flag.CHECKSUMMED + Flag.FOR_PULL == 7
-    assert Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL == 7
+    assert Flag.FRESH + Flag.CHECKSUMMED + Flag.FOR_PULL + Flag.RECORDED == 15
+    assert Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED == 15
 
 
 # -- control messages --------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def packed(header: Header) -> bytes:
 
 def test_a_header_is_these_bytes() -> None:
     used = (
-        b"PDS1" + struct.pack("<H", 2)
+        b"PDS1" + struct.pack("<H", 3)
         + bytes([2, 4, 12, 2, 0, 0])  # kind, dtype, codec, flags, and two bytes of nothing
         + struct.pack("<6I", 13, 0x01020304, 8, 5, 14, 9)
         + struct.pack("<qQq", -6, 10, -11)
@@ -69,7 +69,7 @@ def test_where_a_transport_looks_without_unpacking() -> None:
 
 
 def test_the_numbers_of_the_wire() -> None:
-    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (2, 0x31534450, 128, 2**62)
+    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (3, 0x31534450, 128, 2**62)
     assert {each.name: each.value for each in Kind} == {
         "PUSH": 1, "REPLY": 2, "PULL": 3, "INIT": 4, "CONTROL": 5,
     }  # fmt: skip
@@ -77,7 +77,13 @@ def test_the_numbers_of_the_wire() -> None:
         "NONE": 0, "FLOAT32": 1, "FLOAT64": 2, "FLOAT16": 3, "BFLOAT16": 4,
     }  # fmt: skip
     assert [(each.name, each.value) for each in CodecCode] == [("RAW", 0)]
-    assert (Flag.NONE, Flag.FRESH, Flag.CHECKSUMMED, Flag.FOR_PULL) == (0, 1, 2, 4)
+    assert (Flag.NONE, Flag.FRESH, Flag.CHECKSUMMED, Flag.FOR_PULL, Flag.RECORDED) == (
+        0,
+        1,
+        2,
+        4,
+        8,
+    )
 
 
 def test_what_a_header_does_not_say_is_nothing() -> None:
@@ -85,7 +91,7 @@ def test_what_a_header_does_not_say_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "known"), [("kind", range(1, 6)), ("dtype", range(5)), ("flags", range(8))]
+    ("field", "known"), [("kind", range(1, 6)), ("dtype", range(5)), ("flags", range(16))]
 )
 def test_every_known_value_of_a_field_is_taken_and_the_next_is_not(
     field: str, known: range

@@ -242,7 +242,7 @@ def test_nobody_but_its_leader_stops_a_group() -> None:
 def test_collectives_are_over_one_after_the_other() -> None:
     membership = joined(0)
     for seq in (0, 2, -1):
-        with pytest.raises(ProtocolError, match=f"server 2: the registrar resumed collective {seq} "
+        with pytest.raises(ProtocolError, match=f"server 2: server 0 resumed collective {seq} "
                                                 "after collective 0"):  # fmt: skip
             membership.resume(seq)
     assert membership.resume(1) == []

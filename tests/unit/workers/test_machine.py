@@ -234,7 +234,7 @@ class Worker(RuleBasedStateMachine):
     def bring_a_reply(self, data: st.DataObject, position: int, is_checked: bool) -> None:
         header = data.draw(st.sampled_from(self.offered))
         self.offered.remove(header)
-        flags = header.flags | (Flag.CHECKSUMMED if is_checked else 0)
+        flags = header.flags | (Flag.RECORDED if is_checked else 0)
         header = header._replace(position=position, min_done=position + 1, flags=flags)
         sent = next(each for each in self.outstanding if each.chunk == header.chunk)
         self.outstanding.remove(sent)
