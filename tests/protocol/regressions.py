@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.protocol import Schedule
+from tests.support.schedule import Schedule
 
 REGRESSIONS = {
     "a freed slot looked at turns before the clocks had advanced: a group lost its turn": Schedule(
@@ -81,5 +81,17 @@ REGRESSIONS = {
         duplicate_rate=0.3,
         empty_rate=0.3,
         settings_rate=0.5,
+    ),
+    "a Suspend that its Resume had overtaken was refused for its clock": Schedule(
+        seed=380,
+        mode="ssp",
+        servers=3,
+        group_sizes=(2,),
+        num_chunks=2,
+        iterations=(1,),
+        collectives=((0,),),
+        compute_s=(0.0001,),
+        jitter_s=1e-05,
+        slow_pairs=0.2,
     ),
 }

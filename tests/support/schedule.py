@@ -53,6 +53,8 @@ class Schedule:
     receive_buffers: int = 3
 
     # What workers bring.
+    has_model: bool = True
+    """Without one they meet in collectives only."""
     empty_rate: float = 0.0
     """How often an iteration of a group is skipped, because one of its workers has nothing."""
     absent_rate: float = 0.0
@@ -166,6 +168,7 @@ class Schedule:
             iterations=tuple(iterations),
             collectives=collectives,
             compute_s=tuple(10 ** pick.uniform(-6, -3) for _ in range(num_groups)),
+            has_model=bool(mistake or death) or pick.random() > 0.01,
             credits=pick.randint(1, 4),
             receive_buffers=pick.choice([2, 2, 3, 4, 6]),
             empty_rate=pick.choice([0.0, 0.0, 0.3]),

@@ -72,8 +72,9 @@ class VirtualWorker:
         self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
         self.core = self.loop.core
         check_after_every_event(self.core)
-        self.take_slice()
-        self.mine = self.core.mine
+        if schedule.has_model:
+            self.take_slice()
+            self.mine = self.core.mine
 
     def take_slice(self) -> None:
         """Make the memory, and what trains in it."""
@@ -102,6 +103,9 @@ class VirtualWorker:
 
     def script(self) -> Iterator[float | None]:  # type: ignore[return]
         job, loop, schedule = self.job, self.loop, self.job.schedule
+        if not schedule.has_model:
+            yield from self._meet_only()
+            return
         if self.seat.is_chief:
             self._send_setup()
         if self.seat.is_leader:
@@ -123,7 +127,8 @@ class VirtualWorker:
             if self.pick_more.random() < schedule.report_rate:
                 self.report()
                 self.num_lines += 1
-                loop.log({"worker": self.worker, "clock": clock, "values": {"loss": clock / 8}})
+                values = {"loss": clock / 8, "by piece": [{"norm": 1.0}, None]}
+                loop.log({"worker": self.worker, "clock": clock, "values": values})
         while collectives:
             collectives.pop(0)
             yield from self.meet(is_last=not collectives)
@@ -131,6 +136,15 @@ class VirtualWorker:
         if schedule.report_rate:
             self.report()
         loop.finish({})
+        yield from self._until(lambda: self.core.is_stopped)
+
+    def _meet_only(self) -> Iterator[float | None]:
+        """A script without a model."""
+        for _ in self.job.schedule.collectives[self.group]:
+            yield self.job.random.random() * self.job.schedule.compute_s[self.group]
+            yield from self._collective("barrier")
+        self.history.close()
+        self.loop.finish({})
         yield from self._until(lambda: self.core.is_stopped)
 
     def _send_setup(self) -> None:
@@ -243,14 +257,18 @@ class VirtualWorker:
         if self.job.schedule.report_rate:
             self.report()
         number = self.core._collectives.seq + 1
-        payload, numbers = b"%d" % (number + self.worker // 3 * 10), [self.worker + 1.0, number / 8]
-        self.loop.begin_collective(name, payload, values=struct.pack("<2d", *numbers))
+        num_workers = len(self.job.workers)
+        payloads = [b"%d" % (number + worker // 3 * 10) for worker in range(num_workers)]
+        mine, numbers = payloads[self.worker], [self.worker + 1.0, number / 8]
+        self.loop.begin_collective(name, mine, values=struct.pack("<2d", *numbers))
         yield from self._until(lambda: self.core.is_collected)
         brought = self.core.take_collected()
-        num_workers = len(self.job.workers)
-        for worker in range(num_workers):
-            told = brought.of(worker)
-            assert told == (b"%d" % (number + worker // 3 * 10) if worker < 24 else None)
+        told = [payload if worker < 24 else None for worker, payload in enumerate(payloads)]
+        assert brought.num_workers == num_workers
+        assert [brought.of(worker) for worker in range(num_workers)] == told
+        assert brought.unlike(mine) == [
+            worker for worker, payload in enumerate(told) if payload != mine
+        ]
         total = struct.pack("<2d", sum(range(num_workers + 1)), num_workers * number / 8)
         assert brought.values == (total if num_workers <= 3 else b"")
 
@@ -260,7 +278,7 @@ class VirtualWorker:
         progress = Progress(
             worker=self.worker,
             clock=self.clock,
-            samples=self.trainer.num_samples,
+            samples=self.trainer.num_samples if self.job.schedule.has_model else 0,
             loader_batches=5 if uses_loader else 0,
             loader_until=self.clock if uses_loader else 0,
         )
