@@ -119,6 +119,15 @@ def test_a_second_push_or_pull_waits_until_the_first_is_answered() -> None:
     make().require_next(0)
 
 
+def test_servers_are_asked_in_the_order_of_their_numbers() -> None:
+    seat = Seat(worker=0, group=5, members=(0,), num_servers=9)
+    transfers = Transfers(
+        seat, owners=(8, 1), mine=(0, 1), chunk_bytes=(4, 4), credits=1, replies=rule(0)
+    )
+    assert transfers.servers == [1, 8]
+    assert sends(transfers.begin_pull(clock=0, chunks=(0, 1), is_fresh=False)) == [(1, 1), (8, 0)]
+
+
 @pytest.mark.parametrize("is_copying", [False, True])
 def test_an_encoded_reply_is_decoded_once_it_is_known_to_be_the_awaited_one(
     is_copying: bool,
