@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+import pytest
 
 from psdist.protocol.control import (
     Leave,
@@ -86,14 +85,11 @@ class Worker:
         return not self.to_push and not self.awaits and self.standing == "active"
 
 
-class Server(RuleBasedStateMachine):
-    @initialize(
-        mode=st.sampled_from(["sync", "ssp", "async"]),
-        num_groups=st.integers(1, 3),
-        num_chunks=st.integers(1, 2),
-        num_slots=st.integers(2, 4),
-    )
-    def start(self, mode: str, num_groups: int, num_chunks: int, num_slots: int) -> None:
+class Server:
+    def __init__(self, mode: str, seed: int) -> None:
+        self.pick = Random(seed)
+        num_groups, num_chunks = self.pick.randint(1, 4), self.pick.randint(1, 3)
+        num_slots = self.pick.randint(2, 4)
         self.mode = mode
         self.policy = policy_for(mode, staleness=BOUND)
         self.workers = [Worker(group) for group in range(num_groups)]
@@ -274,11 +270,9 @@ class Server(RuleBasedStateMachine):
     def deliver(self, index: int) -> None:
         accept, message = self.in_transit.pop(index)
         header = message.header
-        self.content[id(accept.slot)] = (SlotContent.GRADIENT, message.value)
-        is_new = self.note_arrival(message)
+        if self.note_arrival(message):  # a duplicate's slot is free again at once
+            self.content[id(accept.slot)] = (SlotContent.GRADIENT, message.value)
         self.do(Arrived(header.sender, header, accept.slot))
-        if not is_new:
-            self.content.pop(id(accept.slot), None)
 
     def note_arrival(self, message: Message) -> bool:
         header = message.header
@@ -297,17 +291,11 @@ class Server(RuleBasedStateMachine):
     def free(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.is_free]
 
-    @precondition(lambda self: self.free())
-    @rule(
-        data=st.data(),
-        weight=st.sampled_from(WEIGHTS),
-        empty=st.sets(st.integers(0, 1)),
-        absent=st.sampled_from([None, frozenset(), frozenset({0, 2}), frozenset({2})]),
-    )
-    def begin(
-        self, data: st.DataObject, weight: float, empty: set[int], absent: frozenset[int] | None
-    ) -> None:
-        worker = data.draw(st.sampled_from(self.free()))
+    def begin(self) -> None:
+        worker = self.pick.choice(self.free())
+        weight = self.pick.choice(WEIGHTS)
+        empty = [chunk for chunk in self.chunks if self.pick.random() < 0.2]
+        absent = self.pick.choice([None, None, frozenset(), frozenset({0, 2}), frozenset({2})])
         if not worker.version or absent not in (None, worker.absent):
             worker.version += 1
             worker.absent = absent or frozenset()
@@ -334,10 +322,8 @@ class Server(RuleBasedStateMachine):
     def pushing(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.to_push]
 
-    @precondition(lambda self: self.pushing())
-    @rule(data=st.data())
-    def push(self, data: st.DataObject) -> None:
-        self.push_next(data.draw(st.sampled_from(self.pushing())))
+    def push(self) -> None:
+        self.push_next(self.pick.choice(self.pushing()))
 
     def push_next(self, worker: Worker) -> None:
         message = worker.to_push.pop(0)
@@ -352,10 +338,8 @@ class Server(RuleBasedStateMachine):
             self.note_arrival(message)
             self.do(Arrived(header.sender, header, None))
 
-    @precondition(lambda self: self.in_transit)
-    @rule(data=st.data())
-    def arrive(self, data: st.DataObject) -> None:
-        self.deliver(data.draw(st.integers(0, len(self.in_transit) - 1)))
+    def arrive(self) -> None:
+        self.deliver(self.pick.randrange(len(self.in_transit)))
 
     def sent_before(self) -> list[Message]:
         """Pushes that are applied: each may come a second time, one at a time."""
@@ -368,22 +352,16 @@ class Server(RuleBasedStateMachine):
             and (message.header.chunk, message.header.group) not in under_way
         ]
 
-    @precondition(lambda self: self.sent_before())
-    @rule(data=st.data())
-    def push_again(self, data: st.DataObject) -> None:
-        self.offer(data.draw(st.sampled_from(self.sent_before())))
+    def push_again(self) -> None:
+        self.offer(self.pick.choice(self.sent_before()))
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        token, _ = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+    def give_back(self) -> None:
+        token, _ = self.open.pop(self.pick.randrange(len(self.open)))
         self.do(ReplySent(token))
 
-    @precondition(lambda self: self.free())
-    @rule(data=st.data(), is_fresh=st.booleans())
-    def pull(self, data: st.DataObject, is_fresh: bool) -> None:
-        worker = data.draw(st.sampled_from(self.free()))
-        chunk = data.draw(st.sampled_from(self.chunks))
+    def pull(self) -> None:
+        worker = self.pick.choice(self.free())
+        chunk, is_fresh = self.pick.choice(self.chunks), self.pick.random() < 0.5
         worker.num_pulls += 1
         worker.awaits[chunk] = (worker.clock, worker.num_pulls)
         header = self.header(
@@ -399,9 +377,8 @@ class Server(RuleBasedStateMachine):
             not is_fresh and not self.is_allowed(chunk, worker.clock)
         )
 
-    @rule(data=st.data())
-    def ask(self, data: st.DataObject) -> None:
-        chunk = data.draw(st.sampled_from([*self.chunks, 7]))
+    def ask(self) -> None:
+        chunk = self.pick.choice([*self.chunks, 7])
         self.control.clear()
         self.tell(0, WhoIsMissing(chunk=chunk))
         missing = [] if chunk == 7 else [
@@ -411,10 +388,9 @@ class Server(RuleBasedStateMachine):
         answer = Missing(chunk=chunk, groups=missing, clocks=clocks)
         assert self.control == [SendControl(worker_id(0), answer)]
 
-    @precondition(lambda self: self.free())
-    @rule(data=st.data(), is_leave=st.sampled_from([False, False, True]))
-    def stop(self, data: st.DataObject, is_leave: bool) -> None:
-        worker = data.draw(st.sampled_from(self.free()))
+    def stop(self) -> None:
+        worker = self.pick.choice(self.free())
+        is_leave = self.pick.random() < 0.2
         worker.standing = "left" if is_leave else "inside"
         self.events.clear()
         if is_leave:
@@ -430,8 +406,6 @@ class Server(RuleBasedStateMachine):
     def inside(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.standing == "inside"]
 
-    @precondition(lambda self: self.inside() and not self.counting)
-    @rule()
     def resume(self) -> None:
         self.seq += 1
         inside = self.inside()
@@ -443,10 +417,25 @@ class Server(RuleBasedStateMachine):
         assert self.events == [MembershipEvent("resume", each.group, 0, 1) for each in inside]
         assert self.control == [SendControl(REGISTRAR, Resumed(seq=self.seq, server=0))]
 
-    def teardown(self) -> None:
+    def play(self, num_events: int) -> None:
+        for _ in range(num_events):
+            may = {
+                self.begin: 6 * len(self.free()),
+                self.push: 8 * len(self.pushing()),
+                self.arrive: 8 * len(self.in_transit),
+                self.push_again: 0.5 * bool(self.sent_before()),
+                self.give_back: 2 * len(self.open),
+                self.pull: len(self.free()),
+                self.ask: 0.5,
+                self.stop: 0.7 * len(self.free()),
+                self.resume: 9 * (bool(self.inside()) and not self.counting),
+            }
+            (what,) = self.pick.choices([*may], [*may.values()])
+            what()
+        self.finish()
+
+    def finish(self) -> None:
         """All who count go on to one clock: nobody is left waiting."""
-        if not hasattr(self, "workers"):
-            return
         last = max(worker.clock for worker in self.workers) + 1
         while True:
             behind = [each for each in self.free() if each.clock < last]
@@ -457,7 +446,7 @@ class Server(RuleBasedStateMachine):
             elif self.pushing():
                 self.push_next(min(self.pushing(), key=lambda each: -each.group))
             elif behind:
-                self.finish(min(behind, key=lambda each: each.clock))
+                self.begin_last(min(behind, key=lambda each: each.clock))
             else:
                 break
         assert not any(worker.awaits for worker in self.workers)
@@ -475,7 +464,7 @@ class Server(RuleBasedStateMachine):
             "copies": counted.copies_on_write,
         }
 
-    def finish(self, worker: Worker) -> None:
+    def begin_last(self, worker: Worker) -> None:
         if not worker.version:
             worker.version = 1
             self.absent_of[worker.group, 1] = frozenset()
@@ -499,5 +488,7 @@ def memory_of(memory: list[list[float]], token: ReplyToken) -> float:
     return memory[token.chunk][token.buffer]
 
 
-TestServer = Server.TestCase
-TestServer.settings = settings(max_examples=60, stateful_step_count=60)
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+@pytest.mark.parametrize("seed", range(25))
+def test_every_step_and_reply_is_right_whatever_the_order_of_events(mode: str, seed: int) -> None:
+    Server(mode, seed).play(150)
