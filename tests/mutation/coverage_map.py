@@ -43,8 +43,11 @@ class CoverageMap:
         """The tests that reach the mutated lines, the most promising first: those named after the
         file, then the shortest."""
         lines = self.tests_at.get(mutant.path, {})
-        if mutant.is_top_level:
-            found = _union(lines, lines)
+        if (
+            mutant.is_top_level
+        ):  # runs at import: for every test of the files that have a use for it
+            files = {test.partition("::")[0] for test in _union(lines, lines)}
+            found = frozenset(test for test in self.seconds if test.partition("::")[0] in files)
         else:
             found = _union(lines, range(mutant.line, mutant.last_line + 1))
             found = found or _union(lines, range(mutant.statement[0], mutant.statement[1] + 1))

@@ -66,7 +66,8 @@ IDENTIFIER = re.compile(r"[a-z][a-z_]*")
 def mutants_of(
     path: str, text: str, neighbours: Neighbours, *, leave_out: Collection[str] = ()
 ) -> list[Mutant]:
-    """All mutants of a file, in its order. ``leave_out``: functions by their bare name."""
+    """All mutants of a file, in its order. ``leave_out``: functions and constants
+    by their bare name."""
     return numbered(_Walk(path, text, neighbours, leave_out).run())
 
 
@@ -264,7 +265,8 @@ class _Walk:
 
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if node.value is None or unparsed(targets[0]).startswith("__"):
+        name = unparsed(targets[0])
+        if node.value is None or name.startswith("__") or name in self._leave_out:
             return
         if not self._scopes and _is_type(node.value):
             return

@@ -151,6 +151,12 @@ def test_texts_annotations_and_what_only_tools_read_stay_as_they_are() -> None:
     assert made(source).keys() == {"statement"}
 
 
+def test_what_only_people_read_is_left_out_by_name() -> None:
+    text = "WIDTH = 3\nLIMIT = 4\ndef draw():\n    f(5)\ndef decide():\n    f(6)\n"
+    mutants = mutants_of("toy.py", text, Neighbours(), leave_out=("WIDTH", "draw"))
+    assert {mutant.line for mutant in mutants} == {2, 6}
+
+
 def test_every_mutant_of_the_house_is_a_program() -> None:
     sources = session.read_sources(HOUSE)
     mutants = session.all_mutants(HOUSE, sources)
@@ -179,14 +185,16 @@ def test_a_mutant_is_tried_on_the_tests_that_reach_its_line_the_likeliest_first(
     text = "A = 1\ndef f():\n    g(\n        2\n    )\n"
     mutants = {m.change: m for m in mutants_of("x/toy.py", text, Neighbours())}
     reached = CoverageMap(
-        {"t/test_long.py::a": 2.0, "t/test_short.py::b": 1.0, "t/test_toy.py::c": 3.0},
+        {"t/test_long.py::a": 2.0, "t/test_short.py::b": 1.0, "t/test_toy.py::c": 3.0,
+         "t/test_long.py::d": 1.5, "t/test_other.py::e": 0.1},
         {"x/toy.py": {3: frozenset({"t/test_long.py::a", "t/test_short.py::b"}),
                       4: frozenset({"t/test_long.py::a"}),
                       9: frozenset({"t/test_toy.py::c"})}},
     )  # fmt: skip
     assert reached.tests_of(mutants["2 -> 3"]) == ["t/test_long.py::a"]
     assert reached.tests_of(mutants["g(2) -> pass"]) == ["t/test_short.py::b", "t/test_long.py::a"]
-    everything = ["t/test_toy.py::c", "t/test_short.py::b", "t/test_long.py::a"]
+    everything = ["t/test_toy.py::c", "t/test_short.py::b", "t/test_long.py::d",
+                  "t/test_long.py::a"]  # fmt: skip
     assert reached.tests_of(mutants["1 -> 2"]) == everything
 
 

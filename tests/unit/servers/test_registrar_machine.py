@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from psdist.servers.protocol.registrar import (
     RegistrarAction,
     Warn,
     WriteMetrics,
+    is_plain,
 )
 
 
@@ -251,6 +253,35 @@ def test_the_collective_after_one_that_has_failed_is_judged_by_itself() -> None:
     failed = errors(tell(registrar, Done(worker=2, statistics={})))
     assert [*failed] == [worker_id(0)]
     assert failed[worker_id(0)].startswith("save was called by worker 0 only; absent: worker 2")
+
+
+def test_workers_and_servers_are_told_apart_by_their_own_numbers_not_by_the_collectives() -> None:
+    registrar = Registrar(num_workers=2, num_servers=2)
+    for seq in (1, 2, 3):
+        for worker in (1, 0):
+            actions = tell(registrar, enter(worker, seq=seq))
+        assert len(sent(actions)) == 2
+        assert tell(registrar, Resumed(seq=seq, server=0)) == []
+        assert [peer for peer, _ in sent(tell(registrar, Resumed(seq=seq, server=1)))] == [
+            *(worker_id(0), worker_id(1)),
+        ]
+
+
+def test_of_many_who_are_absent_the_first_are_named_and_all_are_counted() -> None:
+    registrar = Registrar(num_workers=12, num_servers=1)
+    tell(registrar, enter(3))
+    absent = [0, 1, 2, 4, 5, 6, 7, 8]
+    assert sent(tell(registrar, WhoIsAbsent(worker=3, seq=1))) == [
+        (worker_id(3), Absent(seq=1, workers=absent, num_absent=11))
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}])
+def test_plain_data_is_at_most_eight_deep(wrap: Callable[[Any], Any]) -> None:
+    value: Any = 1
+    for depth in range(12):
+        assert is_plain(value) == (depth <= 8)
+        value = wrap(value)
 
 
 # -- who has passed whom -----------------------------------------------------------------------

@@ -1,0 +1,127 @@
+"""A server whose state contradicts itself says so, whatever it is that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from psdist.errors import InvariantError
+from psdist.protocol.control import Register, Settings, Setup
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.header import CodecCode, Dtype, Header, Kind
+from psdist.protocol.ids import worker_id
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.payloads import PayloadRule
+from psdist.servers.protocol.actions import Accept, Built
+from psdist.servers.protocol.chunk_state import PendingReply
+from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.state import ServerCore
+
+
+def server(mode: str) -> ServerCore:
+    """Two groups, two chunks. Group 1's push of chunk 0 waits (sync: for group 0 in turn), and a
+    second one of its is held."""
+    core = ServerCore(server=0, policy=policy_for(mode, staleness=0), groups=[(0,), (1,)])
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    rule = PayloadRule(
+        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,) * 2, smallest=(4, 4),
+        largest=(4, 4),
+    )  # fmt: skip
+    slots = [Frame(capacity=4) for _ in range(4)]
+    core.handle(
+        Built([0, 1], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1)
+    )
+    hyper = pack_hyperparameters([{"lr": 0.1}])
+    for group in (0, 1):
+        peer = worker_id(group)
+        core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
+        core.handle(ControlArrived(peer, Settings(version=1, hyper=hyper, absent=[])))
+    (accept,) = core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, "first"))
+    assert isinstance(accept, Accept)
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(1), group=1, chunk=0, length=4, settings=1, weight=1.0,
+        dtype=Dtype.FLOAT32,
+    )  # fmt: skip
+    core.handle(Arrived(worker_id(1), header, accept.slot))
+    if mode == "sync":
+        assert core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, "second")) == []
+    core.check_invariants()
+    return core
+
+
+def forget_what_is_blocked(core: ServerCore) -> None:
+    core._replies.blocked.clear()
+
+
+def forget_where_an_offer_waits(core: ServerCore) -> None:
+    core._chunks[0].pushes.clear()
+    core._replies.blocked.clear()
+
+
+def forget_where_a_push_waits(core: ServerCore) -> None:
+    core._updates.pool._held.clear()
+    for queue in core._updates.pool._queues.values():
+        queue.clear()
+    core._replies.blocked.clear()
+
+
+def forget_where_a_reply_waits(core: ServerCore) -> None:
+    core._chunks[1].parked[5] = [PendingReply(worker_id(0), 5, 0)]
+
+
+def free_a_slot_in_use(core: ServerCore) -> None:
+    core._updates.pool._free.append(Frame(capacity=4))
+
+
+def turn_to_who_has_pushed(core: ServerCore) -> None:
+    core._chunks[0].gathering.pushes[0] = core._chunks[0].pushes[1][0]
+
+
+def have_gathered_all_and_not_step(core: ServerCore) -> None:
+    chunk = core._chunks[0]
+    push = chunk.take_push(1)
+    chunk.gathering.pushes.update({0: push, 1: push})
+
+
+def lose_the_frontier(core: ServerCore) -> None:
+    for group in (0, 1):
+        core._chunks[1].clock.advance(group)
+    core._updates._frontier._at = 1  # type: ignore[attr-defined]
+
+
+def contradict_its_pool(core: ServerCore) -> None:
+    core._updates.pool._held[1] = {}
+
+
+def contradict_its_chunks(core: ServerCore) -> None:
+    core._chunks[1].open_replies[0] = 1
+
+
+def contradict_its_membership(core: ServerCore) -> None:
+    core._membership.pushing.clear()
+
+
+@pytest.mark.parametrize(
+    ("mode", "break_it"),
+    [
+        ("sync", forget_what_is_blocked),
+        ("sync", forget_where_an_offer_waits),
+        ("sync", forget_where_a_push_waits),
+        ("ssp", forget_where_a_reply_waits),
+        ("sync", free_a_slot_in_use),
+        ("sync", turn_to_who_has_pushed),
+        ("sync", have_gathered_all_and_not_step),
+        ("sync", lose_the_frontier),
+        ("ssp", contradict_its_pool),
+        ("ssp", contradict_its_chunks),
+        ("ssp", contradict_its_membership),
+    ],
+)
+def test_a_server_that_contradicts_itself_is_caught(
+    mode: str, break_it: Callable[[ServerCore], None]
+) -> None:
+    core = server(mode)
+    break_it(core)
+    with pytest.raises(InvariantError):
+        core.check_invariants()

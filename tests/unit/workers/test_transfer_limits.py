@@ -1,0 +1,324 @@
+"""Pushes, pulls and copies at their limits: slices, encoded replies, queues of duplicates."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.events import Arrived, Offered
+from psdist.protocol.header import Dtype, Flag, Header, Kind
+from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.payloads import PayloadRule
+from psdist.workers.protocol.actions import (
+    AcceptCopy,
+    AcceptReply,
+    Action,
+    DecodeCopy,
+    DecodeReply,
+    DiscardReply,
+    SendPull,
+    SendPush,
+)
+from psdist.workers.protocol.core import TransferCounts, WorkerCore
+from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol.transfers import Transfers, Version
+
+OWNERS = (0, 2, 0, 2)
+
+
+def rule(codec: int) -> PayloadRule:
+    return PayloadRule(
+        codec=codec, name="c", dtypes=(Dtype.FLOAT32,) * 4, smallest=(4,) * 4, largest=(4,) * 4
+    )
+
+
+def make(
+    *, worker: int = 0, mine: tuple[int, ...] = (0, 1, 2, 3), credits: int = 1, codec: int = 0
+) -> Transfers:
+    seat = Seat(worker=worker, group=5, members=(worker,), num_servers=3)
+    return Transfers(
+        seat, owners=OWNERS, mine=mine, chunk_bytes=(4,) * 4, credits=credits, replies=rule(codec)
+    )
+
+
+def begin(transfers: Transfers, clock: int = 0, **changed: Any) -> list[Action]:
+    arguments: dict[str, Any] = {"settings": 1, "weight": 1.0, "empty": (), **changed}
+    return transfers.begin_push(clock=clock, **arguments)
+
+
+def reply(chunk: int, *, clock: int = 0, pull: int = 0, codec: int = 0, length: int = 4) -> Header:
+    return Header(
+        kind=Kind.REPLY, sender=server_id(OWNERS[chunk]), chunk=chunk, clock=clock, length=length,
+        pull_number=pull, codec=codec, dtype=Dtype.FLOAT32,
+    )  # fmt: skip
+
+
+def arrive(transfers: Transfers, header: Header) -> list[Action]:
+    actions = transfers.on_arrived(Arrived(header.sender, header, None))
+    transfers.check_invariants()
+    return actions
+
+
+def sends(actions: list[Action]) -> list[tuple[int, int]]:
+    """(server, chunk) of each push or pull."""
+    assert all(isinstance(each, SendPush | SendPull) for each in actions)
+    return [(each.peer, each.header.chunk) for each in actions]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("mine", "num_bytes", "is_right"),
+    [((0, 3), 4, True), ((), 4, True), ((4,), 4, False), ((-1,), 4, False), ((0,), 3, False),
+     ((0,), 5, False)],
+)  # fmt: skip
+def test_a_slice_is_of_chunks_that_have_owners_and_sizes(
+    mine: tuple[int, ...], num_bytes: int, is_right: bool
+) -> None:
+    seat = Seat(worker=0, group=5, members=(0,), num_servers=3)
+
+    def take() -> Transfers:
+        sizes = (4,) * num_bytes
+        return Transfers(
+            seat, owners=OWNERS, mine=mine, chunk_bytes=sizes, credits=1, replies=rule(0)
+        )
+
+    if is_right:
+        assert take().mine == list(mine)
+    else:
+        with pytest.raises(InvariantError, match=r"worker 0: a slice of chunks .* do not fit"):
+            take()
+
+
+def test_a_worker_begins_at_a_server_of_its_own_and_goes_round() -> None:
+    assert [sends(begin(make(worker=worker)))[0] for worker in range(4)] == [
+        *((0, 0), (2, 1), (0, 0), (2, 1)),
+    ]
+    assert sends(begin(make(worker=1, mine=(2, 0, 1), credits=9))) == [(2, 1), (0, 0), (0, 2)]
+    assert make(mine=(3, 0)).servers == [0, 2]
+    assert begin(make(mine=())) == []
+
+
+def test_a_pull_asks_each_server_in_turn_from_the_workers_own_on() -> None:
+    transfers = make(worker=1, credits=9)
+    actions = transfers.begin_pull(clock=0, chunks=(3, 0, 1), is_fresh=False)
+    assert sends(actions) == [(2, 1), (2, 3), (0, 0)]
+
+
+def test_a_second_push_or_pull_waits_until_the_first_is_answered() -> None:
+    transfers = make()
+    begin(transfers)
+    with pytest.raises(InvariantError, match="worker 0: a push or pull began before the last one"):
+        begin(transfers, clock=1)
+    with pytest.raises(InvariantError, match="pushes iteration 1 after 1 iterations, 4 replies"):
+        transfers.require_next(1)
+    with pytest.raises(InvariantError, match="pushes iteration 1 after 0 iterations"):
+        make().require_next(1)
+    make().require_next(0)
+
+
+def test_servers_are_asked_in_the_order_of_their_numbers() -> None:
+    seat = Seat(worker=0, group=5, members=(0,), num_servers=9)
+    transfers = Transfers(
+        seat, owners=(8, 1), mine=(0, 1), chunk_bytes=(4, 4), credits=1, replies=rule(0)
+    )
+    assert transfers.servers == [1, 8]
+    assert sends(transfers.begin_pull(clock=0, chunks=(0, 1), is_fresh=False)) == [(1, 1), (8, 0)]
+
+
+@pytest.mark.parametrize("is_copying", [False, True])
+def test_an_encoded_reply_is_decoded_once_it_is_known_to_be_the_awaited_one(
+    is_copying: bool,
+) -> None:
+    transfers = make(codec=3, credits=1)
+    if is_copying:
+        transfers.begin_copy(clock=0, chunks=(0, 2))
+    else:
+        transfers.begin_pull(clock=0, chunks=(0, 2), is_fresh=True)
+    decode = (DecodeCopy if is_copying else DecodeReply)(0)
+    accept = (AcceptCopy if is_copying else AcceptReply)("ticket", 0)
+    assert transfers.on_offered(Offered(0, Kind.REPLY, 0, 4, "ticket")) == [accept]
+    first, then = arrive(transfers, reply(0, pull=1, codec=3))
+    assert first == decode
+    assert sends([then]) == [(0, 2)]
+    assert arrive(transfers, reply(0, pull=1, codec=3)) == []
+    assert transfers.versions[0] == Version(clock=-1 if is_copying else 0)
+
+
+def test_a_raw_reply_lies_where_it_belongs_already() -> None:
+    transfers = make(mine=(0,))
+    begin(transfers)
+    assert arrive(transfers, reply(0)) == []
+
+
+def test_all_duplicates_that_wait_behind_a_reply_are_discarded() -> None:
+    transfers = make(mine=(0,))
+    begin(transfers)
+    offers = [Offered(0, Kind.REPLY, 0, 4 + number, number) for number in range(4)]
+    assert transfers.on_offered(offers[0]) == [AcceptReply(0, 0)]
+    assert [transfers.on_offered(offer) for offer in offers[1:]] == [[], [], []]
+    discards = arrive(transfers, reply(0))
+    assert sorted(discards, key=str) == [DiscardReply(number, 4 + number) for number in (1, 2, 3)]
+    assert transfers.duplicates == 3
+    assert transfers.on_offered(Offered(0, Kind.REPLY, 0, 8, "late")) == [DiscardReply("late", 8)]
+    assert transfers.duplicates == 4
+
+
+def test_the_next_reply_waits_behind_an_old_one_that_is_being_received() -> None:
+    transfers = make(mine=(0,), credits=1)
+    begin(transfers)
+    arrive(transfers, reply(0))
+    begin(transfers, clock=1)
+    old, new, again = (Offered(0, Kind.REPLY, 0, 4, name) for name in ("old", "new", "again"))
+    assert transfers.on_offered(old) == [AcceptReply("old", 0)]
+    assert transfers.on_offered(new) == []
+    assert transfers.on_offered(again) == []
+    assert arrive(transfers, reply(0)) == [AcceptReply("new", 0)]
+    assert (transfers.duplicates, transfers.bytes_pulled) == (1, 4)
+    assert arrive(transfers, reply(0, clock=1)) == [DiscardReply("again", 4)]
+    assert (transfers.duplicates, transfers.bytes_pulled) == (2, 8)
+    assert transfers.missing() == []
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (reply(0)._replace(chunk=4), "a message of kind 2 about chunk 4, which no worker takes"),
+        (reply(0)._replace(kind=1, clock=9), "a message of kind 1 about chunk 0, which no worker"),
+        (reply(0, clock=1), "a reply to iteration 1 of chunk 0; this worker has pushed 1"),
+        (reply(0, pull=1), "a reply to pull 1; this worker has made 0"),
+        (reply(0)._replace(sender=2, clock=-1), "a reply about chunk 0 of server 0"),
+    ],
+)
+def test_a_reply_that_nobody_waits_for_must_be_one_that_was_waited_for(
+    header: Header, words: str
+) -> None:
+    transfers = make()
+    begin(transfers)
+    with pytest.raises(ProtocolError, match=f"worker 0: server {header.sender} sent {words}"):
+        transfers.on_arrived(Arrived(header.sender, header, None))
+
+
+def test_a_late_reply_to_a_pull_or_an_iteration_of_before_is_a_duplicate() -> None:
+    transfers = make(mine=(0,))
+    begin(transfers)
+    arrive(transfers, reply(0))
+    transfers.begin_pull(clock=1, chunks=(0,), is_fresh=False)
+    assert transfers.describe() == "parameters"
+    arrive(transfers, reply(0, clock=1, pull=1))
+    begin(transfers, clock=1)
+    assert transfers.describe() == "the replies to iteration 1"
+    for late in (reply(0), reply(0, clock=1, pull=1)):
+        assert arrive(transfers, late) == []
+    assert transfers.duplicates == 2
+    assert transfers.missing() == [(0, 0)]
+
+
+def test_offers_of_a_chunk_beyond_the_last_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="kind 2 about chunk 4, which no worker takes"):
+        make().on_offered(Offered(0, Kind.REPLY, 4, 4, None))
+    assert make().on_offered(Offered(2, Kind.REPLY, 3, 4, "t")) == [DiscardReply("t", 4)]
+
+
+def test_what_a_reply_says_is_what_the_chunk_contains() -> None:
+    transfers = make(mine=(1,))
+    assert transfers.versions == [Version(position=0, min_done=0, clock=-1)] * 4
+    begin(transfers)
+    header = reply(1)._replace(position=8, min_done=3, flags=Flag.CHECKSUMMED | Flag.FOR_PULL)
+    arrive(transfers, header)
+    expected = Version(position=8, min_done=3, clock=0, is_checksummed=True)
+    assert transfers.versions[1] == expected
+    transfers.begin_pull(clock=1, chunks=(1,), is_fresh=False)
+    arrive(transfers, reply(1, clock=1, pull=1)._replace(flags=Flag.FOR_PULL))
+    assert transfers.versions[1] == Version(clock=1)
+
+
+def test_a_worker_without_a_model_has_moved_nothing() -> None:
+    core = WorkerCore(Seat(worker=3, group=1, members=(2, 3), num_servers=1))
+    assert core.counts() == TransferCounts(bytes_pushed=0, bytes_pulled=0, duplicates=0)
+    assert TransferCounts() == TransferCounts(bytes_pushed=0, bytes_pulled=0, duplicates=0)
+    assert (core.clock, core.is_idle, core.awaits()) == (0, True, "nothing")
+    core.check_invariants()
+
+
+def test_a_seat_says_who_speaks_for_the_group() -> None:
+    seats = [Seat(worker=each, group=1, members=(2, 0, 5), num_servers=1) for each in (2, 0, 5)]
+    assert [seat.place for seat in seats] == [0, 1, 2]
+    assert [seat.is_leader for seat in seats] == [True, False, False]
+    assert [seat.is_chief for seat in seats] == [False, True, False]
+
+
+def await_a_pull_that_was_not_made(transfers: Transfers) -> None:
+    transfers.awaited[0] = (0, 1)
+
+
+def await_the_next_iteration(transfers: Transfers) -> None:
+    transfers.awaited[0] = (1, 0)
+
+
+def await_an_earlier_iteration(transfers: Transfers) -> None:
+    transfers.awaited[0] = (-1, 0)
+
+
+def await_a_chunk_of_another_slice(transfers: Transfers) -> None:
+    transfers.mine.remove(2)
+
+
+def have_more_outstanding_than_credits(transfers: Transfers) -> None:
+    transfers._credits = 0
+
+
+def have_fewer_than_none_outstanding(transfers: Transfers) -> None:
+    transfers._outstanding[0] = -1
+    transfers._queues[0].clear()
+    del transfers.awaited[0], transfers.awaited[2]
+
+
+def leave_a_credit_unused(transfers: Transfers) -> None:
+    transfers._credits = 2
+
+
+def send_a_chunk_twice(transfers: Transfers) -> None:
+    queue = transfers._queues[0]
+    queue.append(queue[0])
+    transfers._outstanding[0] = 0
+
+
+def send_what_is_not_awaited(transfers: Transfers) -> None:
+    transfers._queues[0][0] = transfers._queues[0][0]._replace(chunk=9)
+
+
+def receive_a_chunk_that_is_none(transfers: Transfers) -> None:
+    transfers._incoming[4] = deque()
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        *(await_a_pull_that_was_not_made, await_the_next_iteration, await_an_earlier_iteration),
+        *(await_a_chunk_of_another_slice, have_more_outstanding_than_credits),
+        *(have_fewer_than_none_outstanding, leave_a_credit_unused, send_a_chunk_twice),
+        *(send_what_is_not_awaited, receive_a_chunk_that_is_none),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_transfers_that_contradict_themselves_are_caught(
+    break_it: Callable[[Transfers], None],
+) -> None:
+    transfers = make(credits=1)
+    begin(transfers)
+    transfers.check_invariants()
+    break_it(transfers)
+    with pytest.raises(InvariantError):
+        transfers.check_invariants()
+
+
+def test_a_push_says_whose_it_is_and_what_it_was_made_under() -> None:
+    (first, *_) = begin(make(worker=4), weight=0.5, settings=7, empty=(0, 1))
+    assert isinstance(first, SendPush)
+    assert first.header == Header(
+        kind=Kind.PUSH, sender=worker_id(4), group=5, chunk=0, clock=0, settings=7, weight=0.5,
+        length=0, dtype=Dtype.FLOAT32,
+    )  # fmt: skip
