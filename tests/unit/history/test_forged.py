@@ -3,7 +3,8 @@
 The list is the test: a sentence that says the fault, what it does to an honest history, and the
 rule that must refuse it. Here: groups, updates, steps, weights and pushes. The honest run has
 groups 0 (workers 0 and 1), 1 and 2, which leave after 8, 8 and 6 iterations, chunks 0 and 2 on
-server 0, chunk 1 on server 1, and a collective at 3.
+server 0, chunk 1 on server 1, and a collective at 3. What the check says of each stands in
+forged.txt.
 
 Longer than other modules: it is one list.
 """
@@ -15,7 +16,9 @@ import pytest
 
 from psdist.history.findings import Rule
 from psdist.history.records import NO_CHUNK, EventFlag, EventKind
+from tests.support.forged_words import expected
 from tests.support.forging import Fault, FaultList, Forgery
+from tests.unit.history.test_forged_replies import FAULTS as OTHERS
 
 APPLY, JOIN, SUSPEND = EventKind.APPLY, EventKind.JOIN, EventKind.SUSPEND
 RESUME, LEAVE, DEATH = EventKind.RESUME, EventKind.LEAVE, EventKind.DEATH
@@ -427,5 +430,11 @@ def _(forged: Forgery) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_faulty_server_or_worker_is_refused(fault: Fault) -> None:
-    fault.must_be_refused()
+def test_a_faulty_server_or_worker_is_refused_in_these_words(fault: Fault) -> None:
+    assert fault.refused() == expected()[fault.what]
+
+
+def test_every_fault_has_a_name_of_its_own_and_its_words() -> None:
+    names = [fault.what for fault in [*FAULTS, *OTHERS]]
+    assert len(names) == len(set(names)) >= 160
+    assert set(names) == expected().keys()

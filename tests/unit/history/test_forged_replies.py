@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from psdist.history.findings import Rule
+from tests.support.forged_words import expected
 from tests.support.forging import Fault, FaultList, Forgery
 from tests.support.toy_run import crc_of
 
@@ -337,5 +338,5 @@ def _(forged: Forgery) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_faulty_server_or_worker_is_refused(fault: Fault) -> None:
-    fault.must_be_refused()
+def test_a_faulty_server_or_worker_is_refused_in_these_words(fault: Fault) -> None:
+    assert fault.refused() == expected()[fault.what]
