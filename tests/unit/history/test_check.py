@@ -342,7 +342,7 @@ def test_a_missing_iteration_is_caught() -> None:
     uses = history.workers[3].uses
     report = check(with_uses(history, 3, uses[uses["iteration"] != 4]))
     assert broken(report) == {Rule.COVERAGE}
-    assert "worker 3: iteration 4 used chunk 0 of no version, and 2 more" in report.violations[0]
+    assert report.violations == ("worker 3: iteration 4 used no parameters; there are 1 such",)
 
 
 def test_a_missing_last_iteration_is_caught() -> None:
@@ -361,7 +361,10 @@ def test_a_missing_chunk_is_caught() -> None:
         with_uses(history, 0, np.delete(history.workers[0].uses, the_use(history, 0, 3, 2)))
     )
     assert broken(report) == {Rule.COVERAGE}
-    assert "worker 0: iteration 3 used chunk 2 of no version" in report.violations[0]
+    assert report.violations == (
+        "worker 0: record 11 of its uses, of chunk 0 in iteration 4, stands where chunk 2 of a "
+        "forward pass belongs",
+    )
 
 
 def test_more_iterations_than_the_group_finished_are_caught() -> None:
@@ -539,6 +542,25 @@ def test_uses_beyond_a_log_that_ends_early_are_counted_not_proved() -> None:
     assert sum(report.staleness.values()) < report.num_uses
 
 
+def test_groups_that_had_not_left_before_the_crash_are_named() -> None:
+    report = check(cut(honest(), [0.5] + [1.0] * 11))
+    assert "on server 0 these groups never left: [0, 1, 2]" in report.notes
+    assert not any("on server 1 these groups" in note for note in report.notes)
+
+
+def test_updates_whose_weight_nobody_has_recorded_are_counted() -> None:
+    history = honest()
+    (num,) = {sum(events["chunk"] == 1) for events in [history.servers[1].events]}
+    history = cut(history, [1.0] * 9 + [0.0] + [1.0] * 2)  # the pushes of worker 2
+    report = check(history)
+    assert report.verdict == Verdict.INCOMPLETE
+    assert num == 22
+    line = "updates on server {} it is not proved what they weighed"
+    # All of worker 2's, and the last iteration of the others, whose records are open, too.
+    assert any(("of 20 " + line).format(0) in note for note in report.notes), report.notes
+    assert any(("of 10 " + line).format(1) in note for note in report.notes), report.notes
+
+
 def test_a_broken_rule_before_the_crash_is_caught() -> None:
     history = honest(mode="async", iterations=(40, 40, 6), collectives=(), pace=(1, 1, 0.1))
     run = history.run.model_copy(update={"mode": "ssp", "staleness": 0})
@@ -583,8 +605,9 @@ def dead_group_history(*, is_declared: bool, is_closed: bool = False) -> History
 def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete(is_closed: bool) -> None:
     report = check(dead_group_history(is_declared=True, is_closed=is_closed))
     assert report.proved, report.violations
-    is_noted = any("records of worker 1 end early, after 2 uses" in note for note in report.notes)
-    assert is_noted != is_closed
+    note = "the records of worker 1 end early, after 2 uses: its group died"
+    assert (note in report.notes) != is_closed
+    assert "server 0 declared these groups dead: [1]" in report.notes
 
 
 def test_the_open_file_of_a_dead_group_is_judged_to_its_last_record() -> None:

@@ -366,7 +366,10 @@ def pushes(forged: Forgery) -> np.void:
 
 change("a worker pushes with another weight than its group", Rule.PUSHES, pushes, weight=7.0)
 change("a worker brings another weight than was counted", Rule.PUSHES, pushes, own=0.25)
-change("a worker brings a weight below nothing", Rule.PUSHES, pushes, own=-1.0)
+change("a worker brings a weight below nothing", Rule.PUSHES, pushes, own=-0.5)
+change("a worker pushes with a weight below nothing", Rule.PUSHES, pushes, weight=-0.5)
+change("a worker brings no number", Rule.PUSHES, pushes, own=float("nan"))
+change("a worker pushes with an infinite weight", Rule.PUSHES, pushes, weight=float("inf"))
 change("a worker pushes a gradient that weighs nothing", Rule.PUSHES, pushes, weight=0.0)
 change("a worker pushes an iteration twice", Rule.PUSHES, pushes, iteration=3)
 change("a worker says that it pushed no gradient", Rule.WEIGHTS, pushes, is_empty=1)

@@ -326,6 +326,15 @@ claim("has a server take a checksum more", "per_server", 1, "checksums", to=1)
 claim("has a server copy more often than it steps", "per_server", 1, "copies_on_write", to=23)
 
 
+@fault("summary.json counts nothing as the history shows it", Rule.SUMMARY)
+def _(forged: Forgery) -> None:
+    forged.summary |= {"updates_applied": 1, "max_staleness_seen": 9, "staleness_seen": {"9": 1}}
+    forged.summary |= {"mode": "sync", "groups": 1, "clocks": (1, 1, 1)}
+    for server in forged.summary["per_server"]:
+        server |= dict.fromkeys(server, 1)
+    forged.is_summary_asked = True
+
+
 @fault("an event file and everything that depends on it is one record shorter", Rule.SUMMARY)
 def _(forged: Forgery) -> None:
     # An empty suspension: nothing but the server's own count knows of it.
