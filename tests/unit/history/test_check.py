@@ -108,9 +108,75 @@ def test_runs_that_sample_some_replies_are_proved(mode: str, checksum_every: int
         assert 0 < report.num_checksums < report.num_uses
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_with_servers_that_hold_nothing_is_proved(mode: str) -> None:
+    run = ToyRun(seed=1, mode=mode, num_servers=5)
+    history = run.run()
+    assert history is not None
+    summary = summary_of_toy(run)
+    assert summary.empty_servers == (3, 4)
+    assert check(history, summary=summary).proved
+
+
+def test_every_wrong_count_of_the_summary_is_told_in_order() -> None:
+    run = ToyRun(seed=1)
+    history = run.run()
+    assert history is not None
+    right = summary_of_toy(run)
+    wrong = {
+        "updates_applied": 1,
+        "max_staleness_seen": 9,
+        "staleness_seen": {"9": 1},
+        "clocks": (1, 2, 3),
+        "per_server": right.per_server[:1],
+    }
+    told = dict.fromkeys(right.per_server[0].model_dump(), 1)
+    first = right.per_server[0].model_copy(update=told | {"copies_on_write": 2})
+    wrong["per_server"] = (first, right.per_server[1].model_copy(update={"position": 1}))
+    report = check(history, summary=right.model_copy(update=wrong), max_listed_per_rule=99)
+    seen = check(history).staleness
+    assert [line.partition(", ")[0] for line in report.violations] == [
+        "summary.json says updates_applied 1",
+        "summary.json says max_staleness_seen 9",
+        *(f"summary.json says staleness_seen of {value} 0" for value in sorted(seen)),
+        "summary.json says staleness_seen of 9 1",
+        "summary.json says clock of group 0 1",
+        "summary.json says clock of group 1 2",
+        "summary.json says clock of group 2 3",
+        "summary.json says of server 0: num_chunks 1",
+        "summary.json says of server 0: position 1",
+        "summary.json says of server 0: checksums 1",
+        "summary.json says of server 0: pushes 1",
+        "summary.json says of server 0: steps 1",
+        "summary.json says of server 0: updates 1",
+        "summary.json says of server 0: replies 1; it answered 44 pushes",
+        "summary.json says of server 0: copies_on_write 2 of 1 steps",
+        "summary.json says of server 1: position 1",
+    ]
+
+
+@pytest.mark.parametrize("exit_said", ["completed", "ended by SIGTERM"])
+def test_only_a_run_that_failed_may_not_know_its_counts(exit_said: str) -> None:
+    run = ToyRun(seed=1)
+    history = run.run()
+    assert history is not None
+    unknown = {"updates_applied": None, "max_staleness_seen": None, "per_server": ()}
+    unknown |= {"staleness_seen": {}, "exit": exit_said}
+    report = check(history, summary=summary_of_toy(run).model_copy(update=unknown))
+    if exit_said != "completed":
+        assert report.proved
+        return
+    assert [line.partition(", ")[0] for line in report.violations] == [
+        "summary.json says updates_applied None",
+        "summary.json says max_staleness_seen None",
+        "summary.json says number of servers 0",
+    ]
+
+
 def test_a_run_without_iterations_is_proved_and_says_that_nothing_was() -> None:
     report = check(honest(iterations=(0, 0, 0), collectives=()))
     assert report.proved
+    assert report.share_stale == 0.0
     assert report.notes == ("no use was recorded: there is nothing to prove",)
 
 
@@ -172,6 +238,7 @@ def test_share_stale_counts_uses_above_zero() -> None:
     report = check(honest())
     num_stale = sum(num for value, num in report.staleness.items() if value)
     assert report.share_stale == pytest.approx(num_stale / report.num_uses)
+    assert dataclasses.replace(report, staleness={2: 5}).share_stale == 1.0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -660,8 +727,9 @@ def test_the_command_tells_violations_and_fails(
         )
         run.run()
         if run.is_fault_made:
-            assert main(tmp_path / str(seed)) == 1
+            assert main(tmp_path / str(seed), json_path=tmp_path / "report.json") == 1
             break
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "violated"
     out = capsys.readouterr().out
     assert "violation: worker" in out
     assert "VIOLATED: " in out

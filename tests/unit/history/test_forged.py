@@ -246,6 +246,12 @@ def _(forged: Forgery) -> None:
     forged.events[0]["flags"][last] |= EventFlag.LAST
 
 
+@fault("a contribution is summed twice", Rule.STEPS, **SYNC)
+def _(forged: Forgery) -> None:
+    first = forged.step(0, 3)[0]
+    forged.insert(0, first, forged.events[0][first])
+
+
 @fault("something else happens inside a step", Rule.STEPS, **SYNC)
 def _(forged: Forgery) -> None:
     forged.move(0, forged.find_event(0, SUSPEND, group=1), forged.step(0, 1)[1])
@@ -417,6 +423,42 @@ def _(forged: Forgery) -> None:
     part = forged.pushes[0][4:5].copy()
     part["chunk"], part["is_empty"] = 0, 1
     forged.pushes[0] = np.insert(forged.pushes[0], 5, part)
+
+
+def parts(forged: Forgery) -> np.ndarray:
+    """The records of worker 2 about one chunk."""
+    return np.flatnonzero(forged.pushes[2]["chunk"] != NO_CHUNK)
+
+
+@fault("a worker calls a chunk empty twice", Rule.PUSHES, empty_rate=0.3)
+def _(forged: Forgery) -> None:
+    at = parts(forged)[0]
+    forged.pushes[2] = np.insert(forged.pushes[2], at, forged.pushes[2][at : at + 1])
+
+
+@fault("a worker calls a chunk empty before it pushes anything", Rule.PUSHES, empty_rate=0.3)
+def _(forged: Forgery) -> None:
+    at = parts(forged)[0]
+    forged.pushes[2] = np.insert(forged.pushes[2], 0, forged.pushes[2][at : at + 1])
+
+
+@fault("a worker calls a chunk empty with another weight", Rule.PUSHES, empty_rate=0.3)
+def _(forged: Forgery) -> None:
+    forged.pushes[2]["weight"][parts(forged)[0]] = 7.0
+
+
+@fault("a worker calls a chunk full in words made for empty ones", Rule.PUSHES, empty_rate=0.3)
+def _(forged: Forgery) -> None:
+    forged.pushes[2]["is_empty"][parts(forged)[0]] = 0
+
+
+@fault("a worker calls a chunk of a skipped iteration empty again", Rule.PUSHES, empty_rate=0.5)
+def _(forged: Forgery) -> None:
+    is_skipped = (forged.pushes[2]["weight"] == 0) & (forged.pushes[2]["chunk"] == NO_CHUNK)
+    at = int(np.flatnonzero(is_skipped)[0])
+    again = forged.pushes[2][at : at + 1].copy()
+    again["chunk"] = 1
+    forged.pushes[2] = np.insert(forged.pushes[2], at + 1, again)
 
 
 @fault("a worker does not say which chunk was empty", Rule.WEIGHTS, empty_rate=0.3)

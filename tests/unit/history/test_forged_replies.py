@@ -105,6 +105,11 @@ def _(forged: Forgery) -> None:
     forged.uses[2] = forged.uses[2][forged.uses[2]["iteration"] != 5]
 
 
+@fault("a worker leaves out two iterations", Rule.COVERAGE)
+def _(forged: Forgery) -> None:
+    forged.uses[2] = forged.uses[2][~np.isin(forged.uses[2]["iteration"], [2, 5])]
+
+
 @fault("a worker leaves out its last iteration", Rule.COVERAGE)
 def _(forged: Forgery) -> None:
     forged.uses[2] = forged.uses[2][forged.uses[2]["iteration"] != 7]
