@@ -22,6 +22,7 @@ from psdist.commands.check import Report, Verdict, check, main
 from psdist.history import replay
 from psdist.history.findings import Rule
 from psdist.history.records import HEADER, EventFlag, Records
+from psdist.history.summary import Recorded, ServerSummary
 from psdist.history.writers import EventKind, History, ServerHistory, WorkerHistory, collect
 from tests.support.summaries import summary_of_toy
 from tests.support.toy_run import Fault, ToyRun, crc_of
@@ -291,6 +292,7 @@ def test_violations_beyond_the_listed_ones_are_counted() -> None:
     report = check(history, max_listed_per_rule=3)
     assert len(report.violations) == 3
     assert report.num_violations > 100
+    assert len(check(history).violations) == 20
 
 
 # ---------------------------------------------------------------------------------------------
@@ -675,6 +677,34 @@ def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete(is_clos
     note = "the records of worker 1 end early, after 2 uses: its group died"
     assert (note in report.notes) != is_closed
     assert "server 0 declared these groups dead: [1]" in report.notes
+
+
+def test_a_server_counts_the_pushes_of_a_dead_group_and_may_not_have_answered_them() -> None:
+    history = dead_group_history(is_declared=True)
+    counts = {"num_chunks": 1, "updates": 8, "pushes": 8, "steps": 8, "replies": 6}
+    counts |= {"copies_on_write": 0, "position": 12, "checksums": 0}
+    told = summary_of_toy(ToyRun(seed=0)).model_copy(
+        update={
+            "staleness": 1,
+            "servers": 1,
+            "workers": 2,
+            "groups": 2,
+            "chunks": 1,
+            "clocks": (6, 2),
+            "updates_applied": 8,
+            "max_staleness_seen": 0,
+            "staleness_seen": {"0": 8},
+            "recorded": Recorded(pipeline=0, checksum_every=0),
+            "per_server": (ServerSummary.model_validate(counts),),
+        }
+    )
+    assert check(history, summary=told).violations == ()
+    too_few = (told.per_server[0].model_copy(update={"replies": 5}),)
+    report = check(history, summary=told.model_copy(update={"per_server": too_few}))
+    assert report.violations == (
+        "summary.json says of server 0: replies 5; it answered 6 pushes, and 0 replies have a "
+        "checksum",
+    )
 
 
 def test_the_open_file_of_a_dead_group_is_judged_to_its_last_record() -> None:
