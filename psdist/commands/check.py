@@ -5,7 +5,7 @@ the modules of psdist.history that are named after them; docs/history.md says wh
 what cannot be. Nothing here looks at a clock that the running system computed, except to compare
 ``summary.json`` with the history.
 
-    report = check_run(run_dir)
+    report = check_run(run_dir, read_history(run_dir))
     report.verdict, report.max_staleness, report.violations
 """
 
@@ -252,11 +252,11 @@ def main(run_dir: Path, *, json_path: Path | None = None) -> int:
     return EXIT_STATUS[report.verdict]
 
 
-def check_run(run_dir: Path, history: History | None = None) -> Report:
+def check_run(run_dir: Path, history: History) -> Report:
     """As :func:`check`, with the summary that lies in the run directory. A run without one did
     not complete: it is written at the end."""
     summary = read_summary(run_dir)
-    report = check(history or read_history(run_dir), summary=summary)
+    report = check(history, summary=summary)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"

@@ -178,21 +178,12 @@ def check_worker(
     )
 
     num = int(iteration.max(initial=-1)) + 1
-    # A record cut off by a crash may lack a part of its last iteration.
-    num_whole = num if log.is_complete else max(0, num - 1)
-    # Not np.unique: these are sorted but for repetitions, which a stable sort makes use of.
-    keys = np.sort(iteration * run.num_chunks + chunk, kind="stable")
-    keys = keys[np.diff(keys, prepend=-1) > 0]
-    keys = keys[keys < num_whole * run.num_chunks]
-    num_missing = num_whole * run.num_chunks - len(keys)
-    if num_missing:
-        is_gap = keys != np.arange(len(keys))
-        missing = int(np.argmax(is_gap)) if is_gap.any() else len(keys)
+    used = np.unique(iteration[np.diff(iteration, prepend=-1) != 0])  # few: repetitions first
+    if len(used) < num:
+        missing = int(np.flatnonzero(np.append(used, num) != np.arange(len(used) + 1))[0])
         findings.add(
             Rule.COVERAGE,
-            f"{who}: iteration {missing // run.num_chunks} used chunk "
-            f"{missing % run.num_chunks} of no version"
-            + (f", and {num_missing - 1} more such gaps" if num_missing > 1 else ""),
+            f"{who}: iteration {missing} used no parameters; there are {num - len(used)} such",
         )
     _check_passes(log, run.num_chunks, findings)
     for server, clock in leave_clocks.items():

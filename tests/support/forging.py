@@ -65,7 +65,7 @@ class Forgery:
 
     def judge(self) -> Report:
         summary = Summary.model_validate(self.summary) if self.is_summary_asked else None
-        return check(self.history(), summary=summary)
+        return check(self.history(), summary=summary, max_listed_per_rule=1)
 
     # -- finding records -----------------------------------------------------------------------
 
@@ -163,18 +163,22 @@ class Fault:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the honest run."""
 
-    def must_be_refused(self) -> None:
-        """And the honest history before it is proved."""
+    def refused(self) -> list[str]:
+        """What the check says: of each broken rule how often, and its first violation. Fails the
+        test where that is not about ``rule``, or the history before the fault is not proved."""
         forged = Forgery(**self.settings)
         assert forged.judge().proved, "the history before the fault"
         self.forge(forged)
         if self.rule is None:
-            with pytest.raises(HistoryError, match="is damaged: record"):
+            with pytest.raises(HistoryError, match="is damaged: record") as caught:
                 forged.judge()
-            return
+            return [str(caught.value)]
         report = forged.judge()
         assert report.verdict == Verdict.VIOLATED
         assert self.rule.value in report.violations_by_rule, report.violations
+        assert report.num_violations == sum(report.violations_by_rule.values())
+        told = zip(report.violations_by_rule.items(), report.violations, strict=True)
+        return [line for (rule, count), first in told for line in (f"{count} x {rule}", first)]
 
 
 class FaultList(list[Fault]):

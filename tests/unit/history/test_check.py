@@ -22,6 +22,7 @@ from psdist.commands.check import Report, Verdict, check, main
 from psdist.history import replay
 from psdist.history.findings import Rule
 from psdist.history.records import HEADER, EventFlag, Records
+from psdist.history.summary import Recorded, ServerSummary
 from psdist.history.writers import EventKind, History, ServerHistory, WorkerHistory, collect
 from tests.support.summaries import summary_of_toy
 from tests.support.toy_run import Fault, ToyRun, crc_of
@@ -108,9 +109,75 @@ def test_runs_that_sample_some_replies_are_proved(mode: str, checksum_every: int
         assert 0 < report.num_checksums < report.num_uses
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_with_servers_that_hold_nothing_is_proved(mode: str) -> None:
+    run = ToyRun(seed=1, mode=mode, num_servers=5)
+    history = run.run()
+    assert history is not None
+    summary = summary_of_toy(run)
+    assert summary.empty_servers == (3, 4)
+    assert check(history, summary=summary).proved
+
+
+def test_every_wrong_count_of_the_summary_is_told_in_order() -> None:
+    run = ToyRun(seed=1)
+    history = run.run()
+    assert history is not None
+    right = summary_of_toy(run)
+    wrong = {
+        "updates_applied": 1,
+        "max_staleness_seen": 9,
+        "staleness_seen": {"9": 1},
+        "clocks": (1, 2, 3),
+        "per_server": right.per_server[:1],
+    }
+    told = dict.fromkeys(right.per_server[0].model_dump(), 1)
+    first = right.per_server[0].model_copy(update=told | {"copies_on_write": 2})
+    wrong["per_server"] = (first, right.per_server[1].model_copy(update={"position": 1}))
+    report = check(history, summary=right.model_copy(update=wrong), max_listed_per_rule=99)
+    seen = check(history).staleness
+    assert [line.partition(", ")[0] for line in report.violations] == [
+        "summary.json says updates_applied 1",
+        "summary.json says max_staleness_seen 9",
+        *(f"summary.json says staleness_seen of {value} 0" for value in sorted(seen)),
+        "summary.json says staleness_seen of 9 1",
+        "summary.json says clock of group 0 1",
+        "summary.json says clock of group 1 2",
+        "summary.json says clock of group 2 3",
+        "summary.json says of server 0: num_chunks 1",
+        "summary.json says of server 0: position 1",
+        "summary.json says of server 0: checksums 1",
+        "summary.json says of server 0: pushes 1",
+        "summary.json says of server 0: steps 1",
+        "summary.json says of server 0: updates 1",
+        "summary.json says of server 0: replies 1; it answered 44 pushes",
+        "summary.json says of server 0: copies_on_write 2 of 1 steps",
+        "summary.json says of server 1: position 1",
+    ]
+
+
+@pytest.mark.parametrize("exit_said", ["completed", "ended by SIGTERM"])
+def test_only_a_run_that_failed_may_not_know_its_counts(exit_said: str) -> None:
+    run = ToyRun(seed=1)
+    history = run.run()
+    assert history is not None
+    unknown = {"updates_applied": None, "max_staleness_seen": None, "per_server": ()}
+    unknown |= {"staleness_seen": {}, "exit": exit_said}
+    report = check(history, summary=summary_of_toy(run).model_copy(update=unknown))
+    if exit_said != "completed":
+        assert report.proved
+        return
+    assert [line.partition(", ")[0] for line in report.violations] == [
+        "summary.json says updates_applied None",
+        "summary.json says max_staleness_seen None",
+        "summary.json says number of servers 0",
+    ]
+
+
 def test_a_run_without_iterations_is_proved_and_says_that_nothing_was() -> None:
     report = check(honest(iterations=(0, 0, 0), collectives=()))
     assert report.proved
+    assert report.share_stale == 0.0
     assert report.notes == ("no use was recorded: there is nothing to prove",)
 
 
@@ -172,6 +239,7 @@ def test_share_stale_counts_uses_above_zero() -> None:
     report = check(honest())
     num_stale = sum(num for value, num in report.staleness.items() if value)
     assert report.share_stale == pytest.approx(num_stale / report.num_uses)
+    assert dataclasses.replace(report, staleness={2: 5}).share_stale == 1.0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -224,6 +292,7 @@ def test_violations_beyond_the_listed_ones_are_counted() -> None:
     report = check(history, max_listed_per_rule=3)
     assert len(report.violations) == 3
     assert report.num_violations > 100
+    assert len(check(history).violations) == 20
 
 
 # ---------------------------------------------------------------------------------------------
@@ -342,7 +411,7 @@ def test_a_missing_iteration_is_caught() -> None:
     uses = history.workers[3].uses
     report = check(with_uses(history, 3, uses[uses["iteration"] != 4]))
     assert broken(report) == {Rule.COVERAGE}
-    assert "worker 3: iteration 4 used chunk 0 of no version, and 2 more" in report.violations[0]
+    assert report.violations == ("worker 3: iteration 4 used no parameters; there are 1 such",)
 
 
 def test_a_missing_last_iteration_is_caught() -> None:
@@ -361,7 +430,10 @@ def test_a_missing_chunk_is_caught() -> None:
         with_uses(history, 0, np.delete(history.workers[0].uses, the_use(history, 0, 3, 2)))
     )
     assert broken(report) == {Rule.COVERAGE}
-    assert "worker 0: iteration 3 used chunk 2 of no version" in report.violations[0]
+    assert report.violations == (
+        "worker 0: record 11 of its uses, of chunk 0 in iteration 4, stands where chunk 2 of a "
+        "forward pass belongs",
+    )
 
 
 def test_more_iterations_than_the_group_finished_are_caught() -> None:
@@ -539,6 +611,25 @@ def test_uses_beyond_a_log_that_ends_early_are_counted_not_proved() -> None:
     assert sum(report.staleness.values()) < report.num_uses
 
 
+def test_groups_that_had_not_left_before_the_crash_are_named() -> None:
+    report = check(cut(honest(), [0.5] + [1.0] * 11))
+    assert "on server 0 these groups never left: [0, 1, 2]" in report.notes
+    assert not any("on server 1 these groups" in note for note in report.notes)
+
+
+def test_updates_whose_weight_nobody_has_recorded_are_counted() -> None:
+    history = honest()
+    (num,) = {sum(events["chunk"] == 1) for events in [history.servers[1].events]}
+    history = cut(history, [1.0] * 9 + [0.0] + [1.0] * 2)  # the pushes of worker 2
+    report = check(history)
+    assert report.verdict == Verdict.INCOMPLETE
+    assert num == 22
+    line = "updates on server {} it is not proved what they weighed"
+    # All of worker 2's, and the last iteration of the others, whose records are open, too.
+    assert any(("of 20 " + line).format(0) in note for note in report.notes), report.notes
+    assert any(("of 10 " + line).format(1) in note for note in report.notes), report.notes
+
+
 def test_a_broken_rule_before_the_crash_is_caught() -> None:
     history = honest(mode="async", iterations=(40, 40, 6), collectives=(), pace=(1, 1, 0.1))
     run = history.run.model_copy(update={"mode": "ssp", "staleness": 0})
@@ -583,8 +674,37 @@ def dead_group_history(*, is_declared: bool, is_closed: bool = False) -> History
 def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete(is_closed: bool) -> None:
     report = check(dead_group_history(is_declared=True, is_closed=is_closed))
     assert report.proved, report.violations
-    is_noted = any("records of worker 1 end early, after 2 uses" in note for note in report.notes)
-    assert is_noted != is_closed
+    note = "the records of worker 1 end early, after 2 uses: its group died"
+    assert (note in report.notes) != is_closed
+    assert "server 0 declared these groups dead: [1]" in report.notes
+
+
+def test_a_server_counts_the_pushes_of_a_dead_group_and_may_not_have_answered_them() -> None:
+    history = dead_group_history(is_declared=True)
+    counts = {"num_chunks": 1, "updates": 8, "pushes": 8, "steps": 8, "replies": 6}
+    counts |= {"copies_on_write": 0, "position": 12, "checksums": 0}
+    told = summary_of_toy(ToyRun(seed=0)).model_copy(
+        update={
+            "staleness": 1,
+            "servers": 1,
+            "workers": 2,
+            "groups": 2,
+            "chunks": 1,
+            "clocks": (6, 2),
+            "updates_applied": 8,
+            "max_staleness_seen": 0,
+            "staleness_seen": {"0": 8},
+            "recorded": Recorded(pipeline=0, checksum_every=0),
+            "per_server": (ServerSummary.model_validate(counts),),
+        }
+    )
+    assert check(history, summary=told).violations == ()
+    too_few = (told.per_server[0].model_copy(update={"replies": 5}),)
+    report = check(history, summary=told.model_copy(update={"per_server": too_few}))
+    assert report.violations == (
+        "summary.json says of server 0: replies 5; it answered 6 pushes, and 0 replies have a "
+        "checksum",
+    )
 
 
 def test_the_open_file_of_a_dead_group_is_judged_to_its_last_record() -> None:
@@ -637,8 +757,9 @@ def test_the_command_tells_violations_and_fails(
         )
         run.run()
         if run.is_fault_made:
-            assert main(tmp_path / str(seed)) == 1
+            assert main(tmp_path / str(seed), json_path=tmp_path / "report.json") == 1
             break
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "violated"
     out = capsys.readouterr().out
     assert "violation: worker" in out
     assert "VIOLATED: " in out

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from psdist.history.findings import Rule
+from tests.support.forged_words import expected
 from tests.support.forging import Fault, FaultList, Forgery
 from tests.support.toy_run import crc_of
 
@@ -102,6 +103,11 @@ def _(forged: Forgery) -> None:
 @fault("a worker leaves out an iteration", Rule.COVERAGE)
 def _(forged: Forgery) -> None:
     forged.uses[2] = forged.uses[2][forged.uses[2]["iteration"] != 5]
+
+
+@fault("a worker leaves out two iterations", Rule.COVERAGE)
+def _(forged: Forgery) -> None:
+    forged.uses[2] = forged.uses[2][~np.isin(forged.uses[2]["iteration"], [2, 5])]
 
 
 @fault("a worker leaves out its last iteration", Rule.COVERAGE)
@@ -325,6 +331,15 @@ claim("has a server take a checksum more", "per_server", 1, "checksums", to=1)
 claim("has a server copy more often than it steps", "per_server", 1, "copies_on_write", to=23)
 
 
+@fault("summary.json counts nothing as the history shows it", Rule.SUMMARY)
+def _(forged: Forgery) -> None:
+    forged.summary |= {"updates_applied": 1, "max_staleness_seen": 9, "staleness_seen": {"9": 1}}
+    forged.summary |= {"mode": "sync", "groups": 1, "clocks": (1, 1, 1)}
+    for server in forged.summary["per_server"]:
+        server |= dict.fromkeys(server, 1)
+    forged.is_summary_asked = True
+
+
 @fault("an event file and everything that depends on it is one record shorter", Rule.SUMMARY)
 def _(forged: Forgery) -> None:
     # An empty suspension: nothing but the server's own count knows of it.
@@ -337,5 +352,5 @@ def _(forged: Forgery) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_faulty_server_or_worker_is_refused(fault: Fault) -> None:
-    fault.must_be_refused()
+def test_a_faulty_server_or_worker_is_refused_in_these_words(fault: Fault) -> None:
+    assert fault.refused() == expected()[fault.what]
