@@ -361,10 +361,11 @@ class ServerCore:
         return self._updates.on_arrived(chunk, push)
 
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:
-        token = event.token
-        if token.is_sent:
+        if (token := event.token).is_sent:
             return []
         chunk = self._chunks[token.chunk]
+        if chunk.clock.changes != self._limits.changes:
+            chunk.catch_up()
         chunk.close_reply(token)
         return self._updates.on_free_buffer(chunk)
 

@@ -5,6 +5,33 @@ from __future__ import annotations
 from tests.support.schedule import Schedule
 
 REGRESSIONS = {
+    "a step that had waited for a buffer was answered as if no group had come back since": Schedule(
+        seed=425,
+        mode="ssp",
+        staleness=2,
+        servers=2,
+        group_sizes=(1, 2, 1, 1),
+        num_chunks=6,
+        iterations=(3, 2, 1, 5),
+        collectives=((0, 1), (0, 1), (0, 0), (2, 3)),
+        compute_s=(
+            2.602233193162448e-06,
+            0.0007819295450189208,
+            0.0006071357661099099,
+            9.871930595095084e-05,
+        ),
+        credits=1,
+        receive_buffers=2,
+        absent_rate=0.3,
+        settings_rate=0.5,
+        pull_rate=0.3,
+        latency_s=1.1958188668655876e-05,
+        jitter_s=2.75208904602669e-06,
+        payload_s=0.0001,
+        sent_s=0.01,
+        repeat_rate=0.3,
+        nap_s=0.0001,
+    ),
     "a freed slot looked at turns before the clocks had advanced: a group lost its turn": Schedule(
         seed=265,
         group_sizes=(2, 2, 1, 1),

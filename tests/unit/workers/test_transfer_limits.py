@@ -226,7 +226,7 @@ def test_what_a_reply_says_is_what_the_chunk_contains() -> None:
     transfers = make(mine=(1,))
     assert transfers.versions == [Version(position=0, min_done=0, clock=-1)] * 4
     begin(transfers)
-    header = reply(1)._replace(position=8, min_done=3, flags=Flag.CHECKSUMMED | Flag.FOR_PULL)
+    header = reply(1)._replace(position=8, min_done=3, flags=Flag.RECORDED | Flag.FOR_PULL)
     arrive(transfers, header)
     expected = Version(position=8, min_done=3, clock=0, is_checksummed=True)
     assert transfers.versions[1] == expected
