@@ -835,6 +835,27 @@ def test_a_truncated_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "server-0.events is damaged: it was closed with" in captured.err
 
 
+def test_everything_that_is_wrong_with_an_event_is_told() -> None:
+    history = honest()
+    changes = {"clock": 4, "weight": 9, "lr_scale": 2}
+    report = check(
+        change_event(history, lambda events: events["kind"] == EventKind.JOIN, **changes)
+    )
+    assert [line for line in report.violations if "position 0: JOIN" in line] == [
+        "server 0, position 0: JOIN of group 0: at clock 4; a group begins with 0",
+        "server 0, position 0: JOIN of group 0: with 9.0 workers; run.json says that the group has "
+        "2",
+        "server 0, position 0: JOIN of group 0: with lr_scale 2.0; it is 1 beside updates",
+    ]
+
+
+def test_a_name_that_looks_like_a_style_is_printed_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tmp_path / "[bold]") == 2
+    assert "[bold]/history does not exist" in capsys.readouterr().err
+
+
 def test_a_directory_without_history_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

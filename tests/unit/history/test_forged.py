@@ -111,6 +111,7 @@ def leaves(forged: Forgery) -> np.void:
 
 
 change("a leave is stamped one too low", Rule.MEMBERSHIP, leaves, clock=5)
+change("a leave is stamped below an earlier suspension", Rule.MEMBERSHIP, leaves, clock=2)
 change("a leave is stamped one too high", Rule.APPLIES, leaves, clock=7)
 change("another group leaves", Rule.MEMBERSHIP, leaves, group=1)
 change("a leave is logged as a suspension", Rule.MEMBERSHIP, leaves, kind=SUSPEND)
