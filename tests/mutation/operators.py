@@ -248,7 +248,8 @@ class _Walk:
             self._body(node.body)
             self._body(node.orelse)
         elif isinstance(node, ast.For):
-            self._turn_round(node.iter)
+            if not _only_reports(node.body):
+                self._turn_round(node.iter)
             self._visit(node.iter)
             self._body(node.body)
             self._body(node.orelse)
@@ -479,8 +480,19 @@ def _changed_by(statement: ast.stmt) -> str:
         return unparsed(statement.target)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = statement.value.func
-        return unparsed(called.value) if isinstance(called, ast.Attribute) else ""
+        changed = unparsed(called.value) if isinstance(called, ast.Attribute) else ""
+        return "" if changed == "findings" else changed  # which line comes first is for people
     return ""
+
+
+def _only_reports(body: Sequence[ast.stmt]) -> bool:
+    """Whether a loop does nothing but tell people what is wrong: the order is a matter of words."""
+    return all(
+        _only_reports([*each.body, *each.orelse])
+        if isinstance(each, ast.If)
+        else unparsed(each).startswith("findings.add")
+        for each in body
+    )
 
 
 def _is_type(value: ast.expr) -> bool:

@@ -71,6 +71,7 @@ def test_orders_are_turned_round() -> None:
     assert lines("a.append(b)", "order") == ["a.insert(0, b)"]
     assert lines("x = a.popleft()", "order") == ["x = a.pop()"]
     assert lines("for a in b:\n    f(a)\n", "order") == ["for a in list(b)[::-1]:"]
+    assert "order" not in made("for a in b:\n    if a:\n        findings.add(a)\n")
     swapped = "a.f(2)\na.f(1)\n"
     assert swapped in made("a.f(1)\na.f(2)\n")["order"]
     assert "order" not in made("a.f(1)\nb.f(2)\n")
