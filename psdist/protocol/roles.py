@@ -82,6 +82,8 @@ class Roles:
 
     def describe_group(self, group: int) -> str:
         """For messages to people: "group 2 (workers 4, 5 on n3)"."""
+        if not 0 <= group < len(self.groups):
+            return f"group {group} (which is not one of this run)"
         workers = self.groups[group]
         hosts = sorted({self.places[self.worker_ranks[worker]].host for worker in workers})
         plural = "s" if len(workers) > 1 else ""

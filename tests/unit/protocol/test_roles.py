@@ -85,3 +85,5 @@ def test_people_are_told_hosts_and_ranks() -> None:
     assert roles.describe_rank(3) == "worker 1 (rank 3 on n2)"
     assert roles.describe_group(1) == "group 1 (workers 1, 2 on n2)"
     assert roles.describe_group(0) == "group 0 (worker 0 on n1)"
+    for group in (-1, 2):
+        assert roles.describe_group(group) == f"group {group} (which is not one of this run)"
