@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from psdist.errors import InvariantError
 from psdist.protocol.control import Register, Settings, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import CodecCode, Dtype, Header, Kind
+from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
-from psdist.servers.protocol.actions import Accept, Built
+from psdist.servers.protocol.actions import Accept, Built, ReplySent
 from psdist.servers.protocol.chunk_state import PendingReply
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
@@ -123,5 +124,87 @@ def test_a_server_that_contradicts_itself_is_caught(
 ) -> None:
     core = server(mode)
     break_it(core)
+    with pytest.raises(InvariantError):
+        core.check_invariants()
+
+
+def loaded(mode: str, *, groups: int = 2, staleness: int = 0) -> ServerCore:
+    """One chunk with its initial values, nothing pushed."""
+    core = ServerCore(
+        server=0,
+        policy=policy_for(mode, staleness=staleness),
+        groups=[(group,) for group in range(groups)],
+    )
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    rule = PayloadRule(
+        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,), smallest=(4,), largest=(4,)
+    )
+    slots = [Frame(capacity=4) for _ in range(4)]
+    core.handle(Built([0], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1))
+    hyper = pack_hyperparameters([{"lr": 0.1}])
+    for group in range(groups):
+        peer = worker_id(group)
+        core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
+        core.handle(ControlArrived(peer, Settings(version=1, hyper=hyper, absent=[])))
+    send(core, Kind.INIT, 0)
+    return core
+
+
+def send(core: ServerCore, kind: int, group: int, **fields: Any) -> list[Any]:
+    """What follows when a payload of 4 bytes, or a pull, has arrived."""
+    header = Header(
+        kind=kind, sender=worker_id(group), group=group, chunk=0, settings=1, weight=1.0,
+        length=0 if kind == Kind.PULL else 4, dtype=Dtype.FLOAT32,
+    )._replace(**fields)  # fmt: skip
+    slot = None
+    if kind != Kind.PULL:
+        (accept,) = core.handle(Offered(worker_id(group), kind, 0, 4, header))
+        slot = accept.slot
+    return core.handle(Arrived(worker_id(group), header, slot))
+
+
+def test_a_push_proves_that_the_reply_it_was_computed_on_has_arrived() -> None:
+    """The network gives nothing back here, and yet no step needs the second buffer."""
+    core = loaded("sync")
+    for clock in range(4):
+        for group in (0, 1):
+            send(core, Kind.PUSH, group, clock=clock)
+    assert core.statistics().steps == 4
+    assert core.statistics().copies_on_write == 0
+
+
+def test_a_pull_is_not_proved_to_have_been_answered_by_a_push_of_before() -> None:
+    core = loaded("sync", groups=1)
+    send(core, Kind.PULL, 0, clock=1, pull_number=1, flags=Flag.FRESH)
+    (_, step, *_) = send(core, Kind.PUSH, 0, clock=0)
+    assert (step.source, step.target) == (0, 1)
+
+
+def test_steps_that_had_to_wait_for_a_buffer_are_made_in_the_order_of_their_pushes() -> None:
+    core = loaded("ssp", groups=5)
+    (first,) = send(core, Kind.PULL, 3, pull_number=1, flags=Flag.FRESH)
+    (step,) = send(core, Kind.PUSH, 0, clock=0)
+    assert (step.source, step.target) == (0, 1)
+    (second,) = send(core, Kind.PULL, 4, pull_number=1, flags=Flag.FRESH)
+    assert (first.token.buffer, second.token.buffer) == (0, 1)
+    for group in (2, 1):
+        assert send(core, Kind.PUSH, group, clock=0) == []
+    steps = core.handle(ReplySent(second.token))
+    assert [(each.contributions[0].group, each.source, each.target) for each in steps] == [
+        *((2, 1, 1), (1, 1, 1)),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
+    core = server(mode)
+    core._chunks[1].open_replies[0] = 1
+    core.check_invariants(0)
+    core.check_invariants(7)
+    with pytest.raises(InvariantError):
+        core.check_invariants(1)
+    core = server(mode)
+    core._updates.pool._free.append(core._updates.pool._free[0])  # the pool is no chunk's
+    core.check_invariants(0)
     with pytest.raises(InvariantError):
         core.check_invariants()
