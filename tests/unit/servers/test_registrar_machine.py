@@ -246,6 +246,15 @@ def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss(
     )
 
 
+def test_an_error_is_told_as_the_answer_to_the_collective_that_was_entered() -> None:
+    registrar = Registrar(num_workers=4, num_servers=1)
+    tell(registrar, Done(worker=0, statistics={}))
+    for seq in (1, 2):
+        ((peer, answer),) = sent(tell(registrar, enter(3, seq=seq)))
+        assert isinstance(answer, Collected)
+        assert (peer, answer.seq, answer.payloads, answer.runs) == (worker_id(3), seq, [], [])
+
+
 def test_the_collective_after_one_that_has_failed_is_judged_by_itself() -> None:
     registrar = Registrar(num_workers=3, num_servers=1)
     tell(registrar, enter(0), enter(1, "mean"), enter(2))

@@ -79,6 +79,15 @@ def turn_to_who_has_pushed(core: ServerCore) -> None:
     core._chunks[0].gathering.pushes[0] = core._chunks[0].pushes[1][0]
 
 
+def turn_to_the_first_of_two_that_have_pushed(core: ServerCore) -> None:
+    core._chunks[0].pushes[0] = core._chunks[0].pushes[1]
+
+
+def forget_in_which_queue_an_offer_waits(core: ServerCore) -> None:
+    for queue in core._updates.pool._queues.values():
+        queue.clear()
+
+
 def have_gathered_all_and_not_step(core: ServerCore) -> None:
     chunk = core._chunks[0]
     push = chunk.take_push(1)
@@ -112,6 +121,8 @@ def contradict_its_membership(core: ServerCore) -> None:
         ("ssp", forget_where_a_reply_waits),
         ("sync", free_a_slot_in_use),
         ("sync", turn_to_who_has_pushed),
+        ("sync", turn_to_the_first_of_two_that_have_pushed),
+        ("sync", forget_in_which_queue_an_offer_waits),
         ("sync", have_gathered_all_and_not_step),
         ("sync", lose_the_frontier),
         ("ssp", contradict_its_pool),
