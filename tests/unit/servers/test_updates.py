@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from psdist.errors import InvariantError
-from psdist.protocol.control import Register, Settings, Setup
+from psdist.protocol.control import Register, Resume, Resumed, Settings, Setup, Suspend
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
-from psdist.protocol.ids import worker_id
+from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
-from psdist.servers.protocol.actions import Accept, Built, ReplySent
+from psdist.servers.protocol.actions import Accept, Built, MembershipEvent, ReplySent, SendControl
 from psdist.servers.protocol.chunk_state import PendingReply
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
@@ -219,3 +219,16 @@ def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
     core.check_invariants(0)
     with pytest.raises(InvariantError):
         core.check_invariants()
+
+
+def test_what_changes_is_recorded_before_the_registrar_is_answered() -> None:
+    core = loaded("ssp")
+    for group in (1, 0):
+        message = Suspend(group=group, clock=0, seq=1)
+        (event,) = core.handle(ControlArrived(worker_id(group), message))
+        assert event == MembershipEvent("suspend", group, 0, 1)
+    assert core.handle(ControlArrived(REGISTRAR, Resume(seq=1))) == [
+        MembershipEvent("resume", 0, 0, 1),
+        MembershipEvent("resume", 1, 0, 1),
+        SendControl(REGISTRAR, Resumed(seq=1, server=0)),
+    ]
