@@ -33,6 +33,7 @@ from psdist.errors import (
     TransportError,
     WaitTimeoutError,
 )
+from psdist.protocol.header import PROTOCOL_VERSION
 from psdist.ranks.failure import fail_with, format_error, printable, run_or_fail
 from tests.support.mpirun import (
     REPOSITORY,
@@ -479,7 +480,7 @@ def test_a_message_of_another_protocol_version_ends_the_job_in_one_line(tmp_path
     line = the_line(run_script(2, "speaks_another_protocol_version", run_dir=tmp_path), status=1)
     assert line == (
         f"psdist: server 0 (rank 0 on {HOST}): error: message of protocol version 99, this psdist "
-        "speaks 2; install the same psdist version on all hosts"
+        f"speaks {PROTOCOL_VERSION}; install the same psdist version on all hosts"
     )
 
 
