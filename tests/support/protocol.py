@@ -38,11 +38,10 @@ from psdist.protocol.header import Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
 from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop, ServerOptions
-from psdist.servers.protocol.actions import Fold, Load, Step
 from psdist.servers.protocol.policy import Policy
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.servers.shard.executor import MakeExecutor
 from psdist.servers.shard.sizes import SizeShard
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.base import Transport
@@ -50,9 +49,11 @@ from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.virtual import VirtualGroup
+from tests.support.delays import link_of, napping, slowed
 from tests.support.schedule import Schedule, small_partition
+from tests.support.self_checks import check_server_after_every_event
 from tests.support.virtual_worker import VirtualWorker
-from tests.support.watch import Watch, check_server_after_every_event
+from tests.support.watch import Watch
 
 __all__ = ["Schedule", "VirtualJob", "VirtualWorker", "play", "small_partition"]
 
@@ -90,7 +91,7 @@ class VirtualJob:
         self.owners = self.partition.shard([1.0] * schedule.servers)
         self.network = network or VirtualNetwork(
             seed=schedule.seed,
-            link=self._link(),
+            link=link_of(schedule),
             verify_open_sends=verify_open_sends,
             repeatable=REPEATABLE,
         )
@@ -130,7 +131,7 @@ class VirtualJob:
                     checksum_every=1,
                     wire=wire,
                 ),
-                make_executor=self._watched(server, self._slowed(server, make_executor)),
+                make_executor=self._watched(server, slowed(schedule, server, make_executor)),
                 history=history,
                 registrar=registrar if server == 0 else None,
                 on_registrar=self.reported.append,
@@ -138,7 +139,7 @@ class VirtualJob:
             check_server_after_every_event(loop, is_large=schedule.is_large)
             self.servers.append(loop)
             self.server_histories.append(history)
-            self._spawn(server_id(server), self._napping(server, loop.actor()))
+            self._spawn(server_id(server), napping(schedule, server, loop.actor()))
         self.workers = [
             make_worker(self, worker, group)
             for group, members in enumerate(self.groups)
@@ -154,32 +155,6 @@ class VirtualJob:
         endpoint = self.network.endpoint(peer)
         return endpoint if self.watch is None else self.watch.transport(endpoint)
 
-    def _link(self) -> Callable[[int, int], LinkModel] | LinkModel:
-        schedule = self.schedule
-        usual, slow = (
-            LinkModel(
-                latency_s=schedule.latency_s * factor,
-                jitter_s=schedule.jitter_s * factor,
-                payload_s=schedule.payload_s,
-                duplicate_rate=schedule.duplicate_rate,
-                repeat_rate=schedule.repeat_rate,
-                sent_s=schedule.sent_s,
-            )
-            for factor in (1, 100)
-        )
-        if not schedule.slow_pairs:
-            return usual
-        links: dict[tuple[int, int], LinkModel] = {}
-
-        def link(sender: int, peer: int) -> LinkModel:
-            pair = sender, peer
-            if pair not in links:
-                pick = random.Random(f"{schedule.seed} {sender} {peer}")
-                links[pair] = slow if pick.random() < schedule.slow_pairs else usual
-            return links[pair]
-
-        return link
-
     def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
         if len(members) == 1:
             return [AloneChannel()]
@@ -191,42 +166,6 @@ class VirtualJob:
 
     def _watched(self, server: int, make: MakeExecutor) -> MakeExecutor:
         return make if self.watch is None else self.watch.executor(server, make)
-
-    def _slowed(self, server: int, make: MakeExecutor) -> MakeExecutor:
-        """A server's memory on which every gradient costs a time of its own."""
-        if not self.schedule.work_s:
-            return make
-        pick = random.Random(f"{self.schedule.seed} {server} work")
-
-        def make_slow(spec: ShardSpec) -> Executor:
-            executor = make(spec)
-            execute = {name: getattr(executor, name) for name in ("load", "fold", "step")}
-            cost_s = 0.0
-
-            def slow(action: Load | Fold | Step) -> None:
-                nonlocal cost_s
-                cost_s += pick.random() * self.schedule.work_s
-                execute[type(action).__name__.lower()](action)
-
-            def take_cost_s() -> float:
-                nonlocal cost_s
-                taken_s, cost_s = cost_s, 0.0
-                return taken_s
-
-            for name in execute:
-                setattr(executor, name, slow)
-            executor.take_cost_s = take_cost_s  # type: ignore[method-assign]
-            return executor
-
-        return make_slow
-
-    def _napping(self, server: int, actor: Actor) -> Actor:
-        """A server that is woken and looks only a while later."""
-        pick = random.Random(f"{self.schedule.seed} {server} naps")
-        for sleep_s in actor:
-            yield sleep_s
-            if self.schedule.nap_s and sleep_s is None and pick.random() < 0.5:
-                yield pick.random() * self.schedule.nap_s
 
     def _spawn(self, peer: int, actor: Actor) -> None:
         self.network.spawn(peer, self._caught(peer, actor))

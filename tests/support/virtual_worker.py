@@ -29,11 +29,11 @@ from psdist.protocol.memory import allocate
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop, make_trainer
-from psdist.workers.protocol.actions import Action, Warn
-from psdist.workers.protocol.core import WorkerCore, WorkerEvent
+from psdist.workers.protocol.actions import Warn
 from psdist.workers.protocol.seat import Seat
 from tests.support.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.reference import Draw
+from tests.support.self_checks import check_worker_after_every_event
 
 if TYPE_CHECKING:
     from tests.support.protocol import VirtualJob
@@ -71,7 +71,7 @@ class VirtualWorker:
         )
         self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
         self.core = self.loop.core
-        check_after_every_event(self.core)
+        check_worker_after_every_event(self.core)
         if schedule.has_model:
             self.take_slice()
             self.mine = self.core.mine
@@ -305,15 +305,3 @@ class VirtualWorker:
             return  # it has ended meanwhile, or died
         self.warnings.append(f"still waiting for {self.core.awaits()}")
         self.loop._ask_who_is_missing()
-
-
-def check_after_every_event(core: WorkerCore) -> None:
-    """From now on a worker's machine looks at itself whenever it has handled something."""
-    handle = core.handle
-
-    def handle_and_check(event: WorkerEvent) -> list[Action]:
-        actions = handle(event)
-        core.check_invariants()
-        return actions
-
-    core.handle = handle_and_check  # type: ignore[method-assign]

@@ -27,17 +27,12 @@ from typing import Any
 import numpy as np
 
 from psdist.protocol.control import Control
-from psdist.protocol.events import Arrived, Event, Frame, Offered
-from psdist.protocol.header import NEVER, Header, Kind
+from psdist.protocol.events import Arrived, Event, Frame
+from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import describe_peer, is_worker, server_id
-from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import (
-    Action,
-    Fail,
     Fold,
     Load,
-    ReplySent,
-    ServerEvent,
     SlotContent,
     StartSum,
     Step,
@@ -283,37 +278,3 @@ class WatchedTransport:
 
     def drain(self, timeout_s: float) -> None:
         self._transport.drain(timeout_s)
-
-
-def check_server_after_every_event(loop: ServerLoop, *, is_large: bool) -> None:
-    """From now on a server's machine is looked at whenever it has handled something: all of it, or
-    where that is much, the chunk that the event was about."""
-    core = loop.core
-    handle = core.handle
-
-    def handle_and_check(event: ServerEvent) -> list[Action]:
-        actions = handle(event)
-        if not any(isinstance(action, Fail) for action in actions):
-            index = _chunk_of(event) if is_large else None
-            core.check_invariants(index)
-            for chunk in core._chunks.values() if index is None else [core._chunks.get(index)]:
-                if chunk is not None and chunk.parked:
-                    # Not by what the chunk has last heard of groups that stopped.
-                    least = min(chunk.clock.done_of_counting(), default=NEVER)
-                    assert min(chunk.parked) > least, (
-                        f"chunk {chunk.index} keeps replies that need {min(chunk.parked)}: "
-                        f"all that count are at {least}"
-                    )
-        return actions
-
-    core.handle = handle_and_check  # type: ignore[method-assign]
-
-
-def _chunk_of(event: ServerEvent) -> int | None:
-    if isinstance(event, Offered):
-        return event.chunk
-    if isinstance(event, Arrived):
-        return event.header.chunk
-    if isinstance(event, ReplySent):
-        return event.token.chunk
-    return None
