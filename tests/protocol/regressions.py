@@ -121,4 +121,15 @@ REGRESSIONS = {
         jitter_s=1e-05,
         slow_pairs=0.2,
     ),
+    "after a late Sent a reply was parked by a min_done from before a leave": Schedule(
+        seed=1722,
+        mode="ssp",
+        staleness=1,
+        group_sizes=(1, 1, 1),
+        num_chunks=1,
+        iterations=(5, 3, 3),
+        collectives=((), (), ()),
+        compute_s=(1e-06, 0.001, 0.001),
+        sent_s=0.01,
+    ),
 }
