@@ -1,14 +1,14 @@
-"""Which branches of the protocol's state machines seeded schedules reach.
+"""Which branches of the protocol's state machines seeded schedules and hostile messages reach.
 
 Owns the generators whose reach is counted together, and the report. What it counts are the lines
 and branches of servers/protocol and workers/protocol; a branch whose only purpose is to raise
 InvariantError is left out, because no run of correct code can reach it.
 
-    python -m tests.branches                               # 2,000 small and 20 large schedules
+    python -m tests.branches                               # 2,000 small schedules and others
     python -m tests.branches --play small=500 large=0
     python -m tests.branches --at-least 98                 # exit status 1 below 98 %
 
-Needs the package ``coverage`` (extra ``dev``). A generator that is written later enters itself in
+Needs the package ``coverage`` (extra ``dev``). Another generator enters itself in
 :data:`GENERATORS`.
 """
 
@@ -50,10 +50,20 @@ def _play_encoded(seed: int) -> None:
     prove(play(Schedule.from_seed(seed), wire=BOTH_WAYS, make_worker=Thirds))
 
 
+def _send_hostile(seed: int) -> None:
+    """1,000 messages that are well-formed and wrong, to each kind of machine."""
+    from tests.protocol.test_hostile import victims
+
+    for victim in victims(seed):
+        for _ in range(1000):
+            victim.step()
+
+
 GENERATORS: dict[str, tuple[Callable[[int], None], int]] = {
     "small": (_play_small, 2000),
     "large": (_play_large, 20),
     "encoded": (_play_encoded, 50),
+    "hostile": (_send_hostile, 10),
 }
 """By name: what plays a seed, and how many are played where nothing is said."""
 
