@@ -44,7 +44,15 @@ def errors_of_psdist(done: Completed) -> list[str]:
         pytest.param(3, 1, "node", "worker 2 (rank 3 on {host})", ANYBODY, id="of-a-group"),
         pytest.param(1, 2, "rank", "server 1 (rank 1 on {host})", ANYBODY, id="server"),
         pytest.param(0, 2, "rank", "server 0 (rank 0 on {host})", "server 1", id="registrar"),
-        pytest.param(0, 1, "rank", "server 0 (rank 0 on {host})", "worker 0", id="only-server"),
+        pytest.param(
+            0,
+            1,
+            "rank",
+            "server 0 (rank 0 on {host})",
+            "worker 0",
+            id="only-server",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_under_ulfm_one_line_names_the_rank_that_was_killed(

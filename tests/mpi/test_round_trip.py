@@ -34,9 +34,9 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize(
     ("program", "mpi", "times"),
     [
-        pytest.param(TRANSPORT, "openmpi", 5, id="transport-openmpi"),
+        pytest.param(TRANSPORT, "openmpi", 3, id="transport-openmpi"),
         pytest.param(TRANSPORT, "mpich", 2, id="transport-mpich"),
-        pytest.param(JOB, "openmpi", 2, id="job-openmpi"),
+        pytest.param(JOB, "openmpi", 1, id="job-openmpi"),
         pytest.param(JOB, "mpich", 1, id="job-mpich"),
     ],
 )

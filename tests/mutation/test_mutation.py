@@ -346,6 +346,7 @@ def test_faults_are_killed_hung_or_survive_and_survivors_are_shown_as_a_diff(toy
     assert {path.name for path in toy.iterdir()} == {"toy.py", "test_toy.py", ".mutation"}
 
 
+@pytest.mark.slow
 def test_the_score_and_the_list_decide_the_exit_status(toy: Path) -> None:
     assert play_toy(toy, "--all", "--line", "9", "--operator", "count")[0] == 0
     status, text = play_toy(toy, "--all", "--line", "14", "--quiet")

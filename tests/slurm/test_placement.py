@@ -65,7 +65,8 @@ def here(ranks: int, *options: str, run_dir: Path) -> Completed:
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(
-    "placement", ["auto", "cyclic", pytest.param("block", marks=pytest.mark.slow)]
+    "placement",
+    ["auto", *(pytest.param(each, marks=pytest.mark.slow) for each in ("cyclic", "block"))],
 )
 def test_the_uplinks_carry_what_the_plan_says_within_3_percent(
     slurm_cluster: SlurmCluster, placement: str

@@ -104,7 +104,25 @@ def run_program(
     env: Mapping[str, str] | None = None,
     cwd: Path = REPOSITORY,
 ) -> Completed:
-    """Run any program (such as `psdist run -n 3 ...`) with the same deadline and clean-up."""
+    """Run any program (such as `psdist run -n 3 ...`) with the same deadline and clean-up.
+
+    Open MPI's launcher gives up when its own listener thread has not started in time, as happens
+    on a machine with much else to do; nothing of the program has begun then, and it is started
+    again.
+    """
+    for _ in range(2):
+        done = _run_once(argv, timeout_s=timeout_s, env=env, cwd=cwd)
+        if _NO_LISTENER not in done.stderr:
+            return done
+    return _run_once(argv, timeout_s=timeout_s, env=env, cwd=cwd)
+
+
+_NO_LISTENER = "The PMIx server's listener thread failed to start"
+
+
+def _run_once(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None, cwd: Path
+) -> Completed:
     marker = uuid.uuid4().hex
     # Files, not pipes: a process that outlives the launcher would hold a pipe open, and we would
     # wait for it instead of reporting it.
