@@ -132,4 +132,16 @@ REGRESSIONS = {
         compute_s=(1e-06, 0.001, 0.001),
         sent_s=0.01,
     ),
+    "the reply to a repeated pull was taken for received, and stepped over": Schedule(
+        seed=5,
+        servers=2,
+        group_sizes=(2, 2, 2),
+        num_chunks=2,
+        iterations=(3, 3, 3),
+        collectives=((), (), ()),
+        compute_s=(0.0001, 0.0001, 0.0001),
+        pull_rate=0.3,
+        repeat_rate=0.3,
+        slow_pairs=0.2,
+    ),
 }

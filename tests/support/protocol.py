@@ -59,6 +59,7 @@ __all__ = ["Schedule", "VirtualJob", "VirtualWorker", "play", "small_partition"]
 
 REPEATABLE: tuple[type[Control] | Kind, ...] = (
     Kind.PUSH,  # of an update without a gradient
+    Kind.PULL,
     *(Registered, Settings, Collected, Stop, Missing, WhoIsMissing, Absent, WhoIsAbsent),
     *(Progress,),
 )
