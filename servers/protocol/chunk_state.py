@@ -157,14 +157,11 @@ class ChunkState:
             if clock >= token.implied_by:
                 self.close_reply(token)
 
-    def close_replies_before_pull(self, peer: int, number: int) -> int:
-        """A worker pulls when it waits for nothing: whatever went to it before has arrived. Returns
-        how many replies to this very pull are open."""
-        tokens = tuple(self._tokens.get(peer, ()))
-        earlier = [token for token in tokens if token.pull_number != number]
-        for token in earlier:
-            self.close_reply(token)
-        return len(tokens) - len(earlier)
+    def close_replies_before_pull(self, peer: int, number: int) -> None:
+        """A worker pulls when it waits for nothing: whatever went to it before has arrived."""
+        for token in tuple(self._tokens.get(peer, ())):
+            if token.pull_number != number:
+                self.close_reply(token)
 
     @property
     def has_waiting(self) -> bool:

@@ -20,9 +20,6 @@ from psdist.servers.protocol.actions import Action, Reply
 from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
 from psdist.servers.protocol.policy import Policy
 
-_MOST_ANSWERS = 4
-"""To one pull of one chunk, under way at once."""
-
 
 class Replies:
     def __init__(self, *, server: int, policy: Policy, pipeline: int) -> None:
@@ -32,6 +29,8 @@ class Replies:
         self._ahead = 1 + pipeline
         """The reply to a push is used so many rounds later: after those that may be outstanding."""
         self.num_made = 0
+        self._asked: dict[int, tuple[int, set[int]]] = {}
+        """Peer -> number of its newest pull, and the chunks that it has asked for."""
         self.blocked: dict[int, ChunkState] = {}
         """By number: every chunk on which an offer, a push or a reply waits for groups to come or
         go, and some on which nothing waits any more."""
@@ -40,38 +39,42 @@ class Replies:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
         newest; none is answered before the chunk has its initial values."""
         number = header.pull_number
-        if chunk.close_replies_before_pull(peer, number) >= _MOST_ANSWERS:
-            raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} sent pull {number} of chunk "
-                f"{chunk.index} more than {_MOST_ANSWERS} times"
-            )
+        if self._is_repeated(peer, number, chunk.index):
+            return []
+        chunk.close_replies_before_pull(peer, number)
         pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number)
         if not chunk.is_loaded:
-            if self._is_first(chunk, pending):
-                chunk.unloaded_pulls.append(pending)
+            self._note_waiting(chunk, pending)
+            chunk.unloaded_pulls.append(pending)
             return []
         if not header.flags & Flag.FRESH:
             needed = self._policy.required_min_done(header.clock)
             if chunk.clock.min_done < needed:
-                if self._is_first(chunk, pending):
-                    self._park(chunk, needed, pending)
+                self._note_waiting(chunk, pending)
+                self._park(chunk, needed, pending)
                 return []
         return [self._reply(chunk, pending)]
 
-    def _is_first(self, chunk: ChunkState, pending: PendingReply) -> bool:
-        """Whether a pull that must wait is not the second delivery of one that waits already. A
-        worker asks again only when it has its answer, so that one pull of each waits at most."""
-        number = chunk.pulls.setdefault(pending.peer, 0)
-        if number == pending.pull_number:
+    def _is_repeated(self, peer: int, number: int, chunk: int) -> bool:
+        """Whether a pull of this number has asked for the chunk before: a second answer would be
+        one whose arrival nothing proves."""
+        newest, chunks = self._asked.get(peer, (0, set()))
+        if number > newest:
+            self._asked[peer] = (number, {chunk})
             return False
-        if number:
+        is_repeated = number < newest or chunk in chunks
+        chunks.add(chunk)
+        return is_repeated
+
+    def _note_waiting(self, chunk: ChunkState, pending: PendingReply) -> None:
+        """A worker asks again only when it has its answer: one pull of each waits at most."""
+        number = chunk.pulls.setdefault(pending.peer, pending.pull_number)
+        if number != pending.pull_number:
             raise ProtocolError(
                 f"server {self._server}: {describe_peer(pending.peer)} sent pull "
                 f"{pending.pull_number} of chunk {chunk.index} before its pull {number} was "
                 "answered"
             )
-        chunk.pulls[pending.peer] = pending.pull_number
-        return True
 
     def _park(self, chunk: ChunkState, needed: int, pending: PendingReply) -> None:
         chunk.parked.setdefault(needed, []).append(pending)
