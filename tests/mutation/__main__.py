@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.mutation.scope import HOUSE, Scope
@@ -52,6 +53,7 @@ def main(
     arguments: Sequence[str] | None = None, *, scope: Scope = HOUSE, list_file: Path = LIST
 ) -> int:
     asked = parse(arguments)
+    scope = replace(scope, begin=asked.tests.partition("::")[0])
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # children end, too
     cache = prepare(scope)
     from tests.mutation import equivalent, libraries, session

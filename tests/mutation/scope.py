@@ -25,6 +25,8 @@ class Scope:
     """Files, and folders of files ``test_*.py``."""
     left_out: tuple[str, ...] = ()
     """Of these files."""
+    begin: str = ""
+    """How the files begin that are run at all: a smaller map where fewer tests are asked for."""
     options: tuple[str, ...] = ()
     """pytest's, beside the tests."""
     sources: tuple[str, ...]
@@ -45,7 +47,7 @@ class Scope:
             path = self.root / place
             found |= set(path.rglob("test_*.py")) if path.is_dir() else {path}
         names = sorted(str(path.relative_to(self.root)) for path in found)
-        return [name for name in names if name not in self.left_out]
+        return [name for name in names if name not in self.left_out and name.startswith(self.begin)]
 
     def source_files(self) -> list[Path]:
         found: set[Path] = set()
