@@ -14,7 +14,16 @@ from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
-from psdist.servers.protocol.actions import Accept, Built, MembershipEvent, ReplySent, SendControl
+from psdist.servers.protocol.actions import (
+    Accept,
+    Built,
+    Fail,
+    Fold,
+    MembershipEvent,
+    ReplySent,
+    SendControl,
+    StartSum,
+)
 from psdist.servers.protocol.chunk_state import PendingReply
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
@@ -232,3 +241,34 @@ def test_what_changes_is_recorded_before_the_registrar_is_answered() -> None:
         MembershipEvent("resume", 1, 0, 1),
         SendControl(REGISTRAR, Resumed(seq=1, server=0)),
     ]
+
+
+def test_what_was_summed_is_told_although_the_step_must_wait_for_a_buffer() -> None:
+    core = loaded("sync", groups=4)
+    for group in (2, 3):
+        message = Suspend(group=group, clock=0, seq=1)
+        core.handle(ControlArrived(worker_id(group), message))
+    send(core, Kind.PULL, 2, pull_number=1, flags=Flag.FRESH)
+    for group in (0, 1):
+        send(core, Kind.PUSH, group, clock=0)
+    send(core, Kind.PULL, 3, pull_number=1, flags=Flag.FRESH)
+    assert [type(each) for each in send(core, Kind.PUSH, 0, clock=1)] == [StartSum]
+    assert [type(each) for each in send(core, Kind.PUSH, 1, clock=1)] == [Fold]
+
+
+def test_a_push_that_comes_while_the_one_before_is_being_summed_is_no_duplicate() -> None:
+    core = loaded("sync")
+    send(core, Kind.PUSH, 0, clock=0)
+    header = Header(kind=Kind.PUSH, sender=worker_id(0), clock=1, settings=1, weight=1.0)
+    for num_duplicates in (0, 1):
+        assert core.handle(Arrived(worker_id(0), header, None)) == []
+        assert core.statistics().duplicates == num_duplicates
+
+
+def test_a_suspension_that_is_too_late_is_the_leaders_all_the_same() -> None:
+    core = loaded("ssp")
+    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    late = Suspend(group=0, clock=0, seq=1)
+    (fail,) = core.handle(ControlArrived(worker_id(1), late))
+    assert isinstance(fail, Fail)
+    assert core.handle(ControlArrived(worker_id(0), late)) == []

@@ -11,7 +11,7 @@ import pytest
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.events import Arrived, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
-from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import (
     AcceptCopy,
@@ -20,12 +20,14 @@ from psdist.workers.protocol.actions import (
     DecodeCopy,
     DecodeReply,
     DiscardReply,
+    SendControl,
     SendPull,
     SendPush,
 )
 from psdist.workers.protocol.core import TransferCounts, WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers, Version
+from tests.support.worker_machine import make_core, register
 
 OWNERS = (0, 2, 0, 2)
 
@@ -322,3 +324,13 @@ def test_a_push_says_whose_it_is_and_what_it_was_made_under() -> None:
         kind=Kind.PUSH, sender=worker_id(4), group=5, chunk=0, clock=0, settings=7, weight=0.5,
         length=0, dtype=Dtype.FLOAT32,
     )  # fmt: skip
+
+
+def test_a_group_that_has_left_says_nothing_more_for_itself() -> None:
+    core = make_core()
+    register(core)
+    assert len(core.begin_leave()) == 2
+    assert core.begin_leave() == []
+    (enter,) = core.begin_collective("mean")
+    assert isinstance(enter, SendControl)
+    assert enter.peer == REGISTRAR
