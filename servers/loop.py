@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from psdist.codecs.checks import stamped, verify
+from psdist.codecs.checks import Checks, stamped, verify
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
@@ -111,6 +111,7 @@ class ServerLoop:
         self._holds_nothing = False
         self._options = options
         self._checks = options.wire.checks
+        self._recorded = Checks("sampled", options.checksum_every)
         self._codec = options.wire.reply.code
         self._is_encoding = not isinstance(options.wire.reply, Raw)
         self._make_executor = make_executor
@@ -327,8 +328,10 @@ class ServerLoop:
             codec=self._codec,
         )
         if self._checks.carries(token.chunk, action.clock):
-            header = stamped(header, frame.payload)
-        if self._history is not None and self._is_sampled(token.chunk, action.clock):
+            # Of raw parameters the executor keeps it: it is computed once per step.
+            crc = None if self._is_encoding else self._built.checksum(*key, encoded=None)
+            header = stamped(header, frame.payload, crc=crc)
+        if self._history is not None and self._recorded.carries(token.chunk, action.clock):
             crc = self._built.checksum(*key, encoded=encoded)
             if crc is not None:
                 header = header._replace(flags=header.flags | Flag.RECORDED)
@@ -347,10 +350,6 @@ class ServerLoop:
             dtype=int(DTYPE_CODES[chunk.dtype]),
             free_list=free,
         )
-
-    def _is_sampled(self, chunk: int, clock: int) -> bool:
-        # Neighbouring chunks take turns, so that every chunk and every iteration is sampled.
-        return (chunk + clock) % self._options.checksum_every == 0
 
     def _send_control(self, action: SendControl) -> None:
         self.transport.send_control(action.peer, action.message)

@@ -37,11 +37,12 @@ class Checks:
 NO_CHECKS = Checks()
 
 
-def stamped(header: Header, payload: memoryview | None) -> Header:
-    """``header`` with the checksum of ``payload``, of which it announces ``length`` bytes."""
+def stamped(header: Header, payload: memoryview | None, *, crc: int | None = None) -> Header:
+    """``header`` with the checksum of ``payload``, of which it announces ``length`` bytes; ``crc``
+    where it is known."""
     if payload is None or not header.length:
         return header
-    checksum = zlib.crc32(payload[: header.length])
+    checksum = zlib.crc32(payload[: header.length]) if crc is None else crc
     return header._replace(flags=header.flags | Flag.CHECKSUMMED, checksum=checksum)
 
 

@@ -118,7 +118,6 @@ class ReplyToken:
     implied_by: int
     """A push of this clock or later from the same peer proves that the reply has arrived, and so
     does any other pull."""
-    pull_number: int = 0
     is_sent: bool = False
 
 

@@ -135,9 +135,9 @@ class ChunkState:
         other = 1 - self.current
         return None if self.open_replies[other] else other
 
-    def open_reply(self, peer: int, *, implied_by: int, pull_number: int) -> ReplyToken:
+    def open_reply(self, peer: int, *, implied_by: int) -> ReplyToken:
         """A reply from the current buffer begins."""
-        token = ReplyToken(peer, self.index, self.current, implied_by, pull_number)
+        token = ReplyToken(peer, self.index, self.current, implied_by)
         self.open_replies[self.current] += 1
         self._tokens.setdefault(peer, []).append(token)
         return token
@@ -157,11 +157,10 @@ class ChunkState:
             if clock >= token.implied_by:
                 self.close_reply(token)
 
-    def close_replies_before_pull(self, peer: int, number: int) -> None:
+    def close_replies_to(self, peer: int) -> None:
         """A worker pulls when it waits for nothing: whatever went to it before has arrived."""
         for token in tuple(self._tokens.get(peer, ())):
-            if token.pull_number != number:
-                self.close_reply(token)
+            self.close_reply(token)
 
     @property
     def has_waiting(self) -> bool:

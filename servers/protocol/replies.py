@@ -41,7 +41,7 @@ class Replies:
         number = header.pull_number
         if self._is_repeated(peer, number, chunk.index):
             return []
-        chunk.close_replies_before_pull(peer, number)
+        chunk.close_replies_to(peer)
         pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number)
         if not chunk.is_loaded:
             self._note_waiting(chunk, pending)
@@ -121,9 +121,7 @@ class Replies:
             chunk.pulls.pop(pending.peer, None)
         else:
             implied_by += self._ahead
-        token = chunk.open_reply(
-            pending.peer, implied_by=implied_by, pull_number=pending.pull_number
-        )
+        token = chunk.open_reply(pending.peer, implied_by=implied_by)
         self.num_made += 1
         min_done = chunk.clock.min_done
         return Reply(token, pending.clock, min_done, pending.flags, pending.pull_number)

@@ -56,6 +56,7 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        # What an import does; the text is a file of this checkout with one of our own changes.
         exec(compile(self._text, self._path, "exec", dont_inherit=True), module.__dict__)
 
 

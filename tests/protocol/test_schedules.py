@@ -134,11 +134,6 @@ def test_async_lets_fast_groups_finish_without_waiting() -> None:
 def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
     waited: dict[bool, float] = {}
     for is_fresh in (False, True):
-
-        class Puller(VirtualWorker):
-            def script(self) -> Iterator[float | None]:  # type: ignore[override]
-                yield from super()._until(lambda: True)
-
         job = VirtualJob(replace(PLAIN, mode="ssp", staleness=0, group_sizes=(1, 1),
                                  iterations=(1, 0), collectives=((), ()),
                                  compute_s=(1.0, 1.0)))  # fmt: skip

@@ -217,7 +217,9 @@ def test_one_wrong_action_of_a_server_is_seen_in_the_values(
     loop: type[OnceWrong], schedule: Schedule
 ) -> None:
     job = play(schedule, make_loop=loop, is_watched=False)
-    assert job.servers[0].was_wrong  # type: ignore[attr-defined]
+    server = job.servers[0]
+    assert isinstance(server, OnceWrong)
+    assert server.was_wrong
     judge(job)
 
 

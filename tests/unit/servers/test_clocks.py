@@ -276,7 +276,7 @@ def open_a_reply_without_a_token(_: Limits, chunk: ChunkState) -> None:
 
 
 def lose_an_open_reply(_: Limits, chunk: ChunkState) -> None:
-    chunk.open_reply(0, implied_by=0, pull_number=0)
+    chunk.open_reply(0, implied_by=0)
     chunk.open_replies[0] = 0
 
 
