@@ -23,6 +23,8 @@ MAX_CHUNK_BYTES: Final = 256 << 20
 
 # Clocks and counts travel as 32-bit fields; nothing larger means anything here.
 _COUNT_MAX: Final = 2**31 - 1
+MAX_CREDITS: Final = 4096
+"""As psdist.protocol.header says; neither imports the other, and a test compares them."""
 _SEED_MAX: Final = 2**63 - 1
 _SECONDS_MAX: Final = 1e9
 _COUNT: Final = f"a whole number from 1 to {_COUNT_MAX}"
@@ -144,9 +146,9 @@ class RunConfig(BaseModel):
         allowed="a size from 4KiB to 256MiB (bytes, or with KiB or MiB), or auto",
         description="Size of a chunk, the unit of transfer and of consistency.",
     )
-    credits: _Count = _setting(
+    credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] = _setting(
         4,
-        allowed=_COUNT,
+        allowed=f"a whole number from 1 to {MAX_CREDITS}",
         description="Pushes that a worker may have outstanding at one server.",
     )
     receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] = _setting(

@@ -24,6 +24,10 @@ HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
 """``min_done`` where no active group is left to wait for."""
 
+MOST_CREDITS = 4096
+"""Messages of a worker that are outstanding at one server, at most: so many of each worker are kept
+by a server that is not built yet."""
+
 
 class Kind(IntEnum):
     PUSH = 1

@@ -36,7 +36,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import MOST_CREDITS, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -64,8 +64,6 @@ from psdist.servers.protocol.updates import Updates
 
 CHIEF = worker_id(0)
 """Who describes the model and sends its initial values."""
-_MOST_BEFORE_BUILT = 4096
-"""Messages of one peer that a server keeps until it is built: more than any worker's credits."""
 
 _APPLIES: dict[Applying, type[Updates]] = {
     Applying.GATHERED: Gathered,
@@ -154,7 +152,7 @@ class ServerCore:
     def _hold(self, event: Offered | Arrived) -> list[Action]:
         """Data that comes before the shard is built: handled when it is."""
         num_held = self._num_before_built.get(event.peer, 0) + 1
-        if num_held > _MOST_BEFORE_BUILT:
+        if num_held > MOST_CREDITS:
             self._refuse(event.peer, f"sent {num_held} messages before there was a model")
         self._num_before_built[event.peer] = num_held
         self._before_built.append(event)

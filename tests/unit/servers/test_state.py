@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from psdist.config.settings import MAX_CREDITS
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
     Done,
@@ -21,7 +22,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
+from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
@@ -499,3 +500,14 @@ def test_a_group_that_registers_after_a_higher_one_keeps_its_turn() -> None:
     start, fold, step = only(push(core, 0, 0), *COMPUTING)
     assert [type(start), type(fold), type(step)] == [StartSum, Fold, Step]
     assert [each.group for each in step.contributions] == [0, 1]
+
+
+def test_before_there_is_a_model_as_much_is_kept_as_a_worker_has_credits() -> None:
+    assert MAX_CREDITS == MOST_CREDITS
+    core = make_core("ssp")
+    pull = Header(kind=Kind.PULL, sender=worker_id(0), chunk=0, pull_number=1)
+    for _ in range(MOST_CREDITS):
+        assert core.handle(Arrived(worker_id(0), pull, None)) == []
+    assert core.handle(Arrived(worker_id(1), pull, None)) == []
+    (fail,) = core.handle(Arrived(worker_id(0), pull, None))
+    assert str(fail.error) == "server 0: worker 0 sent 4097 messages before there was a model"
