@@ -25,17 +25,17 @@ CANNOT_HAPPEN = r"raise InvariantError\("
 
 
 def _play_small(seed: int) -> None:
-    from tests.support.proof import prove
-    from tests.support.protocol import play
-    from tests.support.schedule import Schedule
+    from tests.support.virtual.job import play
+    from tests.support.virtual.proof import prove
+    from tests.support.virtual.schedule import Schedule
 
     prove(play(Schedule.from_seed(seed)))
 
 
 def _play_large(seed: int) -> None:
-    from tests.support.proof import prove
-    from tests.support.protocol import play
-    from tests.support.schedule import Schedule
+    from tests.support.virtual.job import play
+    from tests.support.virtual.proof import prove
+    from tests.support.virtual.schedule import Schedule
 
     prove(play(Schedule.from_seed(seed, size="large")))
 
@@ -43,9 +43,9 @@ def _play_large(seed: int) -> None:
 def _play_encoded(seed: int) -> None:
     """Codecs both ways."""
     from tests.protocol.test_codecs import BOTH_WAYS, Thirds
-    from tests.support.proof import prove
-    from tests.support.protocol import play
-    from tests.support.schedule import Schedule
+    from tests.support.virtual.job import play
+    from tests.support.virtual.proof import prove
+    from tests.support.virtual.schedule import Schedule
 
     prove(play(Schedule.from_seed(seed), wire=BOTH_WAYS, make_worker=Thirds))
 

@@ -3,7 +3,7 @@
 Owns: the order of the stages, the `--all` option, hypothesis' settings, the Slurm cluster as a
 fixture, and the line at the end on what is not beside the clone. What a test needs that may be
 missing (an MPI, the cluster) is decided where it is started, in tests/support/mpirun.py and
-tests/support/slurm_cluster.py.
+tests/support/slurm/cluster.py.
 
     python -m pytest tests                 # everything but what is marked slow
     python -m pytest tests -n 2 --dist loadscope --no-loadscope-reorder    # as tests/run.sh does
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import machine_files
-from tests.support.slurm_cluster import slurm_cluster
+from tests.support.slurm.cluster import slurm_cluster
 
 __all__ = ["slurm_cluster"]
 

@@ -1,9 +1,8 @@
 """``psdist check RUN_DIR``: proves from a recorded history that the mode's rules held.
 
-Owns the verdict and the report. The counts come from :mod:`psdist.history.replay`, the rules from
-the modules of psdist.history that are named after them; docs/history.md says what is proved and
-what cannot be. Nothing here looks at a clock that the running system computed, except to compare
-``summary.json`` with the history.
+Owns the verdict and the report. The counts and the rules come from :mod:`psdist.history.rules`;
+docs/history.md says what is proved and what cannot be. Nothing here looks at a clock that the
+running system computed, except to compare ``summary.json`` with the history.
 
     report = check_run(run_dir, read_history(run_dir))
     report.verdict, report.max_staleness, report.violations
@@ -24,24 +23,24 @@ from rich.console import Console
 from rich.table import Table
 
 from psdist.errors import HistoryError
-from psdist.history.apply_rules import check_applies, check_steps
-from psdist.history.checksum_rules import Checksums, check_sampled_replies, check_uses
 from psdist.history.files import read_history
-from psdist.history.findings import Findings, Rule
-from psdist.history.membership_rules import (
+from psdist.history.records import History, Ints
+from psdist.history.rules.applies import check_applies, check_steps
+from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.memberships import (
     check_membership,
     dead_groups,
     leave_clocks,
     unfinished_groups,
 )
-from psdist.history.push_rules import Claims, check_num_iterations
-from psdist.history.records import History, Ints
-from psdist.history.replay import ServerReplay
+from psdist.history.rules.pushes import Claims, check_num_iterations
+from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.summaries import Shown, ShownServer, check_claims, check_promises
+from psdist.history.rules.uses import Uses, check_bound, check_same_versions, check_worker
+from psdist.history.rules.weights import check_scales, check_weights
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary, read_summary
-from psdist.history.summary_rules import Shown, ShownServer, check_claims, check_promises
-from psdist.history.use_rules import Uses, check_bound, check_same_versions, check_worker
-from psdist.history.weight_rules import check_scales, check_weights
 
 _HISTOGRAM_ROWS = 12
 _BAR_CELLS = 40

@@ -2,7 +2,6 @@
 
 ``records`` and ``run_record`` are the layout on disk (docs/history.md), ``writers`` record into
 ``recorder``'s files, ``files`` reads them, ``summary`` reads what the run says of itself;
-``replay`` recomputes what every version of a chunk contained, the ``*_rules`` judge, ``findings``
-counts.
+``rules`` recompute what every version of a chunk contained, and judge.
 Imports nothing of servers or workers: a proof that shares code with what it judges proves nothing.
 """

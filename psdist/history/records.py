@@ -3,8 +3,7 @@
 Owns the record types (docs/history.md has them as tables). Every file is a header and whole
 fixed-size records, appended, so that a crash leaves a readable prefix; only a closed file has its
 number of records in the header, and only such a file counts as complete. Refuses records that
-name what the run does not have; judges nothing else: that is :mod:`psdist.history.replay` and the
-rules.
+name what the run does not have; judges nothing else: that is :mod:`psdist.history.rules`.
 
     history = read_history(run_dir)              # psdist.history.files
     history.servers[0].events["clock"]

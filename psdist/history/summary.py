@@ -1,7 +1,7 @@
 """``summary.json`` as the check reads it: what the run says of itself, beside its history.
 
 Owns the fields that a history can speak about; the others are ignored. Never judges: that is
-:mod:`psdist.history.summary_rules`.
+:mod:`psdist.history.rules.summaries`.
 
     summary = read_summary(run_dir)          # None where there is none; HistoryError on damage
 """

@@ -2,7 +2,7 @@
 
 Owns the recording objects that the hot path calls: each event is packed into one preallocated
 buffer, which goes to its file when it is full or a quarter of a second old. Never judges
-(:mod:`psdist.history.replay`) and never reads (:mod:`psdist.history.files`; what a user of
+(:mod:`psdist.history.rules.replay`) and never reads (:mod:`psdist.history.files`; what a user of
 histories needs is found here too).
 
     history = ServerHistory(run_dir / "history", server=0)      # None instead: kept in memory

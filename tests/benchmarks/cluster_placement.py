@@ -20,8 +20,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from tests.support.mpirun import REPOSITORY
-from tests.support.slurm_cluster import SlurmCluster
-from tests.support.slurm_hosts import Cluster, state_directory, why_unavailable
+from tests.support.slurm.cluster import SlurmCluster
+from tests.support.slurm.hosts import Cluster, state_directory, why_unavailable
 
 PLACEMENTS = ("auto", "cyclic", "block")
 RACKS = REPOSITORY / "tests" / "benchmarks" / "cluster_racks.toml"

@@ -31,7 +31,7 @@ from psdist.history.writers import (
     WorkerHistory,
     slice_bounds,
 )
-from tests.support.toy_run import even_slices
+from tests.support.history.toy_run import even_slices
 
 
 def measure_writers(path_dir: Path, num: int = 200_000) -> None:

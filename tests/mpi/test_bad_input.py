@@ -47,7 +47,7 @@ from tests.support.mpirun import (
     run_program,
     wait_until_gone,
 )
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm.cluster import SlurmCluster
 
 TIMEOUT_S = 120
 # Aborts of MPICH and Open MPI, Slurm's, and what Open MPI's libevent says at some ends of ranks.

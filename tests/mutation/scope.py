@@ -66,9 +66,7 @@ HOUSE = Scope(
         "psdist/protocol/header.py",
         "psdist/protocol/control.py",
         "psdist/protocol/payloads.py",
-        "psdist/history/*rules*.py",
-        "psdist/history/replay*.py",
-        "psdist/history/findings.py",
+        "psdist/history/rules/*.py",
         "psdist/commands/check.py",
     ),
     for_people={

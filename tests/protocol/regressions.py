@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.schedule import Schedule
+from tests.support.virtual.schedule import Schedule
 
 REGRESSIONS = {
     "a step that had waited for a buffer was answered as if no group had come back since": Schedule(

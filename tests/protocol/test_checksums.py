@@ -14,9 +14,9 @@ from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.transport.virtual import VirtualNetwork
 from tests.protocol.test_codecs import BOTH_WAYS
-from tests.support.proof import prove
-from tests.support.protocol import VirtualJob, play
-from tests.support.schedule import Schedule
+from tests.support.virtual.job import VirtualJob, play
+from tests.support.virtual.proof import prove
+from tests.support.virtual.schedule import Schedule
 
 ALL = Checks("all")
 SCHEDULE = Schedule(seed=3, mode="ssp", staleness=1, duplicate_rate=0.3, iterations=(5, 5))

@@ -25,11 +25,11 @@ from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.transport.virtual import VirtualNetwork
 from psdist.workers.model.flat import FlatModel
 from tests.support.cast import Cast, Dithered, Remembering
-from tests.support.numbers import gradient_of, initial_values
-from tests.support.proof import prove
-from tests.support.protocol import Schedule, VirtualJob, play
-from tests.support.size_worker import SizeWorker
-from tests.support.virtual_worker import VirtualWorker
+from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.numbers import gradient_of, initial_values
+from tests.support.virtual.proof import prove
+from tests.support.virtual.size_worker import SizeWorker
+from tests.support.virtual.virtual_worker import VirtualWorker
 
 BOTH_WAYS = Wire(push=Cast("bfloat16"), reply=Cast("float16"), seed=5)
 # Weights, lr and the number of groups are powers of two: nothing rounds but what is to be tested.

@@ -17,10 +17,10 @@ from torch import Tensor
 from psdist.commands.check import check
 from psdist.errors import CollectiveError, HyperparameterError, InvariantError
 from psdist.workers.group.channel import Done, GroupChannel, Pending, Slices
-from tests.support.numbers import gradient_of, initial_values
-from tests.support.proof import prove
-from tests.support.protocol import Schedule, VirtualJob, play
-from tests.support.virtual_worker import VirtualWorker
+from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.numbers import gradient_of, initial_values
+from tests.support.virtual.proof import prove
+from tests.support.virtual.virtual_worker import VirtualWorker
 
 ITERATIONS = 4
 

@@ -49,7 +49,7 @@ from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from psdist.workers.protocol.core import WorkerCore
-from tests.support.worker_machine import SETUP, make_core, push, register
+from tests.support.virtual.worker_machine import SETUP, make_core, push, register
 
 GROUPS = ((0, 1), (2,), (3,))
 CHUNKS = (0, 2)

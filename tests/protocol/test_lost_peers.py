@@ -16,7 +16,7 @@ from psdist.protocol.control import Control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
-from tests.support.protocol import Schedule, VirtualJob
+from tests.support.virtual.job import Schedule, VirtualJob
 
 SEEDS = range(60)
 

@@ -9,12 +9,12 @@ import pytest
 
 from psdist.commands.check import check
 from psdist.errors import ConfigError
-from psdist.history.findings import Findings
 from psdist.history.records import History
-from psdist.history.replay import ServerReplay
-from psdist.history.use_rules import Uses, check_bound
+from psdist.history.rules.findings import Findings
+from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.uses import Uses, check_bound
 from psdist.servers.protocol.policy import Applying, Async, Policy, Scheduled, Ssp, Sync
-from tests.support.protocol import Schedule, VirtualJob
+from tests.support.virtual.job import Schedule, VirtualJob
 
 ROUNDS = 12
 CHANGE = 5

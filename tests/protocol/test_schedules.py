@@ -1,8 +1,8 @@
 """The protocol under seeded schedules: the code that runs on MPI, over the virtual network.
 
 After every event the machine that has handled it is checked, and what passed is counted at the
-network and at the memory (tests/support/watch.py); after every run its end, its history and its
-values (tests/support/proof.py). The last part breaks servers and workers on purpose: each break
+network and at the memory (``watch`` of tests/support/virtual); after every run its end, its history
+and its values (``proof``). The last part breaks servers and workers on purpose: each break
 must be caught.
 """
 
@@ -29,10 +29,10 @@ from psdist.workers.assembly import make_loop
 from psdist.workers.model.plain import PlainMemory
 from psdist.workers.protocol.seat import Seat
 from tests.protocol.regressions import REGRESSIONS
-from tests.support.proof import prove
-from tests.support.protocol import Schedule, VirtualJob, play, small_partition
-from tests.support.schedule import Size
-from tests.support.virtual_worker import VirtualWorker
+from tests.support.virtual.job import Schedule, VirtualJob, play, small_partition
+from tests.support.virtual.proof import prove
+from tests.support.virtual.schedule import Size
+from tests.support.virtual.virtual_worker import VirtualWorker
 
 BLOCK = 100
 

@@ -1,8 +1,8 @@
 """Faults that only values show: the history of each such run is proved, its numbers are wrong.
 
 Every fault is made once, in one step of one chunk or one iteration of one worker, as a machine or a
-loop might make it. The oracle (tests/support/reference.py) must see each, and far off: a mistake
-must not be within a few times of what rounding may do.
+loop might make it. The oracle (tests/support/virtual/reference.py) must see each, and far off: a
+mistake must not be within a few times of what rounding may do.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from psdist.protocol.ids import server_id
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Fold, SlotContent, StartSum, Step
 from psdist.servers.shard.tensors import TensorShard
-from tests.support.proof import prove, prove_values
-from tests.support.protocol import Schedule, VirtualJob, play
-from tests.support.reference import WrongValueError
-from tests.support.virtual_worker import VirtualWorker
+from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.proof import prove, prove_values
+from tests.support.virtual.reference import WrongValueError
+from tests.support.virtual.virtual_worker import VirtualWorker
 
 FAR = 100.0
 """In parts of what is tolerated."""

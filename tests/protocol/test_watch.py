@@ -18,10 +18,10 @@ from psdist.servers.protocol.receive_pool import ReceivePool
 from psdist.servers.protocol.registrar import Complete
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.transfers import Transfers
-from tests.support.proof import prove
-from tests.support.protocol import Schedule, VirtualJob, play
-from tests.support.schedule import Death
-from tests.support.virtual_worker import VirtualWorker
+from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.proof import prove
+from tests.support.virtual.schedule import Death
+from tests.support.virtual.virtual_worker import VirtualWorker
 
 SYNC = Schedule(
     seed=4,

@@ -14,9 +14,9 @@ import pytest
 from psdist.topology.plan.codec import decode, encode
 from psdist.topology.plan.plan import Plan
 from psdist.topology.text import bitmap
-from tests.support import slurm_network as network
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm import network
+from tests.support.slurm.cluster import SlurmCluster
 
 EXCHANGES = str(REPOSITORY / "tests" / "support" / "programs" / "exchanges.py")
 CHUNK = 64 << 10

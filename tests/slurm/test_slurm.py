@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpirun import REPOSITORY, Mpi
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm.cluster import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

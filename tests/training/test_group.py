@@ -10,11 +10,11 @@ from torch import nn
 
 from psdist.errors import HyperparameterError
 from psdist.job import Job
-from tests.support.programs import group_cases
-from tests.support.programs.cases import Case, Outcome, Result, Stage, run_over_mpi
-from tests.support.programs.problems import Batch, flat, relative_distance, train
-from tests.support.programs.sync_cases import OPTIMIZERS
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training import group_cases
+from tests.support.programs.training.cases import Case, Outcome, Result, Stage, run_over_mpi
+from tests.support.programs.training.problems import Batch, flat, relative_distance, train
+from tests.support.programs.training.sync_cases import OPTIMIZERS
+from tests.support.programs.training.virtual_job import run_virtually
 
 PROBLEM = group_cases.PROBLEM
 ITERATIONS = group_cases.ITERATIONS

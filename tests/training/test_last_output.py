@@ -10,8 +10,8 @@ import pytest
 
 from psdist.job import Job
 from psdist.workers.loop import WorkerLoop
-from tests.support.programs.cases import Case, Result, Stage
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training.cases import Case, Result, Stage
+from tests.support.programs.training.virtual_job import run_virtually
 
 
 def test_buffered_output_goes_out_before_the_worker_is_done(

@@ -37,9 +37,9 @@ from psdist.errors import (
     UsageError,
 )
 from psdist.job import Job
-from tests.support.programs.cases import Case, Outcome, Result
-from tests.support.programs.problems import Problem, flat, train
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training.cases import Case, Outcome, Result
+from tests.support.programs.training.problems import Problem, flat, train
+from tests.support.programs.training.virtual_job import run_virtually
 
 PROBLEM = Problem()
 MODES = ["sync", "ssp", "async"]

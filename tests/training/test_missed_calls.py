@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 
 from psdist.errors import CollectiveError
 from psdist.job import Job
-from tests.support.programs.cases import Case, Outcome, Result, Script, Stage
-from tests.support.programs.problems import Problem, train
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
+from tests.support.programs.training.problems import Problem, train
+from tests.support.programs.training.virtual_job import run_virtually
 
 PROBLEM = Problem(num_samples=96)
 GROUPS = ((0,), (1, 2))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.programs.cases import run_over_mpi
-from tests.support.programs.random_scripts import CASES, RandomJob
+from tests.support.programs.training.cases import run_over_mpi
+from tests.support.programs.training.random_scripts import CASES, RandomJob
 
 NUM_JOBS = 90
 NUM_LARGE_JOBS = 40

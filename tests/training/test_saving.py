@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from psdist.errors import CollectiveError, UsageError
 from psdist.job import Job
 from psdist.workers.data.loader import BatchPlan, epoch_order
-from tests.support.programs import saving_cases, sync_cases
-from tests.support.programs.cases import Case, Outcome, Result, Script, Stage, run_over_mpi
-from tests.support.programs.problems import flat, relative_distance, train
-from tests.support.programs.saving_cases import (
+from tests.support.programs.training import saving_cases, sync_cases
+from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage, run_over_mpi
+from tests.support.programs.training.problems import flat, relative_distance, train
+from tests.support.programs.training.saving_cases import (
     BATCH_SIZE,
     DATASET_SIZES,
     EPOCHS,
     PROBLEM,
     Everything,
 )
-from tests.support.programs.virtual_job import DeadlockError, run_virtually
+from tests.support.programs.training.virtual_job import DeadlockError, run_virtually
 
 MODES = ["sync", "ssp", "async"]
 

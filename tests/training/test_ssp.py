@@ -10,10 +10,10 @@ import torch
 
 from psdist.history.writers import EventKind
 from psdist.transport.virtual import LinkModel
-from tests.support.programs import ssp_cases
-from tests.support.programs.cases import Outcome, run_over_mpi
-from tests.support.programs.problems import flat, relative_distance, train
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training import ssp_cases
+from tests.support.programs.training.cases import Outcome, run_over_mpi
+from tests.support.programs.training.problems import flat, relative_distance, train
+from tests.support.programs.training.virtual_job import run_virtually
 
 BOUNDS = ssp_cases.BOUNDS
 ITERATIONS = ssp_cases.ITERATIONS

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from psdist.transport.virtual import LinkModel
-from tests.support.programs import sync_cases
-from tests.support.programs.cases import Outcome, cases_of, run_over_mpi
-from tests.support.programs.problems import flat, relative_distance, train
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training import sync_cases
+from tests.support.programs.training.cases import Outcome, cases_of, run_over_mpi
+from tests.support.programs.training.problems import flat, relative_distance, train
+from tests.support.programs.training.virtual_job import run_virtually
 
 OPTIMIZERS = list(sync_cases.OPTIMIZERS)
 LAYOUTS = sync_cases.LAYOUTS

@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
-from tests.support.programs.cases import Case, Result, Stage
-from tests.support.programs.problems import Problem, flat, train
-from tests.support.programs.virtual_job import run_virtually
+from tests.support.programs.training.cases import Case, Result, Stage
+from tests.support.programs.training.problems import Problem, flat, train
+from tests.support.programs.training.virtual_job import run_virtually
 
 PROBLEM = Problem()
 LINE = r"model, optimizer = job\.prepare\(model, optimizer\)"

@@ -27,7 +27,7 @@ from psdist.topology.plan.plan import Plan
 from tests.support.hand_made_plans import Place, hyperthreaded, machine_of, planned
 from tests.support.machine_files import machine_file, real
 from tests.support.mpirun import environment_prefix, require, run_program
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm.cluster import SlurmCluster
 
 TAIL = ["psdist", "run", "--placement", "plan.json", "train.py"]
 TIMEOUT_S = 60.0

@@ -18,9 +18,9 @@ from psdist.commands.probe.flow import DEPTH, FEWEST, Flow, together
 from psdist.commands.probe.schedule import ALL_PAIRS, RankFacts, Step, neighbours, schedule
 from psdist.topology.network import catalogue
 from psdist.topology.network.catalogue import Network
-from tests.support import slurm_network
 from tests.support.mpirun import Completed, Mpi, run_mpi
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm import network as slurm_network
+from tests.support.slurm.cluster import SlurmCluster
 
 GIGABIT = 1e9 / 8
 

@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.commands.check import Report, Verdict, check, main
-from psdist.history import replay
-from psdist.history.findings import Rule
 from psdist.history.records import HEADER, EventFlag, Records
+from psdist.history.rules import replay
+from psdist.history.rules.findings import Rule
 from psdist.history.summary import Recorded, ServerSummary
 from psdist.history.writers import EventKind, History, ServerHistory, WorkerHistory, collect
-from tests.support.summaries import summary_of_toy
-from tests.support.toy_run import Fault, ToyRun, crc_of
+from tests.support.history.summaries import summary_of_toy
+from tests.support.history.toy_run import Fault, ToyRun, crc_of
 
 MODES = ("sync", "ssp", "async")
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psdist.history.findings import Rule
 from psdist.history.records import NO_CHUNK, EventFlag, EventKind
-from tests.support.forged_words import expected
-from tests.support.forging import Fault, FaultList, Forgery
+from psdist.history.rules.findings import Rule
+from tests.support.history.forged_words import expected
+from tests.support.history.forging import Fault, FaultList, Forgery
 from tests.unit.history.test_forged_replies import FAULTS as OTHERS
 
 APPLY, JOIN, SUSPEND = EventKind.APPLY, EventKind.JOIN, EventKind.SUSPEND

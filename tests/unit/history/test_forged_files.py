@@ -13,7 +13,7 @@ import pytest
 
 from psdist.commands.check import main
 from psdist.history.records import DTYPES, HEADER, FileKind
-from tests.support.toy_run import ToyRun
+from tests.support.history.toy_run import ToyRun
 
 VIOLATED, UNREADABLE, INCOMPLETE = 1, 2, 3
 COUNT = slice(16, 24)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psdist.history.findings import Rule
-from tests.support.forged_words import expected
-from tests.support.forging import Fault, FaultList, Forgery
-from tests.support.toy_run import crc_of
+from psdist.history.rules.findings import Rule
+from tests.support.history.forged_words import expected
+from tests.support.history.forging import Fault, FaultList, Forgery
+from tests.support.history.toy_run import crc_of
 
 FAULTS = FaultList()
 fault, change = FAULTS.fault, FAULTS.change

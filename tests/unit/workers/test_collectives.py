@@ -16,7 +16,7 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.workers.protocol.actions import (
     Warn,
 )
-from tests.support.worker_machine import (
+from tests.support.virtual.worker_machine import (
     Network,
     collect,
     control,

@@ -28,7 +28,7 @@ from psdist.workers.protocol.actions import (
 )
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
-from tests.support.worker_machine import (
+from tests.support.virtual.worker_machine import (
     OWNERS,
     PARTITION,
     RULE,

@@ -40,7 +40,7 @@ from psdist.workers.protocol.actions import (
     SendPush,
     Warn,
 )
-from tests.support.worker_machine import BYTES, OWNERS, SETUP, make_core, messages, reply_to
+from tests.support.virtual.worker_machine import BYTES, OWNERS, SETUP, make_core, messages, reply_to
 
 CHUNKS = range(len(OWNERS))
 

@@ -22,7 +22,7 @@ from psdist.workers.protocol.actions import (
     InitialSent,
     SendInitial,
 )
-from tests.support.worker_machine import (
+from tests.support.virtual.worker_machine import (
     BYTES,
     OWNERS,
     SETUP,

@@ -27,7 +27,7 @@ from psdist.workers.protocol.actions import (
 from psdist.workers.protocol.core import TransferCounts, WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers, Version
-from tests.support.worker_machine import make_core, register
+from tests.support.virtual.worker_machine import make_core, register
 
 OWNERS = (0, 2, 0, 2)
 

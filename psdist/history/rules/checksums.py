@@ -1,0 +1,209 @@
+"""The rules on bytes: which replies and uses carry a checksum, and that both ends agree.
+
+Owns rule 4 of docs/history.md. Pure: reads replays and workers' uses, adds to the findings.
+
+    sums = Checksums.of(replay, log.checksums, findings)
+    check_sampled_replies(sums, findings)
+    compared, unknown = check_uses(sums, uses, findings)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from psdist.history.records import Ints, Records
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.memberships import dead_groups
+from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.uses import Uses
+from psdist.history.run_record import RunRecord
+
+
+def is_sampled(run: RunRecord, chunk: Ints, clock: Ints) -> Ints:
+    """Whether the reply of a chunk that is stamped with the clock carries a checksum."""
+    if not run.checksum_every:
+        return np.zeros(len(chunk), np.bool_)
+    sampled: Ints = (chunk + clock) % run.checksum_every == 0
+    return sampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checksums:
+    """A server's checksums, in columns, in the order of their keys."""
+
+    replay: ServerReplay
+    position: Ints
+    clock: Ints
+    worker: Ints
+    chunk: Ints
+    crc: Ints
+
+    @classmethod
+    def of(cls, replay: ServerReplay, records: Records, findings: Findings) -> Checksums:
+        """Those that lie within the log."""
+        position = records["position"].astype(np.int64)
+        is_known = position <= replay.num_events
+        if replay.is_complete and not is_known.all():
+            findings.add(
+                Rule.CHECKSUM,
+                f"server {replay.server}: {np.count_nonzero(~is_known)} checksums lie beyond the "
+                f"end of its log at {replay.num_events}",
+            )
+        findings.add_each(
+            Rule.CHECKSUM,
+            1 + np.flatnonzero(position[1:] < position[:-1]),
+            lambda i: (
+                f"server {replay.server}: checksum {i} is of position {position[i]}, after one of "
+                f"position {position[i - 1]}"
+            ),
+        )
+        names = ("position", "clock", "worker", "chunk")
+        columns = {name: records[name][is_known].astype(np.int64) for name in names}
+        return cls(replay=replay, crc=records["crc"][is_known], **columns)
+
+    def line(self, i: int) -> str:
+        return (
+            f"server {self.replay.server}, chunk {self.chunk[i]}, position {self.position[i]}: "
+            f"checksum of the reply to worker {self.worker[i]}, clock {self.clock[i]}"
+        )
+
+
+def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
+    """The server took the checksums that checksum_every calls for and no others, of chunks that
+    are its own; and bytes to which nothing was applied have one checksum."""
+    replay, run = sums.replay, sums.replay.run
+    owners = np.asarray(run.owners, np.int64)
+    findings.add_each(
+        Rule.CHECKSUM,
+        np.flatnonzero(owners[sums.chunk] != replay.server),
+        lambda i: f"{sums.line(i)}: server {owners[sums.chunk[i]]} owns the chunk",
+    )
+    findings.add_each(
+        Rule.SAMPLING,
+        np.flatnonzero(~is_sampled(run, sums.chunk, sums.clock)),
+        lambda i: f"{sums.line(i)}: checksum_every {run.checksum_every} does not call for it",
+    )
+    if replay.is_complete:
+        _check_replies_to_pushes(sums, findings)
+
+    version = replay.version_of(sums.chunk, replay.row_of(sums.chunk, sums.position))
+    key = sums.chunk * (replay.num_rows + 1) + version
+    order = np.argsort(key, kind="stable")
+    is_same = key[order[1:]] == key[order[:-1]]
+    findings.add_each(
+        Rule.CHECKSUM,
+        1 + np.flatnonzero(is_same & (sums.crc[order[1:]] != sums.crc[order[:-1]])),
+        lambda i: (
+            f"{sums.line(order[i])} is {sums.crc[order[i]]:08x}, at position "
+            f"{sums.position[order[i - 1]]} {sums.crc[order[i - 1]]:08x}, and no gradient was "
+            "applied between"
+        ),
+    )
+
+
+def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
+    """Every push is answered, once the update is contained, to the worker that pushed."""
+    replay, run = sums.replay, sums.replay.run
+    is_alive = np.ones(len(run.groups), np.bool_)
+    is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
+    due = np.flatnonzero(is_sampled(run, replay.chunk, replay.clock) & is_alive[replay.group])
+    worker = run.slice_owner(replay.group[due], replay.chunk[due])
+    taken, wanted = _keys_of(
+        [sums.worker, sums.chunk, sums.clock], [worker, replay.chunk[due], replay.clock[due]]
+    )
+    # The last such reply: a pull of the same clock was answered before the push.
+    order = np.lexsort((sums.position, taken))
+    last = np.searchsorted(taken[order], wanted, side="right") - 1
+    is_there = last >= 0
+    found = order[last[is_there]]
+    is_there[is_there] = (taken[found] == wanted[is_there]) & (
+        sums.position[found] > replay.position[due[is_there]]
+    )
+    findings.add_each(
+        Rule.SAMPLING,
+        due[~is_there],
+        lambda row: (
+            f"{replay.line(row)}: the server took no checksum of the reply; checksum_every "
+            f"{run.checksum_every} calls for one"
+        ),
+    )
+
+
+def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, int]:
+    """A use carries a checksum where its reply did, and it is that of the server's bytes.
+
+    ``uses``: of this server's chunks, within its log. Returns how many were compared, and how many
+    had no checksum of a log that ends early.
+    """
+    replay, run = sums.replay, sums.replay.run
+    oldest = np.maximum(uses.iteration - 1 - run.pipeline, 0)
+    findings.add_each(
+        Rule.SAMPLING,
+        np.flatnonzero((uses.reply < oldest) | (uses.reply > uses.iteration)),
+        lambda use: (
+            f"{uses.line(use)}: of the reply to clock {uses.reply[use]}; the last one is to one "
+            f"of {oldest[use]} to {uses.iteration[use]}"
+        ),
+    )
+    is_due = is_sampled(run, uses.chunk, uses.reply)
+    findings.add_each(
+        Rule.SAMPLING,
+        np.flatnonzero(is_due != uses.has_crc),
+        lambda use: (
+            f"{uses.line(use)}: carries {'a' if uses.has_crc[use] else 'no'} checksum; with "
+            f"checksum_every {run.checksum_every} the reply to clock {uses.reply[use]} has "
+            f"{'one' if is_due[use] else 'none'}"
+        ),
+    )
+    sampled = uses.take(np.flatnonzero(uses.has_crc))
+    worker = run.slice_owner(sampled.group, sampled.chunk)
+    taken, wanted = _keys_of(
+        [sums.worker, sums.chunk, sums.clock, sums.position],
+        [worker, sampled.chunk, sampled.reply, sampled.position],
+    )
+    order = np.argsort(taken, kind="stable")
+    found = np.searchsorted(taken[order], wanted, side="right") - 1
+    is_known = found >= 0
+    is_known[is_known] = taken[order[found[is_known]]] == wanted[is_known]
+    known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
+    expected = sums.crc[order[np.where(is_known, found, 0)]] if len(order) else sampled.crc
+    findings.add_each(
+        Rule.CHECKSUM,
+        known[expected[known] != sampled.crc[known]],
+        lambda use: (
+            f"{sampled.line(use)}: used bytes with checksum {sampled.crc[use]:08x}, the server "
+            f"sent worker {worker[use]} {expected[use]:08x}"
+        ),
+    )
+    if replay.is_complete:
+        findings.add_each(
+            Rule.CHECKSUM,
+            unknown,
+            lambda use: (
+                f"{sampled.line(use)}: was sampled, but the server recorded no checksum of its "
+                f"reply to clock {sampled.reply[use]} of worker {worker[use]}"
+            ),
+        )
+    return len(known), len(unknown)
+
+
+def _keys_of(columns: list[Ints], queries: list[Ints]) -> tuple[Ints, Ints]:
+    """One number for each row of ``columns``, and of ``queries``: equal where all columns are;
+    -1 for a query that equals no row."""
+    key, wanted = columns[0], queries[0]
+    for column, query in zip(columns[1:], queries[1:], strict=True):
+        key, wanted = _ranked(key, wanted)
+        stride = 1 + max(column.max(initial=0), query.max(initial=0))
+        wanted = np.where(wanted >= 0, wanted * stride + query, -1)
+        key = key * stride + column
+    return _ranked(key, wanted)
+
+
+def _ranked(key: Ints, wanted: Ints) -> tuple[Ints, Ints]:
+    """Small numbers for the values of ``key``; for ``wanted`` the same, -1 for other values."""
+    values, ranks = np.unique(key, return_inverse=True)
+    found = np.minimum(np.searchsorted(values, wanted), max(0, len(values) - 1))
+    is_there = values[found] == wanted if len(values) else np.zeros(len(wanted), np.bool_)
+    return ranks, np.where(is_there, found, -1)

@@ -1,0 +1,169 @@
+"""The rules that a server's record of its groups must keep: who joins, stops, comes back, leaves.
+
+Owns the first part of rule 1 of docs/history.md. Pure: reads a replay, adds to the findings.
+
+    check_membership(ServerReplay(run, log), findings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from psdist.history.records import EventKind
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.replay import ServerReplay
+
+_ALLOWED_AFTER = {
+    None: {EventKind.JOIN},
+    EventKind.JOIN: {EventKind.SUSPEND, EventKind.LEAVE, EventKind.DEATH},
+    EventKind.SUSPEND: {EventKind.RESUME, EventKind.DEATH},
+    EventKind.RESUME: {EventKind.SUSPEND, EventKind.LEAVE, EventKind.DEATH},
+    EventKind.LEAVE: set(),
+    EventKind.DEATH: set(),
+}
+"""What may be the next event of a group, by its event before."""
+
+
+@dataclass(slots=True)
+class _Group:
+    latest: EventKind | None = None
+    stated: int = 0
+    """The clock of its last SUSPEND or LEAVE."""
+
+
+def check_membership(replay: ServerReplay, findings: Findings) -> None:
+    """A group joins once, at 0; is suspended and resumed by turns; nothing comes after LEAVE or
+    DEATH; the clocks that it states do not go back, and are where its updates stand; every event
+    names the workers that run.json says it has; and a whole log ends when all groups have gone."""
+    groups = [_Group() for _ in replay.run.groups]
+    members = zip(
+        replay.member_position.tolist(),
+        replay.members["kind"].tolist(),
+        replay.members["group"].tolist(),
+        replay.members["clock"].tolist(),
+        replay.members["weight"].tolist(),
+        replay.members["lr_scale"].tolist(),
+        strict=True,
+    )
+    for position, kind, group, clock, weight, lr_scale in members:
+        event, state = EventKind(kind), groups[group]
+        problems = [
+            _wrong_order(event, state.latest),
+            _wrong_clock(event, clock, state.stated),
+            _wrong_workers(weight, len(replay.run.groups[group])),
+            None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
+        ]
+        for problem in filter(None, problems):
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {replay.server}, position {position}: {event.name} of group {group}: "
+                f"{problem}",
+            )
+        state.latest = event
+        if event in (EventKind.SUSPEND, EventKind.LEAVE):
+            state.stated = clock
+    _check_stated_clocks(replay, findings)
+    _check_deaths(replay, findings)
+    if replay.is_complete:
+        for group in unfinished_groups(replay):
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {replay.server}: its log was closed, but group {group} has neither left "
+                "nor died",
+            )
+
+
+def _wrong_order(event: EventKind, before: EventKind | None) -> str | None:
+    if event in _ALLOWED_AFTER[before]:
+        return None
+    if before is None:
+        return "the group has not joined"
+    if before in (EventKind.LEAVE, EventKind.DEATH):
+        return f"after its {before.name}"
+    if event == EventKind.JOIN:
+        return "the group had joined already"
+    if before == EventKind.SUSPEND:
+        return "the group is suspended, and was not resumed"
+    return "the group is not suspended"
+
+
+def _wrong_clock(event: EventKind, clock: int, stated: int) -> str | None:
+    if event in (EventKind.JOIN, EventKind.RESUME) and clock != 0:
+        why = "a group begins with 0" if event == EventKind.JOIN else "it is stamped with 0"
+        return f"at clock {clock}; {why}"
+    if event in (EventKind.SUSPEND, EventKind.LEAVE) and clock < stated:
+        return f"after {clock} iterations, but it had finished {stated} before"
+    return None
+
+
+def _wrong_workers(weight: float, num_workers: int) -> str | None:
+    if weight == num_workers:
+        return None
+    return f"with {weight} workers; run.json says that the group has {num_workers}"
+
+
+def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
+    """Others do not wait for updates beyond the clock of SUSPEND and LEAVE: if it were stamped
+    too low, the bound would be loosened unseen."""
+    order = np.lexsort((replay.position, replay.group))
+    stride = replay.num_events + 1
+    key = replay.group[order] * stride + replay.position[order]
+    # The highest clock so far, by group: the group in front keeps the maximum inside it.
+    highest = np.maximum.accumulate(replay.group[order] * 2**31 + replay.clock[order])
+
+    is_stated = np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE])
+    stated = np.flatnonzero(is_stated)
+    group = replay.members["group"][stated].astype(np.int64)
+    clock = replay.members["clock"][stated]
+    before = np.searchsorted(key, group * stride + replay.member_position[stated]) - 1
+    is_any = before >= 0
+    seen = np.full(len(stated), -1)
+    seen[is_any] = highest[before[is_any]] - group[is_any] * 2**31  # of another group: negative
+    findings.add_each(
+        Rule.MEMBERSHIP,
+        np.flatnonzero(seen >= clock),
+        lambda i: (
+            f"server {replay.server}, position {replay.member_position[stated[i]]}: "
+            f"{EventKind(replay.members['kind'][stated[i]]).name} of group {group[i]} "
+            f"after {clock[i]} iterations, but its update {seen[i]} was applied before"
+        ),
+    )
+
+
+def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
+    """DEATH is stamped with the fewest updates that a chunk of the server contains."""
+    owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
+    for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH):
+        group, clock = (int(replay.members[name][index]) for name in ("group", "clock"))
+        position = replay.member_position[index]
+        before = replay.chunk[(replay.group == group) & (replay.position < position)]
+        counts = np.bincount(before, minlength=replay.run.num_chunks)[owned]
+        if len(owned) and counts.min() != clock:
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {replay.server}, position {position}: DEATH of group {group} stamped "
+                f"{clock}, but the fewest updates that a chunk contains of it are {counts.min()}",
+            )
+
+
+def leave_clocks(replay: ServerReplay) -> dict[int, int]:
+    """For each group that left, the iterations it had finished."""
+    left = replay.members[replay.members["kind"] == EventKind.LEAVE]
+    return dict(zip(left["group"].tolist(), left["clock"].tolist(), strict=True))
+
+
+def dead_groups(replay: ServerReplay) -> set[int]:
+    """Groups whose last event is DEATH."""
+    last: Mapping[int, int] = dict(
+        zip(replay.members["group"].tolist(), replay.members["kind"].tolist(), strict=True)
+    )
+    return {group for group, kind in last.items() if kind == EventKind.DEATH}
+
+
+def unfinished_groups(replay: ServerReplay) -> list[int]:
+    """Groups that neither left nor died by the end of the log."""
+    last = replay.members[np.isin(replay.members["kind"], [EventKind.LEAVE, EventKind.DEATH])]
+    return sorted(set(range(len(replay.run.groups))) - set(last["group"].tolist()))

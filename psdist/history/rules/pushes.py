@@ -1,0 +1,193 @@
+"""What workers say of their own pushes: the weight of each iteration, and which chunks were empty.
+
+Owns the rule that every worker says it once, consistently with its group; what servers applied is
+held against it in :mod:`psdist.history.rules.weights`. Pure.
+
+    claims = Claims.of(history, findings)
+    claims.index_of(workers, iterations)        # into claims.weight; -1 where nothing is said
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from psdist.history.records import NO_CHUNK, History, Ints, WorkerLog
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.run_record import RunRecord
+
+_ROUNDING = 1e-9
+"""Relative: a group adds its workers' weights, in whatever order."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """One entry for each worker and iteration, worker after worker."""
+
+    num_chunks: int
+    first: Ints
+    """Of every worker its first entry, and the number of entries."""
+    weight: Floats
+    own: Floats
+    is_empty: Ints
+    """Whether no chunk of the worker's slice had a gradient."""
+    empty_chunks: Ints
+    """Sorted: entry * num_chunks + chunk of each chunk that alone had none."""
+
+    @classmethod
+    def of(cls, history: History, findings: Findings) -> Claims:
+        """Refuses what contradicts itself; of a worker only what comes before that counts."""
+        num_chunks = history.run.num_chunks
+        group_of = history.run.group_of_worker()
+        first, columns, empty_chunks = [0], [], []
+        for log in history.workers:
+            is_whole = log.pushes["chunk"] == NO_CHUNK
+            whole = log.pushes[is_whole]
+            num = _check_order(log, whole["iteration"], findings)
+            if not log.is_complete:
+                num = max(0, num - 1)  # its last iteration may lack chunks that were empty
+            columns.append(whole[:num])
+            _check_each(log, whole[:num], findings)
+            entry = np.cumsum(is_whole) - 1
+            parts = np.flatnonzero(~is_whole & (entry < num))
+            if len(parts):
+                group = int(group_of[log.worker])
+                parts = _check_parts(history.run, log, group, parts, entry[parts], findings)
+            chunks = log.pushes["chunk"][parts].astype(np.int64)
+            empty_chunks.append((first[-1] + entry[parts]) * num_chunks + chunks)
+            first.append(first[-1] + num)
+        claims = cls(
+            num_chunks=num_chunks,
+            first=np.asarray(first),
+            weight=np.concatenate([each["weight"] for each in columns]),
+            own=np.concatenate([each["own"] for each in columns]),
+            is_empty=np.concatenate([each["is_empty"] for each in columns]) != 0,
+            empty_chunks=np.concatenate(empty_chunks),
+        )
+        for group in range(len(history.run.groups)):
+            _check_group(history.run, group, claims, findings)
+        return claims
+
+    def num_iterations(self, worker: int) -> int:
+        return int(self.first[worker + 1] - self.first[worker])
+
+    def index_of(self, workers: Ints, iterations: Ints) -> Ints:
+        """The entry of each (worker, iteration), -1 where the worker says nothing of it."""
+        entries = self.first[workers] + iterations
+        return np.where(entries < self.first[workers + 1], entries, -1)
+
+    def is_chunk_empty(self, entries: Ints, chunks: Ints) -> Ints:
+        """Whether the worker says that it pushed the chunk without a gradient."""
+        is_empty: Ints = self.is_empty[entries].copy()
+        if len(self.empty_chunks):
+            is_empty |= np.isin(entries * self.num_chunks + chunks, self.empty_chunks)
+        return is_empty
+
+
+def _check_order(log: WorkerLog, iterations: Ints, findings: Findings) -> int:
+    """How many iterations come as 0, 1, 2 ... from the beginning."""
+    is_wrong = iterations != np.arange(len(iterations))
+    num = int(np.argmax(is_wrong)) if is_wrong.any() else len(iterations)
+    if num < len(iterations):
+        findings.add(
+            Rule.PUSHES,
+            f"worker {log.worker}: pushed iteration {iterations[num]} where {num} is the next",
+        )
+    return num
+
+
+def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
+    weight, own = whole["weight"], whole["own"]
+    is_good = np.isfinite(weight) & (weight >= 0) & np.isfinite(own) & (own >= 0)
+    findings.add_each(
+        Rule.PUSHES,
+        np.flatnonzero(~is_good),
+        lambda i: (
+            f"worker {log.worker}, iteration {i}: brought weight {own[i]}, its group {weight[i]}; "
+            "weights are finite and not negative"
+        ),
+    )
+    findings.add_each(
+        Rule.PUSHES,
+        np.flatnonzero((weight == 0) & (whole["is_empty"] == 0)),
+        lambda i: f"worker {log.worker}, iteration {i}: pushed gradients of weight 0",
+    )
+
+
+def _check_parts(
+    run: RunRecord, log: WorkerLog, group: int, parts: Ints, entry: Ints, findings: Findings
+) -> Ints:
+    """Those of ``parts`` (records about one chunk) that are as the format says: behind their
+    iteration's, ascending, of the worker's slice, and only where that one is not empty."""
+    pushes = log.pushes
+    chunk, before = pushes["chunk"][parts].astype(np.int64), pushes["chunk"][parts - 1]
+    # A part in front of all iterations (entry -1) stands for itself, and is refused as such.
+    wholes = np.append(np.flatnonzero(pushes["chunk"] == NO_CHUNK), parts[0])
+    whole = wholes[entry]
+    is_good = (
+        (entry >= 0)
+        & (pushes["is_empty"][parts] == 1)
+        & (pushes["is_empty"][whole] == 0)
+        & ((before == NO_CHUNK) | (before < chunk))
+        & (run.slice_owner(np.full(len(parts), group), chunk) == log.worker)
+    )
+    for name in ("iteration", "weight", "own"):
+        is_good &= pushes[name][parts] == pushes[name][whole]
+    findings.add_each(
+        Rule.PUSHES,
+        np.flatnonzero(~is_good),
+        lambda i: (
+            f"worker {log.worker}: record {parts[i]} of its pushes, about chunk {chunk[i]} of "
+            f"iteration {pushes['iteration'][parts[i]]}, does not belong where it stands"
+        ),
+    )
+    good: Ints = parts[is_good]
+    return good
+
+
+def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings) -> None:
+    """The workers of a group push with one weight: the sum of what they bring, or 0 where they
+    skip the iteration."""
+    members = run.groups[group]
+    num = min(claims.num_iterations(worker) for worker in members)
+    starts = [int(claims.first[worker]) for worker in members]
+    weight = np.stack([claims.weight[start : start + num] for start in starts])
+    own = np.stack([claims.own[start : start + num] for start in starts])
+    is_different = (weight != weight[0]).any(axis=0)
+    findings.add_each(
+        Rule.PUSHES,
+        np.flatnonzero(is_different),
+        lambda i: (
+            f"group {group}, iteration {i}: its workers {list(members)} pushed with weights "
+            f"{weight[:, i].tolist()}"
+        ),
+    )
+    total = own.sum(axis=0)
+    is_sum = np.isclose(weight[0], total, rtol=_ROUNDING, atol=0.0) | (weight[0] == 0)
+    findings.add_each(
+        Rule.PUSHES,
+        np.flatnonzero(~is_different & ~is_sum),
+        lambda i: (
+            f"group {group}, iteration {i}: pushed with weight {weight[0, i]}, its workers "
+            f"brought {own[:, i].tolist()}"
+        ),
+    )
+
+
+def check_num_iterations(
+    log: WorkerLog, leave_clocks: dict[int, int], claims: Claims, findings: Findings
+) -> None:
+    """A whole record has as many iterations as each server says that the group finished
+    (``leave_clocks``: by server)."""
+    num = claims.num_iterations(log.worker)
+    for server, finished in leave_clocks.items():
+        if log.is_complete and num != finished:
+            findings.add(
+                Rule.PUSHES,
+                f"worker {log.worker}: says that it pushed {num} iterations, its group left "
+                f"server {server} after {finished}",
+            )

@@ -1,0 +1,157 @@
+"""The rules that hold summary.json against run.json and against what the history shows.
+
+Owns rule 6 of docs/history.md. Pure: takes counts of the replays, adds to the findings.
+
+    check_promises(summary, run, findings)
+    check_claims(summary, Shown(...), findings)       # of a whole history only
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.memberships import dead_groups
+from psdist.history.rules.replay import ServerReplay
+from psdist.history.run_record import RunRecord
+from psdist.history.summary import ServerSummary, Summary
+
+COMPLETED = "completed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownServer:
+    """What a server's log shows of what the server counted."""
+
+    server: int
+    num_chunks: int
+    num_events: int
+    num_checksums: int
+    num_applies: int
+    num_answered: int
+    """Applies of groups that lived to see the reply."""
+    num_steps: int
+    num_updates: int
+
+    @classmethod
+    def of(cls, replay: ServerReplay, num_checksums: int) -> ShownServer:
+        owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
+        num_groups = len(replay.run.groups)
+        fewest = np.zeros(num_groups, np.int64)
+        if len(owned):
+            # Sorted keys instead of a table: groups x chunks may be more than there are applies.
+            keys, counts = np.unique(
+                replay.group * replay.run.num_chunks + replay.chunk, return_counts=True
+            )
+            is_owned = np.isin(keys % replay.run.num_chunks, owned)
+            groups, counts = keys[is_owned] // replay.run.num_chunks, counts[is_owned]
+            fewest[:] = replay.num_rows
+            np.minimum.at(fewest, groups, counts)
+            fewest[np.bincount(groups, minlength=num_groups) < len(owned)] = 0
+        is_alive = np.ones(num_groups, np.bool_)
+        is_alive[list(dead_groups(replay))] = False
+        return cls(
+            server=replay.server,
+            num_chunks=len(owned),
+            num_events=replay.num_events,
+            num_checksums=num_checksums,
+            num_applies=replay.num_rows,
+            num_answered=int(np.count_nonzero(is_alive[replay.group])),
+            num_steps=replay.num_changes,
+            num_updates=int(fewest.sum()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a whole history shows of what summary.json claims."""
+
+    servers: tuple[ShownServer, ...]
+    clocks: tuple[int | None, ...]
+    """Of each group; None where it left no server."""
+    staleness: dict[int, int]
+    """Of uses of the workers' own slices."""
+    max_staleness: int
+    """Of all uses."""
+
+
+def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
+    """run.json and summary.json are of one run."""
+    empty = tuple(sorted(set(range(run.num_servers)) - set(run.owners)))
+    pairs: list[tuple[str, object, object]] = [
+        ("mode", summary.mode, run.mode),
+        ("staleness", summary.staleness, run.staleness),
+        ("servers", summary.servers, run.num_servers),
+        ("workers", summary.workers, run.num_workers),
+        ("groups", summary.groups, len(run.groups)),
+        ("chunks", summary.chunks, run.num_chunks),
+        ("empty_servers", summary.empty_servers, empty),
+        ("pipeline", summary.recorded and summary.recorded.pipeline, run.pipeline),
+        (
+            "checksum_every",
+            summary.recorded and summary.recorded.checksum_every,
+            run.checksum_every,
+        ),
+    ]
+    for name, claimed, promised in pairs:
+        if claimed != promised:
+            findings.add(
+                Rule.SUMMARY, f"summary.json says {name} {claimed}, run.json says {promised}"
+            )
+
+
+def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
+    """What the run counted is what its history shows. A run that failed may not know all."""
+    updates = [server.num_updates for server in shown.servers if server.num_chunks]
+    pairs: list[tuple[str, object, object]] = [
+        ("updates_applied", summary.updates_applied, min(updates, default=0)),
+        ("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness),
+    ]
+    if summary.max_staleness_seen is not None:
+        seen = Counter({str(key): count for key, count in shown.staleness.items()})
+        pairs += [
+            (f"staleness_seen of {key}", summary.staleness_seen.get(key, 0), seen[key])
+            for key in sorted(seen.keys() | summary.staleness_seen.keys())
+        ]
+    pairs += [
+        (f"clock of group {group}", claimed, clock)
+        for group, (claimed, clock) in enumerate(zip(summary.clocks, shown.clocks, strict=False))
+        if clock is not None
+    ]
+    if summary.per_server or summary.exit == COMPLETED:
+        pairs.append(("number of servers", len(summary.per_server), len(shown.servers)))
+    for name, claimed, seen_there in pairs:
+        if claimed != seen_there and (claimed is not None or summary.exit == COMPLETED):
+            findings.add(
+                Rule.SUMMARY, f"summary.json says {name} {claimed}, the history shows {seen_there}"
+            )
+    for told, server in zip(summary.per_server, shown.servers, strict=False):
+        _check_server(told, server, findings)
+
+
+def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -> None:
+    exact = [
+        ("num_chunks", told.num_chunks, shown.num_chunks),
+        ("position", told.position, shown.num_events),
+        ("checksums", told.checksums, shown.num_checksums),
+        ("pushes", told.pushes, shown.num_applies),
+        ("steps", told.steps, shown.num_steps),
+        ("updates", told.updates, shown.num_updates),
+    ]
+    where = f"summary.json says of server {shown.server}:"
+    for name, claimed, seen in exact:
+        if claimed != seen:
+            findings.add(Rule.SUMMARY, f"{where} {name} {claimed}, its log shows {seen}")
+    if told.replies < max(shown.num_answered, shown.num_checksums):
+        findings.add(
+            Rule.SUMMARY,
+            f"{where} replies {told.replies}; it answered {shown.num_answered} pushes, and "
+            f"{shown.num_checksums} replies have a checksum",
+        )
+    if told.copies_on_write > told.steps:
+        findings.add(
+            Rule.SUMMARY, f"{where} copies_on_write {told.copies_on_write} of {told.steps} steps"
+        )

@@ -1,0 +1,81 @@
+"""The rules on what an update weighed: the factor on the learning rate, weight, and EMPTY.
+
+Owns rule 5 of docs/history.md. Pure: reads a replay and what workers say, adds to the findings.
+
+    check_scales(replay, findings)
+    num_unknown = check_weights(replay, claims, whole_workers, findings)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psdist.history.records import Ints
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.pushes import Claims
+from psdist.history.rules.replay import ServerReplay
+
+
+def check_scales(replay: ServerReplay, findings: Findings) -> None:
+    """lr_scale is weight / active workers in ssp and async; 1 in sync and where the update is
+    empty."""
+    expected = np.ones(replay.num_rows, np.float32)
+    active = replay.num_active_workers[replay.epoch_of(replay.position)]
+    if replay.run.mode != "sync":
+        with np.errstate(all="ignore"):  # a weight may be anything
+            share = (replay.weight / active).astype(np.float32)
+        expected = np.where(replay.is_empty, expected, share)
+    findings.add_each(
+        Rule.SCALES,
+        np.flatnonzero(expected != replay.lr_scale),
+        lambda row: (
+            f"{replay.line(row)}: lr_scale {replay.lr_scale[row]:g} where {expected[row]:g} "
+            f"belongs (weight {replay.weight[row]:g}, {active[row]:g} active workers)"
+        ),
+    )
+
+
+def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings: Findings) -> int:
+    """Weights are finite, not negative, and positive where there is a gradient; weight and EMPTY
+    are what the worker that pushed the chunk says. Returns of how many updates that worker says
+    nothing, because its record ends early; ``is_whole`` [workers]: does not."""
+    weight, is_empty = replay.weight, replay.is_empty
+    is_good = np.isfinite(weight) & ((weight > 0) | (is_empty & (weight == 0)))
+    findings.add_each(
+        Rule.WEIGHTS,
+        np.flatnonzero(~is_good),
+        lambda row: f"{replay.line(row)}: weight {weight[row]:g}{_or_empty(is_empty[row])}",
+    )
+    worker = replay.run.slice_owner(replay.group, replay.chunk)
+    entry = claims.index_of(worker, replay.clock)
+    said = np.flatnonzero(entry >= 0)
+    brought = claims.weight[entry[said]]
+    findings.add_each(
+        Rule.WEIGHTS,
+        said[brought != weight[said]],
+        lambda row: (
+            f"{replay.line(row)}: applied with weight {weight[row]:g}, worker {worker[row]} "
+            f"pushed it with {claims.weight[entry[row]]:g}"
+        ),
+    )
+    is_said_empty = np.zeros(replay.num_rows, np.bool_)
+    is_said_empty[said] = claims.is_chunk_empty(entry[said], replay.chunk[said])
+    findings.add_each(
+        Rule.WEIGHTS,
+        said[is_said_empty[said] != is_empty[said]],
+        lambda row: (
+            f"{replay.line(row)}: applied with{'out' * int(is_empty[row])} a gradient, worker "
+            f"{worker[row]} pushed it with{'out' * int(is_said_empty[row])} one"
+        ),
+    )
+    is_unknown = entry < 0
+    findings.add_each(
+        Rule.WEIGHTS,
+        np.flatnonzero(is_unknown & is_whole[worker]),
+        lambda row: f"{replay.line(row)}: worker {worker[row]} says that it never pushed it",
+    )
+    return int(np.count_nonzero(is_unknown & ~is_whole[worker]))
+
+
+def _or_empty(is_empty: bool) -> str:
+    return "" if is_empty else " with a gradient; that needs a weight above 0"

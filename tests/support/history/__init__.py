@@ -1,0 +1,1 @@
+"""Recorded histories without a job: toy runs, their forgeries, summaries."""

@@ -1,0 +1,69 @@
+"""Run many jobs one after another in one mpirun: starting one costs more than most jobs.
+
+    mpiexec -n 6 python -m tests.support.programs.training.run_cases sync_cases OUT one two
+
+Runs those cases of ``sync_cases`` beside it (all without names), each on as many of the ranks as it
+needs and in OUT/<case>/. The first failure ends everything, told as a job tells it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import mpi4py
+import torch
+
+mpi4py.rc.thread_level = "multiple"
+from mpi4py import MPI  # noqa: E402 - it starts MPI
+
+from psdist.job import Job  # noqa: E402
+from psdist.ranks.context import RankContext, join  # noqa: E402
+from psdist.ranks.failure import run_or_fail  # noqa: E402
+from psdist.ranks.server import serve  # noqa: E402
+from tests.support.programs.training.cases import Case, Stage, cases_of, result_path  # noqa: E402
+
+
+def main(arguments: Sequence[str]) -> int:
+    module, folder, *names = arguments
+    cases = [case for case in cases_of(module) if not names or case.name in names]
+    comm = MPI.COMM_WORLD
+    for case in cases:
+        _run(case, comm, Path(folder) / case.name)
+        _wait_for_all(comm)
+    return 0
+
+
+def _run(case: Case, comm: MPI.Intracomm, path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    takes_part = comm.rank < case.num_ranks
+    job_comm = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
+    if not takes_part:
+        return
+    job_comm.Set_errhandler(MPI.ERRORS_RETURN)
+    context = join(
+        job_comm, config=case.config, roles=case.roles(), path=path, started_s=time.monotonic()
+    )
+    run_or_fail(
+        context, lambda: serve(context) if context.role == "server" else _work(case, context, path)
+    )
+
+
+def _work(case: Case, context: RankContext, path: Path) -> int:
+    job = Job(context)
+    result = case.script(job, Stage(path=path, sleep=time.sleep))
+    torch.save(result, result_path(path, job.worker))
+    return job.finish()
+
+
+def _wait_for_all(comm: MPI.Intracomm) -> None:
+    # Not Barrier: ranks that have nothing to do would take the cores from those that have.
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

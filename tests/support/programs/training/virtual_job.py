@@ -1,0 +1,212 @@
+"""A whole training job in one process: real Jobs, real servers, the virtual network between them.
+
+Every worker's script runs in a thread of its own, but only one thread runs at a time: the network
+hands the baton to a worker when something has arrived for it, and the worker hands it back when
+it would wait. So a schedule is decided by the seed alone, and a run can be repeated exactly.
+
+    outcome = run_virtually(case, tmp_path / "run", seed=3)
+
+Groups reduce over the virtual network, too, so scripts cannot use torch.distributed themselves:
+it has one default process group per process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+
+from psdist.job import Job
+from psdist.protocol.ids import server_id, worker_id
+from psdist.ranks.context import RankContext
+from psdist.ranks.server import server_actor
+from psdist.report.run_directory import RunDirectory
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.waiting import Waiting
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.virtual import VirtualGroup
+from tests.support.programs.training.cases import Case, Outcome, Stage, result_path
+
+
+class JobFailedError(Exception):
+    """The job was ended with this text; what a person would read."""
+
+
+class DeadlockError(AssertionError):
+    """Nothing is under way any more, and somebody still waits."""
+
+
+def run_virtually(
+    case: Case, path: Path, *, seed: int = 0, link: LinkModel | None = None
+) -> Outcome:
+    """Run ``case`` to its end; whatever a worker or a server raises is raised here."""
+    path.mkdir(parents=True, exist_ok=True)
+    network = VirtualNetwork(seed=seed, link=link)
+    board: list[bytes] = []
+    workers: list[_Worker] = []
+    channels = _channels(case, network, seed, link or LinkModel())
+
+    def world_of(peer: int, rank: int, worker: _Worker | None) -> RankContext:
+        return _VirtualWorld(
+            config=case.config,
+            roles=case.roles(),
+            rank=rank,
+            run_directory=RunDirectory(path),
+            transport=network.endpoint(peer),
+            core_share=1.0,
+            started_s=time.monotonic(),
+            worker=worker,
+            channel=channels[worker.index] if worker is not None else AloneChannel(),
+            board=board,
+        )
+
+    for index in range(case.num_workers):
+        worker = _Worker(index)
+        context = world_of(worker_id(index), case.servers + index, worker)
+        worker.run = _script_of(case, context, worker, path)
+        workers.append(worker)
+        network.spawn(worker_id(index), worker.actor())
+    for index in range(case.servers):
+        actor = server_actor(world_of(server_id(index), index, None), network.endpoint(index))
+        network.spawn(server_id(index), actor)
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as over MPI: a server steps in this thread
+    try:
+        with (
+            mock.patch("psdist.workers.group.process_group.start", _start),
+            mock.patch("psdist.workers.group.process_group.stop"),
+        ):
+            network.run()
+        if network.unfinished:
+            raise DeadlockError(f"{path}: these peers wait for ever: {network.unfinished}")
+    finally:
+        torch.set_num_threads(num_threads)
+        for worker in workers:
+            worker.abandon()
+    return Outcome(path=path, num_workers=case.num_workers)
+
+
+def _channels(
+    case: Case, network: VirtualNetwork, seed: int, link: LinkModel
+) -> dict[int, GroupChannel]:
+    """Every worker's end of its group."""
+    channels: dict[int, GroupChannel] = {}
+    for members in case.groups:
+        group = VirtualGroup(network, list(map(worker_id, members)), seed=seed, link=link)
+        for place, worker in enumerate(members):
+            channels[worker] = AloneChannel() if len(members) == 1 else group.channel(place)
+    return channels
+
+
+def _start(*, broadcast: Any, **_: object) -> GroupChannel:
+    """Instead of torch's process group: ``broadcast`` is a method of the worker's context."""
+    channel: GroupChannel = broadcast.__self__.channel
+    return channel
+
+
+def _script_of(case: Case, context: RankContext, worker: _Worker, path: Path) -> Callable[[], None]:
+    def run() -> None:
+        job = Job(context)
+        result = case.script(job, Stage(path=path, sleep=worker.pause))
+        torch.save(result, result_path(path, job.worker))
+        job.finish()
+
+    return run
+
+
+class _AbandonedError(BaseException):
+    """The job has ended without this worker: its thread must end, too."""
+
+
+class _Worker:
+    """A thread that runs only while it has the baton."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.run: Callable[[], None] = lambda: None
+        self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._main, name=f"worker-{index}", daemon=True)
+        self._sleep_s: float | None = None
+        self._error: BaseException | None = None
+        self._is_done = self._is_abandoned = False
+
+    def actor(self) -> Actor:
+        self._thread.start()
+        while True:
+            self._may_run.release()
+            self._has_paused.acquire()
+            if self._error is not None:
+                raise self._error
+            if self._is_done:
+                return
+            yield self._sleep_s
+
+    def _main(self) -> None:
+        self._may_run.acquire()
+        try:
+            if not self._is_abandoned:
+                self.run()
+        except _AbandonedError:
+            pass
+        except BaseException as error:
+            self._error = error
+        self._is_done = True
+        self._has_paused.release()
+
+    def pause(self, sleep_s: float | None = None) -> None:
+        """Hand the baton back, until something arrives or for so many virtual seconds."""
+        self._sleep_s = sleep_s
+        self._has_paused.release()
+        self._may_run.acquire()
+        if self._is_abandoned:
+            raise _AbandonedError
+
+    def abandon(self) -> None:
+        if self._thread.is_alive():
+            self._is_abandoned = True
+            self._may_run.release()
+            self._thread.join(timeout=30)
+            assert not self._thread.is_alive()
+
+
+class _BatonWaiting(Waiting):
+    def __init__(self, worker: _Worker) -> None:
+        super().__init__(is_spinning=False)
+        self._worker = worker
+
+    def idle(self, what: str) -> bool:  # noqa: ARG002
+        self._worker.pause()
+        return False
+
+
+@dataclass(kw_only=True)
+class _VirtualWorld(RankContext):
+    worker: _Worker | None
+    channel: GroupChannel
+    board: list[bytes]
+    """What the chief has broadcast so far, for all workers."""
+    num_read: int = field(default=0)
+
+    def waiting(self, *, has_deadline: bool = True) -> Waiting:  # noqa: ARG002
+        assert self.worker is not None
+        return _BatonWaiting(self.worker)
+
+    def broadcast_among_workers(self, memory: memoryview) -> None:
+        assert self.worker is not None
+        if self.me == worker_id(0):
+            self.board.append(bytes(memory))
+        while len(self.board) <= self.num_read:
+            self.worker.pause(1e-4)
+        memory[:] = self.board[self.num_read]
+        self.num_read += 1
+
+    def abort(self, heading: str, text: str, status: int) -> NoReturn:
+        raise JobFailedError(f"{heading} ({status}): {text}")

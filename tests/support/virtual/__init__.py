@@ -1,0 +1,1 @@
+"""Whole jobs on the virtual network: drawn schedules, their workers, what must hold."""

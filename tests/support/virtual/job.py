@@ -1,0 +1,271 @@
+"""A whole job in one process: the real loops, shards and state machines over the virtual network.
+
+:func:`play` runs a :class:`~tests.support.virtual.schedule.Schedule` and returns the job.
+Meanwhile every machine looks at itself whenever it has handled something, and a watch
+(``watch``) counts at the network and at the servers' memory. Whether the run was right is judged
+afterwards (``proof``).
+
+    job = play(Schedule.from_seed(7))
+    prove(job)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from psdist.codecs.wire import RAW_WIRE, Wire
+from psdist.errors import CollectiveError, HyperparameterError, PeerLostError, PsdistError
+from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_bounds
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Control,
+    Failure,
+    Missing,
+    Progress,
+    Registered,
+    Settings,
+    Stop,
+    WhoIsAbsent,
+    WhoIsMissing,
+)
+from psdist.protocol.header import Kind
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
+from psdist.protocol.memory import as_tensor
+from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.protocol.policy import Policy
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.shard.sizes import SizeShard
+from psdist.servers.shard.tensors import TensorShard
+from psdist.transport.base import Transport
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.virtual import VirtualGroup
+from tests.support.virtual.delays import link_of, napping, slowed
+from tests.support.virtual.schedule import Schedule, small_partition
+from tests.support.virtual.self_checks import check_server_after_every_event
+from tests.support.virtual.virtual_worker import VirtualWorker
+from tests.support.virtual.watch import Watch
+
+__all__ = ["Schedule", "VirtualJob", "VirtualWorker", "play", "small_partition"]
+
+REPEATABLE: tuple[type[Control] | Kind, ...] = (
+    Kind.PUSH,  # of an update without a gradient
+    Kind.PULL,
+    *(Registered, Settings, Collected, Stop, Missing, WhoIsMissing, Absent, WhoIsAbsent),
+    *(Progress,),
+)
+"""Messages without payload whose receivers take a second one: what it changes has happened already,
+or it is answered again. Of all others a second one is an error."""
+
+
+class VirtualJob:
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        policy: Callable[[int], Policy] | None = None,
+        make_loop: Callable[..., ServerLoop] = ServerLoop,
+        make_executor: MakeExecutor = TensorShard,
+        make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
+        wire: Wire = RAW_WIRE,
+        verify_open_sends: bool = True,
+        is_watched: bool = True,
+        network: VirtualNetwork | None = None,
+    ) -> None:
+        """``policy``, ``make_loop`` and ``make_worker(job, worker, group)`` let a test break
+        servers and workers on purpose, ``is_watched=False`` before the watch sees it;
+        ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
+        whose ranks now do this job."""
+        self.schedule = schedule
+        self.wire = wire
+        self.random = random.Random(schedule.seed)
+        self.partition = schedule.partition()
+        self.owners = self.partition.shard([1.0] * schedule.servers)
+        self.network = network or VirtualNetwork(
+            seed=schedule.seed,
+            link=link_of(schedule),
+            verify_open_sends=verify_open_sends,
+            repeatable=REPEATABLE,
+        )
+        self.watch = Watch(self.network, credits=schedule.credits) if is_watched else None
+        self.groups: list[tuple[int, ...]] = []
+        for size in schedule.group_sizes:
+            first = sum(map(len, self.groups))
+            self.groups.append(tuple(range(first, first + size)))
+        self.channels = [self._channels(members) for members in self.groups]
+        """Each group's ends of its channel, by place."""
+        self.servers: list[ServerLoop] = []
+        self.server_histories: list[ServerHistory] = []
+        self.reported: list[RegistrarAction] = []
+        """What the registrar has for files and people."""
+        self.dead: int | None = None
+        self.errors: dict[int, PsdistError] = {}
+        """Of ranks that a death, or a mistake that the schedule wants, has ended."""
+        self.clocks_at_save: list[dict[int, int]] = []
+        """For each save the clocks of the groups."""
+        self.copies: list[list[npt.NDArray[Any]]] = []
+        """For each save what the chief has copied, by chunk."""
+        num_workers = sum(schedule.group_sizes)
+        make_policy = policy or (lambda _server: schedule.policy())
+        for server in range(schedule.servers):
+            history = ServerHistory(None, server)
+            registrar = Registrar(
+                num_workers=num_workers, num_servers=schedule.servers, mode=schedule.mode
+            )
+            loop = make_loop(
+                self.transport(server_id(server)),
+                ServerCore(server=server, policy=make_policy(server), groups=self.groups),
+                ServerOptions(
+                    server=server,
+                    shard_weights=(1.0,) * schedule.servers,
+                    mode=schedule.mode,
+                    receive_buffers=schedule.receive_buffers,
+                    checksum_every=1,
+                    wire=wire,
+                ),
+                make_executor=self._watched(server, slowed(schedule, server, make_executor)),
+                history=history,
+                registrar=registrar if server == 0 else None,
+                on_registrar=self.reported.append,
+            )
+            check_server_after_every_event(loop, is_large=schedule.is_large)
+            self.servers.append(loop)
+            self.server_histories.append(history)
+            self._spawn(server_id(server), napping(schedule, server, loop.actor()))
+        self.workers = [
+            make_worker(self, worker, group)
+            for group, members in enumerate(self.groups)
+            for worker in members
+        ]
+        for worker in self.workers:
+            self._spawn(worker_id(worker.worker), worker.script())
+
+    # -- how it is put together ----------------------------------------------------------------
+
+    def transport(self, peer: int) -> Transport:
+        """The endpoint of ``peer``, watched."""
+        endpoint = self.network.endpoint(peer)
+        return endpoint if self.watch is None else self.watch.transport(endpoint)
+
+    def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
+        if len(members) == 1:
+            return [AloneChannel()]
+        schedule = self.schedule
+        link = LinkModel(latency_s=schedule.latency_s, jitter_s=schedule.jitter_s)
+        peers = [worker_id(worker) for worker in members]
+        group = VirtualGroup(self.network, peers, seed=schedule.seed, link=link)
+        return [group.channel(place) for place in range(len(members))]
+
+    def _watched(self, server: int, make: MakeExecutor) -> MakeExecutor:
+        return make if self.watch is None else self.watch.executor(server, make)
+
+    def _spawn(self, peer: int, actor: Actor) -> None:
+        self.network.spawn(peer, self._caught(peer, actor))
+
+    def _caught(self, peer: int, actor: Actor) -> Actor:
+        """Errors that the schedule is about end an actor, all others the test. As in a job, the
+        registrar is told."""
+        try:
+            yield from actor
+        except (PeerLostError, CollectiveError, HyperparameterError) as error:
+            is_meant = self.dead is not None or self.schedule.mistake
+            if not is_meant:
+                raise
+            self.errors[peer] = error
+            if peer != REGISTRAR:
+                failure = Failure(heading=describe_peer(peer), text=str(error), exit_status=1)
+                self.network.endpoint(peer).send_control(REGISTRAR, failure)
+
+    # -- what workers note ---------------------------------------------------------------------
+
+    def note_clock_at_save(self, group: int, clock: int) -> None:
+        saves = self.clocks_at_save
+        if not saves or group in saves[-1]:
+            saves.append({})
+        saves[-1][group] = clock
+
+    def note_copy(self, payloads: Sequence[memoryview | None]) -> None:
+        chunks = zip(payloads, self.partition.chunks, strict=True)
+        self.copies.append(
+            [
+                as_tensor(payload, chunk.dtype, chunk.length).numpy()
+                for payload, chunk in chunks
+                if payload is not None
+            ]
+        )
+
+    # -- the run -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        death = self.schedule.death
+        num_events = 0
+        while self.network.step():
+            num_events += 1
+            if death is not None and num_events == death.after_events:
+                self._kill()
+        for actor in (*self.servers, *self.workers):
+            actor.core.check_invariants()
+        if not self.errors:
+            assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
+
+    def _kill(self) -> None:
+        """Somebody of the kind that the schedule says, if one still works."""
+        death = self.schedule.death
+        assert death is not None
+        kinds = {
+            "worker": [peer for peer in self.network.unfinished if is_worker(peer)],
+            "registrar": [peer for peer in self.network.unfinished if peer == REGISTRAR],
+            "server": [peer for peer in self.network.unfinished if not is_worker(peer)],
+        }
+        if kinds[death.victim]:
+            pick = random.Random(f"{self.schedule.seed} death")
+            self.dead = pick.choice(kinds[death.victim])
+            self.network.crash(self.dead, notice_s=death.notice_s)
+
+    # -- what has become of it -----------------------------------------------------------------
+
+    @property
+    def holds_sizes_alone(self) -> bool:
+        """Nothing has bytes that a checksum could be taken of."""
+        return any(isinstance(server.executor, SizeShard) for server in self.servers)
+
+    def history(self) -> History:
+        schedule = self.schedule
+        record = RunRecord(
+            psdist="test",
+            mode=schedule.mode,  # type: ignore[arg-type]
+            staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
+            groups=tuple(self.groups),
+            slices=slice_bounds(self.partition.slices, self.groups),
+            num_servers=schedule.servers,
+            num_chunks=len(self.partition.chunks),
+            owners=self.owners,
+            checksum_every=int(not self.holds_sizes_alone),
+        )
+        return collect(record, self.server_histories, [w.history for w in self.workers])
+
+    def parameters_of(self, chunk: int) -> torch.Tensor:
+        """Its server's own, now."""
+        server = self.servers[self.owners[chunk]]
+        executor = server.executor
+        assert isinstance(executor, TensorShard)
+        return executor._memory[chunk].buffer(server.core._chunks[chunk].current).clone()
+
+    def parameters(self) -> torch.Tensor:
+        """The servers' parameters, chunk after chunk."""
+        return torch.cat([self.parameters_of(chunk) for chunk in range(len(self.owners))])
+
+
+def play(schedule: Schedule, **broken: object) -> VirtualJob:
+    job = VirtualJob(schedule, **broken)  # type: ignore[arg-type]
+    job.run()
+    return job

@@ -1,0 +1,306 @@
+"""Workers as actors of the virtual network: what a schedule says, by the code that really trains.
+
+A :class:`VirtualWorker` runs the Trainer and the flat memory of a real job, in a group of any size,
+and keeps what it drew and what its forward passes found in memory, for the oracle of values
+(``reference``). Its methods are there to be overridden by tests that break one on purpose.
+
+    job = VirtualJob(schedule, make_worker=SkipsAnAllGather)
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from psdist.history.writers import WorkerHistory
+from psdist.protocol.control import Progress, Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.memory import allocate
+from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
+from psdist.transport.waiting import Waiting
+from psdist.workers.assembly import make_loop, make_trainer
+from psdist.workers.protocol.actions import Warn
+from psdist.workers.protocol.seat import Seat
+from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
+from tests.support.virtual.reference import Draw
+from tests.support.virtual.self_checks import check_worker_after_every_event
+
+if TYPE_CHECKING:
+    from tests.support.virtual.job import VirtualJob
+
+FULL_BATCH = 8
+NAMES = ("barrier", "save", "mean")
+"""What the collectives of a script are called, in turn."""
+
+
+class VirtualWorker:
+    """What workers of a group may have apart they draw apart."""
+
+    def __init__(self, job: VirtualJob, worker: int, group: int) -> None:
+        schedule = job.schedule
+        self.job, self.worker, self.group = job, worker, group
+        self.seat = Seat(
+            worker=worker, group=group, members=job.groups[group], num_servers=schedule.servers
+        )
+        self.history = WorkerHistory(None, worker)
+        self.pick_together = random.Random(f"{schedule.seed} {group}")
+        self.pick_apart = random.Random(f"{schedule.seed} {group} {self.seat.place}")
+        self.pick_more = random.Random(f"{schedule.seed} {worker} more")
+        self.pick_more_together = random.Random(f"{schedule.seed} {group} more")
+        self.clock = 0
+        self.lr = schedule.lr
+        self.batch = (0, 0)
+        self.draws: list[Draw] = []
+        """What was brought to each iteration."""
+        self.used: list[npt.NDArray[Any]] = []
+        """The flat parameters that each recorded use found in memory."""
+        self.warnings: list[str] = []
+        self.num_lines = 0
+        self.loop = make_loop(
+            job.transport(worker_id(worker)), self.seat, waiting=Waiting(is_spinning=False)
+        )
+        self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
+        self.core = self.loop.core
+        check_worker_after_every_event(self.core)
+        if schedule.has_model:
+            self.take_slice()
+            self.mine = self.core.mine
+
+    def take_slice(self) -> None:
+        """Make the memory, and what trains in it."""
+        job, partition = self.job, self.job.partition
+        self.model = [nn.Parameter(torch.zeros(piece.shape)) for piece in partition.pieces]
+        self.trainer = make_trainer(
+            self.loop,
+            job.channels[self.group][self.seat.place],
+            partition=partition,
+            owners=job.owners,
+            credits=job.schedule.credits,
+            wire=job.wire,
+            parameters=self.model,
+            hyperparameters=lambda: self.hyper(self.lr),
+            on_nonfinite="skip",
+            history=self.history,
+        )
+        flat = self.trainer.flat
+        self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
+
+    @property
+    def staleness_seen(self) -> Collection[int]:
+        return self.trainer.statistics().staleness
+
+    # -- the script, as a generator ------------------------------------------------------------
+
+    def script(self) -> Iterator[float | None]:  # type: ignore[return]
+        job, loop, schedule = self.job, self.loop, self.job.schedule
+        if not schedule.has_model:
+            yield from self._meet_only()
+            return
+        if self.seat.is_chief:
+            self._send_setup()
+        if self.seat.is_leader:
+            loop.begin_register()
+            yield from self._until(lambda: not self.core.is_joining)
+        yield from self.bring()
+        yield from self._collective("prepare")
+        collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
+        for clock in range(schedule.iterations[self.group]):
+            while collectives and collectives[0] <= clock:
+                collectives.pop(0)
+                yield from self.meet(is_last=not collectives)
+            if schedule.pull_rate and self.pick_more_together.random() < schedule.pull_rate:
+                yield from self.bring()
+            self.record_use()
+            yield schedule.compute_s[self.group] * (0.5 + job.random.random())
+            yield from self.iterate()
+            self.clock += 1
+            if self.pick_more.random() < schedule.report_rate:
+                self.report()
+                self.num_lines += 1
+                values = {"loss": clock / 8, "by piece": [{"norm": 1.0}, None]}
+                loop.log({"worker": self.worker, "clock": clock, "values": values})
+        while collectives:
+            collectives.pop(0)
+            yield from self.meet(is_last=not collectives)
+        self.history.close()
+        if schedule.report_rate:
+            self.report()
+        loop.finish({})
+        yield from self._until(lambda: self.core.is_stopped)
+
+    def _meet_only(self) -> Iterator[float | None]:
+        """A script without a model."""
+        for _ in self.job.schedule.collectives[self.group]:
+            yield self.job.random.random() * self.job.schedule.compute_s[self.group]
+            yield from self._collective("barrier")
+        self.history.close()
+        self.loop.finish({})
+        yield from self._until(lambda: self.core.is_stopped)
+
+    def _send_setup(self) -> None:
+        self.fill_parameters()
+        self.loop.begin_setup(
+            Setup(
+                partition=self.job.partition.encode(),
+                optimizer="torch.optim.SGD",
+                hyper=self.hyper(self.job.schedule.lr),
+            )
+        )
+
+    def fill_parameters(self) -> None:
+        with torch.no_grad():
+            for index, parameter in enumerate(self.model):
+                parameter.copy_(initial_values(index, parameter))
+
+    def hyper(self, lr: float) -> bytes:
+        schedule = self.job.schedule
+        return pack_hyperparameters(
+            hyperparameters_of(
+                lr / schedule.lr,
+                lr=schedule.lr,
+                momentum=schedule.momentum,
+                weight_decay=schedule.weight_decay,
+                num_groups=schedule.optimizer_groups,
+            )
+        )
+
+    # -- iterations ----------------------------------------------------------------------------
+
+    def bring(self) -> Iterator[float | None]:
+        """The newest parameters that the mode allows; the first ones, too."""
+        for wait in self.trainer.bring():
+            yield from self._until(wait.is_done)
+
+    def record_use(self) -> None:
+        """A forward pass."""
+        is_short = self.pick_apart.random() < self.job.schedule.short_rate
+        num_samples = self.pick_apart.randrange(FULL_BATCH) if is_short else FULL_BATCH
+        self.batch = num_samples, FULL_BATCH
+        self.trainer.on_batch(num_samples, FULL_BATCH)
+        self.trainer.record_use()
+        self.used.append(np.concatenate([flat.numpy() for flat in self.trainer.flat.values]))
+
+    def iterate(self) -> Iterator[float | None]:
+        """A backward pass and ``optimizer.step()``."""
+        schedule, apart, together = self.job.schedule, self.pick_apart, self.pick_together
+        self.lr = self.draw_lr()
+        for index, parameter in enumerate(self.model):
+            lack_rate = schedule.absent_rate / 2
+            is_absent = together.random() < lack_rate or apart.random() < lack_rate
+            parameter.grad = None if is_absent else self.gradient(index, parameter)
+            if parameter.grad is not None and apart.random() < schedule.nan_rate:
+                parameter.grad[apart.randrange(len(parameter))] = math.nan
+        is_skipped = apart.random() < schedule.empty_rate / len(self.job.groups[self.group])
+        self.draws.append(
+            Draw(
+                *self.batch,
+                is_skipped,
+                unpack_hyperparameters(self.hyper(self.lr)),
+                [None if each.grad is None else each.grad.numpy().copy() for each in self.model],
+            )
+        )
+        for wait in self.trainer.iterate(gradient_scale=1.0, is_skipped=is_skipped):
+            yield from self._until(wait.is_done)
+
+    def draw_lr(self) -> float:
+        schedule = self.job.schedule
+        is_last = (self.group, self.clock + 1) == (
+            len(self.job.groups) - 1,
+            schedule.iterations[-1],
+        )
+        if is_last and schedule.mistake == "other lr":
+            return schedule.lr / 3
+        # In sync all groups must agree on it: a function of the clock.
+        is_now = self.pick_together.random() < schedule.settings_rate
+        if is_now or (schedule.mode == "sync" and schedule.settings_rate):
+            return lr_of(self.clock, schedule.lr)
+        return schedule.lr
+
+    def gradient(self, index: int, parameter: Tensor) -> Tensor:
+        """For piece ``index``; a test may give others."""
+        return gradient_of(self.worker, self.clock, index, parameter)
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def meet(self, *, is_last: bool) -> Iterator[float | None]:
+        """The script's next collective; ``save`` is two, and the chief copies between them."""
+        name = NAMES[self.core._collectives.seq % len(NAMES)]
+        is_wrong = is_last and self.group == len(self.job.groups) - 1
+        mistake = self.job.schedule.mistake if is_wrong else ""
+        if mistake == "absent":
+            return
+        yield from self._collective("prepare" if mistake else name)
+        if name == "save":
+            if self.seat.is_leader:
+                self.job.note_clock_at_save(self.group, self.clock)
+            if self.seat.is_chief:
+                yield from self._copy()
+            yield from self._collective(name)
+
+    def _copy(self) -> Iterator[float | None]:
+        frames = [Frame(allocate(chunk.num_bytes)) for chunk in self.job.partition.chunks]
+        self.loop.begin_copy(frames, clock=self.clock)
+        yield from self._until(lambda: self.core.is_idle)
+        self.job.note_copy([frame.payload for frame in frames])
+
+    def _collective(self, name: str) -> Iterator[float | None]:
+        if self.job.schedule.report_rate:
+            self.report()
+        number = self.core._collectives.seq + 1
+        num_workers = len(self.job.workers)
+        payloads = [b"%d" % (number + worker // 3 * 10) for worker in range(num_workers)]
+        mine, numbers = payloads[self.worker], [self.worker + 1.0, number / 8]
+        self.loop.begin_collective(name, mine, values=struct.pack("<2d", *numbers))
+        yield from self._until(lambda: self.core.is_collected)
+        brought = self.core.take_collected()
+        told = [payload if worker < 24 else None for worker, payload in enumerate(payloads)]
+        assert brought.num_workers == num_workers
+        assert [brought.of(worker) for worker in range(num_workers)] == told
+        assert brought.unlike(mine) == [
+            worker for worker, payload in enumerate(told) if payload != mine
+        ]
+        total = struct.pack("<2d", sum(range(num_workers + 1)), num_workers * number / 8)
+        assert brought.values == (total if num_workers <= 3 else b"")
+
+    def report(self) -> None:
+        """Tell the registrar where this worker stands."""
+        uses_loader = self.job.schedule.has_every_worker_in_step
+        progress = Progress(
+            worker=self.worker,
+            clock=self.clock,
+            samples=self.trainer.num_samples if self.job.schedule.has_model else 0,
+            loader_batches=5 if uses_loader else 0,
+            loader_until=self.clock if uses_loader else 0,
+        )
+        self.loop.transport.send_control(REGISTRAR, progress)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _until(self, is_done: Callable[[], bool]) -> Iterator[float | None]:
+        self.loop.turn()
+        rate = self.job.schedule.ask_rate
+        if rate and not is_done() and self.pick_more.random() < rate:
+            self.job.network.schedule(
+                10 ** self.pick_more.uniform(-6, -2),
+                worker_id(self.worker),
+                self._ask,
+            )
+        while not is_done():
+            yield None
+            self.loop.turn()
+
+    def _ask(self) -> None:
+        """As WorkerLoop.carry_on after ``warn_s``."""
+        if worker_id(self.worker) not in self.job.network.unfinished:
+            return  # it has ended meanwhile, or died
+        self.warnings.append(f"still waiting for {self.core.awaits()}")
+        self.loop._ask_who_is_missing()
