@@ -20,17 +20,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from psdist.errors import HyperparameterError, NonFiniteGradientError, UsageError
+from psdist.errors import HyperparameterError, NonFiniteGradientError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import describe_workers
@@ -39,6 +34,7 @@ from psdist.protocol.partition import Partition, Span
 from psdist.workers.group.channel import GroupChannel, Pending, T
 from psdist.workers.loop import Wait, WorkerLoop, wait_for_group
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.uses import Uses
 
 logger = logging.getLogger("psdist")
 
@@ -71,21 +67,6 @@ class WorkerStatistics:
         )
 
 
-IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class _Use:
-    """What one forward pass found in memory, by chunk (the arrays only when recording)."""
-
-    staleness: Counter[int]
-    positions: IntArray
-    replies: IntArray
-    has_crc: npt.NDArray[np.bool_] | IntArray
-    crcs: IntArray
-    is_outdated: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     """What a worker of the group brings to an iteration."""
@@ -96,6 +77,8 @@ class _Row:
     hyper: int
     """A digest of its hyperparameters."""
     absent: frozenset[int]
+    has_ended: bool = False
+    """It has no more data in this pass, and takes part for the others' sake."""
 
 
 class Trainer:
@@ -108,40 +91,36 @@ class Trainer:
         flat: FlatModel,
         loop: WorkerLoop,
         group: GroupChannel,
-        frozen: Sequence[tuple[str, torch.nn.Parameter]],
+        look_for_changes: Callable[[FlatModel, int], None],
         hyperparameters: Callable[[], bytes],
         on_nonfinite: Literal["error", "skip"],
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
     ) -> None:
-        """``frozen``: parameters, with their names, that must stay so; ``hyperparameters()``:
-        the optimizer's, packed, as they are now."""
+        """``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
+        ``hyperparameters()``: the optimizer's, packed, as they are now."""
         self.clock = 0
         self._worker = worker
         self._partition = partition
-        self._owners = np.asarray(owners, dtype=np.int64)
         self._flat = flat
         self._loop = loop
         self._group = group
-        self._frozen = tuple(frozen)
-        self._has_warned_of_writes = False
+        self._look_for_changes = look_for_changes
         self._hyperparameters = hyperparameters
         self._on_nonfinite = on_nonfinite
         self._history = history
         self._on_iteration = on_iteration
         slices = partition.slices(group.size)
         self._mine = slices[group.place]
-        self._batch = (0, 0)
+        self._batch: tuple[int, float] = (0, 0.0)
         """(samples, samples of a full batch) handed out and not yet used."""
+        self._has_loader = False
         self._samples_in_iteration = 0
-        self._nominal_in_iteration = 0
+        self._nominal_in_iteration = 0.0
         self._samples = 0
         self._waited_s = 0.0
-        self._staleness: Counter[int] = Counter()
         # Of what is in memory now.
         self._min_done = [NEVER] * len(self._mine)
-        # By chunk: position; twice the clock of the reply, and 1 more where it has a checksum.
-        self._versions = torch.zeros((len(partition.chunks), 2), dtype=torch.int64)
         self._spans = [partition.spans(chunks) for chunks in slices]
         # With the versions behind the parameters.
         num_flats = len(flat.values)
@@ -149,39 +128,27 @@ class Trainer:
             (*spans, Span(num_flats, 2 * chunks.start, 2 * chunks.stop))
             for spans, chunks in zip(self._spans, slices, strict=True)
         ]
-        self._uses: list[_Use] = []
+        self._uses = Uses(partition, flat, owners, history)
 
     # -- the iteration -------------------------------------------------------------------------
 
-    def on_batch(self, num_samples: int, nominal: int) -> None:
+    def on_batch(self, num_samples: int, nominal: float) -> None:
         """The loader hands out a batch: a short one weighs less. It counts once a forward pass
         with gradients (or the step) follows; the batches of an evaluation do not."""
         self._batch = num_samples, nominal
+        self._has_loader = True
 
-    def record_use(self) -> None:
+    def record_use(self, num_samples: int = 0) -> None:
         """A forward pass uses the parameters that are in memory now. It counts when the iteration
-        ends in a step; passes over the same parameters are one use."""
-        self._samples_in_iteration += self._batch[0]
+        ends in a step; passes over the same parameters are one use. ``num_samples``: of the pass,
+        which count (but do not weigh) where the script has batches of its own."""
+        self._samples_in_iteration += self._batch[0] if self._has_loader else num_samples
         self._nominal_in_iteration += self._batch[1]
-        self._batch = 0, 0
-        if self._uses and not self._uses[-1].is_outdated:
-            return
-        staleness = Counter(max(0, self.clock - min_done) for min_done in self._min_done)
-        positions = replies = has_crc = crcs = np.empty(0, dtype=np.int64)
-        if self._history is not None:
-            positions, stamps = self._versions.numpy().T.copy()
-            replies, has_crc = stamps >> 1, stamps & 1 != 0
-            crcs = self._checksums(np.flatnonzero(has_crc))
-        self._uses.append(_Use(staleness, positions, replies, has_crc, crcs))
+        self._batch = 0, 0.0
+        self._uses.record(self._staleness_by_chunk)
 
-    def _checksums(self, chunks: IntArray) -> IntArray:
-        """crc32 of the memory that the forward pass reads, 0 for chunks not asked for."""
-        crcs = np.zeros(len(self._partition.chunks), dtype=np.int64)
-        if len(chunks):
-            self._flat.values_to_host()
-        for chunk in chunks:
-            crcs[chunk] = zlib.crc32(self._flat.parameter_bytes(self._partition.chunks[chunk]))
-        return crcs
+    def _staleness_by_chunk(self) -> Counter[int]:
+        return Counter(max(0, self.clock - min_done) for min_done in self._min_done)
 
     def step(self, gradient_scale: float, is_skipped: bool) -> None:
         """End iteration ``clock``: push, and bring the parameters for the next one.
@@ -196,7 +163,7 @@ class Trainer:
 
     def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
-        self._look_for_changes()
+        self._look_for_changes(self._flat, self.clock)
         self.record_use()
         absent = self._flat.collect_gradients(scale=gradient_scale)
         non_finite = [] if is_skipped else self._flat.non_finite()
@@ -205,8 +172,7 @@ class Trainer:
         hyper = self._hyperparameters()
         mine = _Row(weight, is_skipped, not non_finite, _digest(hyper), frozenset(absent))
         table = yield from self._agree(mine)
-        if any(row.hyper != mine.hyper for row in table):
-            yield from self._refuse_different(hyper)
+        hyper = yield from self._settle_hyperparameters(table, hyper)
         if non_finite and self._on_nonfinite == "error":
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
@@ -226,15 +192,44 @@ class Trainer:
                     f"holds NaN or infinity; nothing was pushed. {_NON_FINITE_REMEDY}"
                 )
             group_weight = 0.0
-        elif group_weight:
+        yield from self._exchange(table, weight, group_weight, hyper)
+
+    def sit_out(self) -> None:
+        """This worker has no more data in this pass: take part with weight 0 in the iterations of
+        the group's others, until they have none either."""
+        for wait in self.iterate_for_others():
+            self._loop.carry_on(wait)
+
+    def iterate_for_others(self) -> Iterator[Wait]:
+        """As :meth:`sit_out`, but hands out what there is to wait for."""
+        while True:
+            hyper = self._hyperparameters()
+            table = yield from self._agree(
+                _Row(0.0, False, True, _digest(hyper), frozenset(), has_ended=True)
+            )
+            if all(row.has_ended for row in table):
+                return
+            self.record_use()
+            self._flat.clear_gradients()
+            hyper = yield from self._settle_hyperparameters(table, hyper)
+            is_usable = all(row.is_finite and not row.is_skipped for row in table)
+            group_weight = sum(row.weight for row in table) if is_usable else 0.0
+            yield from self._exchange(table, 0.0, group_weight, hyper)
+
+    def _exchange(
+        self, table: Sequence[_Row], weight: float, group_weight: float, hyper: bytes
+    ) -> Generator[Wait, None, None]:
+        """Reduce, push and bring; the iteration is over. ``weight``: this worker's."""
+        if group_weight:
             yield from self._reduce(share=weight / group_weight)
-        everywhere = set(absent).intersection(*(row.absent for row in table))
+        bringing = [row.absent for row in table if not row.has_ended]
+        everywhere = frozenset.intersection(*bringing)
         self._begin_push(weight, group_weight, hyper, sorted(everywhere))
         pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
         self._waited_s += time.monotonic() - pushed_s
         yield from self._take_new_values("optimizer.step")
-        self._commit_uses()
+        self._uses.commit(self.clock)
         self._samples += self._samples_in_iteration
         self._samples_in_iteration = self._nominal_in_iteration = 0
         self.clock += 1
@@ -245,51 +240,52 @@ class Trainer:
             yield wait_for_group(pending, what)
         return pending.result()
 
-    def _look_for_changes(self) -> None:
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise UsageError(
-                    f"iteration {self.clock}: parameter {name} was frozen at job.prepare() but now "
-                    "requires gradients; servers train only parameters that required gradients "
-                    "at prepare(): set requires_grad before job.prepare()"
-                )
-        # No error: averages of weights are swapped in for an evaluation, and out again.
-        written = [] if self._has_warned_of_writes else self._flat.written_by_others()
-        if written:
-            self._has_warned_of_writes = True
-            logger.warning(
-                "the script has written to parameter %s (and %d more) since the servers sent it; "
-                "they do not see that, and their next values replace it: load and initialise "
-                "models before job.prepare",
-                self._partition.pieces[written[0]].name,
-                len(written) - 1,
-            )
-
     def _agree(self, mine: _Row) -> Generator[Wait, None, list[_Row]]:
         """What every worker of the group brings, by place."""
         pending = self._group.agree(
             "optimizer.step",
-            [mine.weight, mine.is_skipped, mine.is_finite, mine.hyper, *sorted(mine.absent)],
+            [
+                *(mine.weight, mine.is_skipped, mine.is_finite, mine.hyper, mine.has_ended),
+                *sorted(mine.absent),
+            ],
         )
         table = yield from self._in_group(pending, "optimizer.step")
         return [
-            _Row(weight, bool(is_skipped), bool(is_finite), int(hyper), frozenset(map(int, absent)))
-            for weight, is_skipped, is_finite, hyper, *absent in table
+            _Row(
+                weight,
+                bool(is_skipped),
+                bool(is_finite),
+                int(hyper),
+                frozenset(map(int, absent)),
+                has_ended=bool(has_ended),
+            )
+            for weight, is_skipped, is_finite, hyper, has_ended, *absent in table
         ]
 
-    def _refuse_different(self, hyper: bytes) -> Generator[Wait, None, NoReturn]:
-        """Each worker's slice would be stepped with hyperparameters of its own: in every mode."""
+    def _settle_hyperparameters(
+        self, table: Sequence[_Row], hyper: bytes
+    ) -> Generator[Wait, None, bytes]:
+        """Those of the workers that bring a gradient, which must be alike in every mode: each
+        worker's slice would be stepped with hyperparameters of its own."""
+        if all(row.hyper == table[0].hyper for row in table):
+            return hyper
         pending = self._group.agree("optimizer.step", [self._worker, *hyper])
         rows = yield from self._in_group(pending, "optimizer.step")
-        brought = [(int(worker), bytes(map(int, packed))) for worker, *packed in rows]
+        brought = [
+            (int(worker), bytes(map(int, packed)))
+            for row, (worker, *packed) in zip(table, rows, strict=True)
+            if not row.has_ended
+        ]
         first, hyper = brought[0]
-        other, others = next(each for each in brought if each[1] != hyper)
-        differ = difference(unpack_hyperparameters(hyper), unpack_hyperparameters(others))
-        raise HyperparameterError(
-            f"iteration {self.clock}: workers {first} and {other} of one group disagree on "
-            f"hyperparameters: {differ}; nothing was pushed. Every worker must use the same "
-            "schedule: one that follows a loss must follow job.mean(loss)"
-        )
+        for other, others in brought:
+            if others != hyper:
+                differ = difference(unpack_hyperparameters(hyper), unpack_hyperparameters(others))
+                raise HyperparameterError(
+                    f"iteration {self.clock}: workers {first} and {other} of one group disagree on "
+                    f"hyperparameters: {differ}; nothing was pushed. Every worker must use the "
+                    "same schedule: one that follows a loss must follow job.mean(loss)"
+                )
+        return hyper
 
     def _reduce(self, share: float) -> Generator[Wait, None, None]:
         """This worker's slice of the gradients becomes the group's mean, and lies on the host.
@@ -341,24 +337,14 @@ class Trainer:
             version = self._loop.core.versions[chunk]
             self._min_done[index] = version.min_done
             if self._history is not None:
-                self._versions[chunk, 0] = version.position
-                self._versions[chunk, 1] = 2 * version.clock + version.is_checksummed
+                self._uses.versions[chunk, 0] = version.position
+                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
         flats, spans = self._flat.values, self._spans
         if self._history is not None:
-            flats, spans = [*flats, self._versions.view(-1)], self._recorded_spans
+            flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
         yield from self._in_group(self._group.all_gather(flats, spans), call)
         self._flat.values_changed()
-        for use in self._uses:
-            use.is_outdated = True
-
-    def _commit_uses(self) -> None:
-        chunks = np.arange(len(self._partition.chunks))
-        for use in self._uses:
-            self._staleness.update(use.staleness)
-            if self._history is not None:
-                versions = use.positions, use.replies, use.has_crc, use.crcs
-                self._history.uses(self.clock, chunks, self._owners, *versions)
-        self._uses.clear()
+        self._uses.values_changed()
 
     @property
     def flat(self) -> FlatModel:
@@ -387,8 +373,8 @@ class Trainer:
             samples=self._samples,
             bytes_pushed=counts.bytes_pushed,
             bytes_pulled=counts.bytes_pulled,
-            max_staleness_seen=max(self._staleness, default=0),
-            staleness=dict(sorted(self._staleness.items())),
+            max_staleness_seen=max(self._uses.staleness, default=0),
+            staleness=dict(sorted(self._uses.staleness.items())),
         )
 
 

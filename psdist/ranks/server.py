@@ -284,6 +284,7 @@ class Reporter:
             "bytes_pulled": pulled if is_known else None,
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(wall_s, 3),
+            "samples": samples if is_known else None,
             "samples_per_s": (round(samples / trained_s, 1) if trained_s else 0.0)
             if is_known
             else None,

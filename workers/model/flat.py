@@ -117,6 +117,11 @@ class FlatModel:
                     flat.mul_(scale)
         return absent
 
+    def clear_gradients(self) -> None:
+        """All zero: of a worker that has none to give."""
+        for flat in self._gradients.on_device:
+            flat.zero_()
+
     def written_by_others(self) -> list[int]:
         """Pieces whose parameter torch has seen written since :meth:`values_changed`."""
         return [

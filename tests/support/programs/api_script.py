@@ -17,7 +17,7 @@ import torch
 
 import psdist
 
-from .problems import Problem  # relative: python -m finds it, and so must psdist run -m
+from .training.problems import Problem  # relative: python -m finds it, and so must psdist run -m
 
 
 def main(out: str) -> None:
