@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -22,11 +22,11 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
-from psdist.errors import CollectiveError, UsageError, UserError
+from psdist.errors import UsageError, UserError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
-from psdist.protocol.ids import describe_workers, worker_of
+from psdist.protocol.ids import worker_of
 from psdist.protocol.memory import as_bytes
 from psdist.ranks.context import RankContext
 from psdist.ranks.device import device_of
@@ -116,7 +116,7 @@ class Job:
             num_workers=self.num_workers,
             on_batch=self._on_batch,
             on_end=self._sit_out,
-            compare=self._compare_order,
+            collective=self._collective,
         )
         self._standing = Standing(self.worker, context.transport)
         self._trainer: Trainer | None = None
@@ -151,7 +151,7 @@ class Job:
         servers refuse, :class:`UsageError` for a second call or an optimizer that has made steps.
         """
         self._context.reach("preparing")
-        shared = [self._loaders.share_out(loader) for loader in _checked(loaders)]
+        shared = [self._loaders.share_out(loader) for loader in loaders]
         if self._trainer is not None:
             raise UsageError(
                 "job.prepare() was called a second time; a job trains one model: put all modules "
@@ -288,15 +288,6 @@ class Job:
         if self._trainer is not None and torch.is_grad_enabled():
             self._trainer.sit_out()
 
-    def _compare_order(self, digest: bytes) -> None:
-        drawn = self._collective("loader", digest)
-        if others := drawn.unlike(drawn.payloads[0]):
-            raise CollectiveError(
-                f"{describe_workers([0])} and {describe_workers(others[:1])} have drawn different "
-                "samples from the sampler of a prepared DataLoader: it must depend on nothing but "
-                "the random numbers of torch, numpy and Python and its own generator"
-            )
-
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
         self._prepared("pull").pull()
@@ -407,15 +398,3 @@ class Job:
         process_group.stop()
         self._context.close()
         return 0
-
-
-def _checked(loaders: Sequence[object]) -> list[DataLoader[Any] | EpochLoader]:
-    found: list[DataLoader[Any] | EpochLoader] = []
-    for each in loaders:
-        if not isinstance(each, DataLoader | EpochLoader):
-            raise UsageError(
-                f"job.prepare(model, optimizer, ...) takes DataLoaders behind the optimizer, not a "
-                f"{type(each).__name__}; schedulers and losses stay as they are in your script"
-            )
-        found.append(each)
-    return found

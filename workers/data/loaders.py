@@ -1,6 +1,6 @@
 """All loaders of one worker: what makes and counts their passes, and tells where each one is.
 
-loaders = Loaders(seed=0, worker=1, num_workers=4, on_batch=..., on_end=..., compare=...)
+loaders = Loaders(seed=0, worker=1, num_workers=4, on_batch=..., on_end=..., collective=...)
 loader = loaders.make(dataset, batch_size=64, shuffle=True)
 loader = loaders.share_out(user_loader)
 sampler = loaders.sampler(dataset)
@@ -14,9 +14,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from psdist.errors import CollectiveError, UsageError
+from psdist.protocol.collected import Brought
+from psdist.protocol.ids import describe_workers
 from psdist.workers.data.loader import EpochLoader, shard_loader
 from psdist.workers.data.position import Position, length_of
-from psdist.workers.data.samplers import Compare, WorkerSampler, share_out
+from psdist.workers.data.samplers import WorkerSampler, share_out
 from psdist.workers.data.sharding import EpochCounter, Share
 
 
@@ -29,15 +32,15 @@ class Loaders:
         num_workers: int,
         on_batch: Callable[[Position, int, float], None],
         on_end: Callable[[], None],
-        compare: Compare,
+        collective: Callable[[str, bytes], Brought],
     ) -> None:
         """``on_batch(position, samples, samples of a full batch)``: before a batch is handed out by
         a loader that shares samples out; ``on_end()``: after the last batch of a pass in which
-        other workers may have more."""
+        other workers may have more; ``collective(name, payload)``: what all workers bring."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
-        self._compare = compare
+        self._collective = collective
         self._passes = EpochCounter()
 
     def make(
@@ -69,13 +72,29 @@ class Loaders:
             epoch=epoch,
         )
 
-    def share_out(self, loader: DataLoader[Any] | EpochLoader) -> EpochLoader:
+    def share_out(self, loader: object) -> EpochLoader:
         """``loader``'s batches, shared out among the workers; those of one made here are."""
         if isinstance(loader, EpochLoader):
             return loader
+        if not isinstance(loader, DataLoader):
+            raise UsageError(
+                "job.prepare(model, optimizer, ...) takes DataLoaders behind the optimizer, not a "
+                f"{type(loader).__name__}; schedulers and losses stay as they are in your script"
+            )
         return self._follow(
-            partial(share_out, loader, compare=self._compare), loader.dataset, Position()
+            partial(share_out, loader, compare=self._compare_order),
+            loader.dataset,
+            Position(),
         )
+
+    def _compare_order(self, digest: bytes) -> None:
+        drawn = self._collective("loader", digest)
+        if others := drawn.unlike(drawn.payloads[0]):
+            raise CollectiveError(
+                f"{describe_workers([0])} and {describe_workers(others[:1])} have drawn different "
+                "samples from the sampler of a prepared DataLoader: it must depend on nothing but "
+                "the random numbers of torch, numpy and Python and its own generator"
+            )
 
     def sampler(
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
