@@ -7,10 +7,13 @@
 
 A Job holds no logic of its own: psdist.workers.assembly puts a worker together, an iteration is
 psdist.workers.trainer, messages are psdist.workers.loop, saving is psdist.workers.model.saving.
+Longer than other modules: every method of the contract, with what its user must know.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -53,6 +56,8 @@ from psdist.workers.model.watch import ModelWatch
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer, WorkerStatistics
+
+logger = logging.getLogger("psdist")
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
@@ -124,31 +129,49 @@ class Job:
         self._write_model: Callable[[Path], None] | None = None
         self._history: WorkerHistory | None = None
         self._is_finished = False
+        self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
 
     # -- set-up --------------------------------------------------------------------------------
 
     @overload
     def prepare(
-        self, model: _Module, optimizer: torch.optim.Optimizer
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float | None = None,
     ) -> tuple[_Module, ServedOptimizer]: ...
 
     @overload
     def prepare(
-        self, model: _Module, optimizer: torch.optim.Optimizer, *loaders: DataLoader[Any]
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer,
+        *loaders: DataLoader[Any],
+        max_grad_norm: float | None = None,
     ) -> tuple[Any, ...]: ...
 
     def prepare(
-        self, model: _Module, optimizer: torch.optim.Optimizer, *loaders: DataLoader[Any]
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer,
+        *loaders: DataLoader[Any],
+        max_grad_norm: float | None = None,
     ) -> tuple[Any, ...]:
         """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
 
         The same module object, its parameters now in flat memory with the chief's values, and an
         optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
         on. DataLoaders come back behind them, each as a loader of this worker's part; their batch
-        size is per worker. Raises :class:`ModelError` where workers' models or optimizers differ
-        or servers cannot hold the model, :class:`OptimizerRefusedError` for an optimizer that
-        servers refuse, :class:`UsageError` for a second call or an optimizer that has made steps.
+        size is per worker. ``max_grad_norm``: every step clips the mean gradient of the worker's
+        group to that L2 norm, as torch's clip_grad_norm_ clips a process's (in sync only with one
+        group, whose mean is everybody's).
+
+        Raises :class:`ModelError` where workers' models or optimizers differ or servers cannot hold
+        the model, :class:`OptimizerRefusedError` for an optimizer that servers refuse,
+        :class:`UsageError` for a second call, an optimizer that has made steps, or what cannot be
+        shared out or clipped.
         """
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
@@ -162,9 +185,16 @@ class Job:
                 "the optimizer has made steps already; servers start with fresh optimizer state, "
                 "so pass a new optimizer to job.prepare"
             )
+        max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
+        if max_norm and self.mode == "sync" and self.num_groups > 1:
+            raise UsageError(
+                f"job.prepare(max_grad_norm={max_norm:g}) in mode sync with {self.num_groups} "
+                "groups: the joint gradient is known to the servers only, and they do not clip; use "
+                "one group, mode ssp or async, or job.clip_grad_norm_, which clips each group's"
+            )
         description = ModelDescription.of(model, optimizer)
         agree_on_model(
-            description.lines(optimizer),
+            [*description.lines(optimizer), f"gradients clipped to norm {max_norm or None}"],
             worker=self.worker,
             ranks=self._context.roles.worker_ranks,
             collective=lambda payload: self._collective("prepare", payload),
@@ -193,6 +223,7 @@ class Job:
             look_for_changes=lambda flat, clock: watch.look(flat, clock=clock),
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             on_nonfinite=config.on_nonfinite,
+            max_norm=max_norm,
             history=self._history,
             on_iteration=lambda: self._standing.end_iteration(self._trainer),
         )
@@ -291,6 +322,30 @@ class Job:
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
         self._prepared("pull").pull()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clip the mean gradient of this worker's group to the L2 norm ``max_norm``; its norm
+        before, a float64 of no dimension, the same on every worker of the group.
+
+        In place of torch.nn.utils.clip_grad_norm_, which sees this worker's gradient alone. Call it
+        last before ``step()``, on every worker of the group; ``p.grad`` stays as it is. With
+        several groups in sync each clips its own gradient, not that of the joint batch.
+        """
+        trainer = self._prepared("clip_grad_norm_")
+        norm = self._checked_norm("clip_grad_norm_", max_norm)
+        if self.mode == "sync" and self.num_groups > 1 and not self._has_warned_of_clipping:
+            self._has_warned_of_clipping = True
+            logger.warning(
+                "job.clip_grad_norm_ clips the gradient of this worker's group: with %d groups in "
+                "sync that is not the norm of the joint batch",
+                self.num_groups,
+            )
+        return torch.tensor(trainer.clip(norm), dtype=torch.float64)
+
+    def _checked_norm(self, call: str, norm: float) -> float:
+        if not 0 < float(norm) < math.inf:
+            raise UsageError(f"job.{call}: the norm to clip to must be above 0, got {norm!r}")
+        return float(norm)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """One line in metrics.jsonl: numbers (also tensors of one value) and strings.

@@ -50,6 +50,7 @@ def make_trainer(
     wire: Wire = RAW_WIRE,
     look_for_changes: Callable[[FlatModel, int], None] = lambda _flat, _clock: None,
     on_nonfinite: Literal["error", "skip"] = "error",
+    max_norm: float = 0.0,
     history: WorkerHistory | None = None,
     on_iteration: Callable[[], None] = lambda: None,
 ) -> Trainer:
@@ -71,6 +72,7 @@ def make_trainer(
         look_for_changes=look_for_changes,
         hyperparameters=hyperparameters,
         on_nonfinite=on_nonfinite,
+        max_norm=max_norm,
         history=history,
         on_iteration=on_iteration,
     )

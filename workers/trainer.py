@@ -17,26 +17,25 @@ It decides nothing about consistency: a reply that the mode does not allow yet d
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from psdist.errors import HyperparameterError, NonFiniteGradientError
+import torch
+
+from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.protocol.partition import Partition, Span
-from psdist.workers.group.channel import GroupChannel, Pending, T
-from psdist.workers.loop import Wait, WorkerLoop, wait_for_group
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of
 from psdist.workers.uses import Uses
-
-logger = logging.getLogger("psdist")
 
 _NON_FINITE_REMEDY: Final = (
     'Lower the learning rate, or set on_nonfinite = "skip" to leave such iterations out'
@@ -67,18 +66,20 @@ class WorkerStatistics:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What a worker of the group brings to an iteration."""
+@dataclass(slots=True, kw_only=True)
+class _Reduced:
+    """An iteration between the reduction in the group and the push."""
 
     weight: float
-    is_skipped: bool
-    is_finite: bool
-    hyper: int
-    """A digest of its hyperparameters."""
+    """This worker's."""
+    group_weight: float
+    hyper: bytes
     absent: frozenset[int]
-    has_ended: bool = False
-    """It has no more data in this pass, and takes part for the others' sake."""
+    """Pieces of which no worker of the group has a gradient."""
+    norm: float = math.nan
+    """Of the group's gradient before it was clipped, where it was."""
+    problem: str = ""
+    """Why nothing may be pushed, if ``on_nonfinite`` is an error."""
 
 
 class Trainer:
@@ -94,20 +95,23 @@ class Trainer:
         look_for_changes: Callable[[FlatModel, int], None],
         hyperparameters: Callable[[], bytes],
         on_nonfinite: Literal["error", "skip"],
+        max_norm: float,
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
     ) -> None:
         """``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
-        ``hyperparameters()``: the optimizer's, packed, as they are now."""
+        ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
+        every step clips the group's gradient, 0 for none."""
         self.clock = 0
-        self._worker = worker
         self._partition = partition
         self._flat = flat
         self._loop = loop
         self._group = group
+        self._steps = StepTable(group, worker=worker)
         self._look_for_changes = look_for_changes
         self._hyperparameters = hyperparameters
         self._on_nonfinite = on_nonfinite
+        self._max_norm = max_norm
         self._history = history
         self._on_iteration = on_iteration
         slices = partition.slices(group.size)
@@ -115,7 +119,9 @@ class Trainer:
         self._batch: tuple[int, float] = (0, 0.0)
         """(samples, samples of a full batch) handed out and not yet used."""
         self._has_loader = False
+        self._reduced: _Reduced | None = None
         self._samples_in_iteration = 0
+        self._weighed_in_iteration = 0
         self._nominal_in_iteration = 0.0
         self._samples = 0
         self._waited_s = 0.0
@@ -143,6 +149,7 @@ class Trainer:
         ends in a step; passes over the same parameters are one use. ``num_samples``: of the pass,
         which count (but do not weigh) where the script has batches of its own."""
         self._samples_in_iteration += self._batch[0] if self._has_loader else num_samples
+        self._weighed_in_iteration += self._batch[0]
         self._nominal_in_iteration += self._batch[1]
         self._batch = 0, 0.0
         self._uses.record(self._staleness_by_chunk)
@@ -163,36 +170,49 @@ class Trainer:
 
     def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
-        self._look_for_changes(self._flat, self.clock)
-        self.record_use()
-        absent = self._flat.collect_gradients(scale=gradient_scale)
-        non_finite = [] if is_skipped else self._flat.non_finite()
-        nominal = self._nominal_in_iteration
-        weight = self._samples_in_iteration / nominal if nominal else 1.0
-        hyper = self._hyperparameters()
-        mine = _Row(weight, is_skipped, not non_finite, _digest(hyper), frozenset(absent))
-        table = yield from self._agree(mine)
-        hyper = yield from self._settle_hyperparameters(table, hyper)
-        if non_finite and self._on_nonfinite == "error":
-            name = self._partition.pieces[non_finite[0]].name
-            more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
+        if self._reduced is None:
+            yield from self._reduce(gradient_scale, is_skipped=is_skipped)
+        elif gradient_scale != 1.0:
+            raise UsageError(
+                f"iteration {self.clock}: job.clip_grad_norm_ has clipped gradients that a "
+                "GradScaler had scaled; call scaler.unscale_(optimizer) before it"
+            )
+        elif self._flat.gradients_changed():
+            raise UsageError(
+                f"iteration {self.clock}: gradients have changed since job.clip_grad_norm_, which "
+                "has reduced them in the group already; call it last before optimizer.step()"
+            )
+        reduced, self._reduced = self._reduced, None
+        assert reduced is not None
+        if reduced.problem and not is_skipped and self._on_nonfinite == "error":
             raise NonFiniteGradientError(
-                f"iteration {self.clock}: the gradient of {name}{more} holds NaN or infinity; "
+                f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
                 f"nothing was pushed. {_NON_FINITE_REMEDY}"
             )
-        group_weight = sum(row.weight for row in table)
-        if any(row.is_skipped or not row.is_finite for row in table):
-            if self._on_nonfinite == "error" and any(not row.is_finite for row in table):
-                members = self._loop.core.seat.members
-                who = describe_workers(
-                    worker for worker, row in zip(members, table, strict=True) if not row.is_finite
-                )
-                raise NonFiniteGradientError(
-                    f"iteration {self.clock}: the gradient of {who}, in this worker's group, "
-                    f"holds NaN or infinity; nothing was pushed. {_NON_FINITE_REMEDY}"
-                )
-            group_weight = 0.0
-        yield from self._exchange(table, weight, group_weight, hyper)
+        yield from self._exchange(reduced)
+
+    def clip(self, max_norm: float) -> float:
+        """Reduce this iteration's gradients in the group, and clip what comes of it: the push of
+        the next step. Returns the norm before, NaN where a gradient of the group is not finite.
+
+        L2, as torch.nn.utils.clip_grad_norm_: coefficient min(1, max_norm / (norm + 1e-6)). Raises
+        :class:`UsageError` where workers of the group clip differently.
+        """
+        if self._max_norm:
+            raise UsageError(
+                f"job.prepare(max_grad_norm={self._max_norm:g}) clips in every step; leave "
+                "job.clip_grad_norm_ out"
+            )
+        if self._reduced is not None:
+            raise UsageError(
+                f"iteration {self.clock}: job.clip_grad_norm_ was called a second time; it is "
+                "called once, last before optimizer.step()"
+            )
+        for wait in self._reduce(1.0, clip_to=max_norm):
+            self._loop.carry_on(wait)
+        self._flat.note_gradients()
+        assert self._reduced is not None
+        return self._reduced.norm
 
     def sit_out(self) -> None:
         """This worker has no more data in this pass: take part with weight 0 in the iterations of
@@ -203,102 +223,93 @@ class Trainer:
     def iterate_for_others(self) -> Iterator[Wait]:
         """As :meth:`sit_out`, but hands out what there is to wait for."""
         while True:
-            hyper = self._hyperparameters()
-            table = yield from self._agree(
-                _Row(0.0, False, True, _digest(hyper), frozenset(), has_ended=True)
-            )
+            mine = Row(weight=0.0, hyper=self._hyperparameters(), has_ended=True)
+            table = yield from self._steps.gather(mine)
             if all(row.has_ended for row in table):
                 return
             self.record_use()
             self._flat.clear_gradients()
-            hyper = yield from self._settle_hyperparameters(table, hyper)
-            is_usable = all(row.is_finite and not row.is_skipped for row in table)
-            group_weight = sum(row.weight for row in table) if is_usable else 0.0
-            yield from self._exchange(table, 0.0, group_weight, hyper)
+            yield from self._exchange((yield from self._reduce_rows(table, mine)))
 
-    def _exchange(
-        self, table: Sequence[_Row], weight: float, group_weight: float, hyper: bytes
+    def _reduce(
+        self, gradient_scale: float, *, is_skipped: bool = False, clip_to: float | None = None
     ) -> Generator[Wait, None, None]:
-        """Reduce, push and bring; the iteration is over. ``weight``: this worker's."""
-        if group_weight:
-            yield from self._reduce(share=weight / group_weight)
-        bringing = [row.absent for row in table if not row.has_ended]
-        everywhere = frozenset.intersection(*bringing)
-        self._begin_push(weight, group_weight, hyper, sorted(everywhere))
+        """``clip_to``: the script clips; whether an overflow is skipped its scaler says later."""
+        may_be_skipped = clip_to is not None
+        self._look_for_changes(self._flat, self.clock)
+        self.record_use()
+        absent = self._flat.collect_gradients(scale=gradient_scale)
+        non_finite = [] if is_skipped else self._flat.non_finite()
+        nominal = self._nominal_in_iteration
+        mine = Row(
+            weight=self._weighed_in_iteration / nominal if nominal else 1.0,
+            hyper=self._hyperparameters(),
+            is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
+            is_finite=may_be_skipped or not non_finite,
+            max_norm=self._max_norm if clip_to is None else clip_to,
+            absent=frozenset(absent),
+        )
+        table = yield from self._steps.gather(mine)
+        self._reduced = yield from self._reduce_rows(table, mine)
+        if non_finite:
+            name = self._partition.pieces[non_finite[0]].name
+            more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
+            self._reduced.problem = f"{name}{more}"
+        elif not all(row.is_finite for row in table):
+            members = zip(self._loop.core.seat.members, table, strict=True)
+            who = describe_workers(worker for worker, row in members if not row.is_finite)
+            self._reduced.problem = f"{who}, in this worker's group,"
+
+    def _reduce_rows(self, table: Sequence[Row], mine: Row) -> Generator[Wait, None, _Reduced]:
+        """This worker's slice of the gradients becomes the group's weighted mean, clipped where
+        that is asked for, and lies on the host."""
+        hyper = yield from self._steps.hyperparameters(table, mine.hyper, clock=self.clock)
+        is_usable = all(row.is_finite and not row.is_skipped for row in table)
+        reduced = _Reduced(
+            weight=mine.weight,
+            group_weight=sum(row.weight for row in table) if is_usable else 0.0,
+            hyper=hyper,
+            absent=frozenset.intersection(*(row.absent for row in table if not row.has_ended)),
+        )
+        max_norm = max_norm_of(table, clock=self.clock)
+        if not reduced.group_weight:
+            return reduced
+        if self._group.size > 1:
+            for flat in self._flat.gradients:
+                flat.mul_(mine.weight / reduced.group_weight)
+            pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
+            yield from in_group(pending, "optimizer.step")
+        if max_norm:
+            own = [
+                self._flat.gradients[span.buffer][span.start : span.stop]
+                for span in self._spans[self._group.place]
+            ]
+            squares = (torch.linalg.vector_norm(part, dtype=torch.float64) ** 2 for part in own)
+            total = yield from self._steps.total(float(sum(squares)))
+            reduced.norm = math.sqrt(total)
+            coefficient = max_norm / (reduced.norm + 1e-6)
+            if coefficient < 1:
+                for part in own:
+                    part.mul_(coefficient)
+        self._flat.gradients_to_host()
+        return reduced
+
+    def _exchange(self, reduced: _Reduced) -> Generator[Wait, None, None]:
+        """Push and bring; the iteration is over."""
+        self._begin_push(reduced)
         pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
         self._waited_s += time.monotonic() - pushed_s
         yield from self._take_new_values("optimizer.step")
         self._uses.commit(self.clock)
         self._samples += self._samples_in_iteration
-        self._samples_in_iteration = self._nominal_in_iteration = 0
+        self._samples_in_iteration = self._weighed_in_iteration = 0
+        self._nominal_in_iteration = 0.0
         self.clock += 1
         self._on_iteration()
 
-    def _in_group(self, pending: Pending[T], what: str) -> Generator[Wait, None, T]:
-        if not pending.is_done():
-            yield wait_for_group(pending, what)
-        return pending.result()
-
-    def _agree(self, mine: _Row) -> Generator[Wait, None, list[_Row]]:
-        """What every worker of the group brings, by place."""
-        pending = self._group.agree(
-            "optimizer.step",
-            [
-                *(mine.weight, mine.is_skipped, mine.is_finite, mine.hyper, mine.has_ended),
-                *sorted(mine.absent),
-            ],
-        )
-        table = yield from self._in_group(pending, "optimizer.step")
-        return [
-            _Row(
-                weight,
-                bool(is_skipped),
-                bool(is_finite),
-                int(hyper),
-                frozenset(map(int, absent)),
-                has_ended=bool(has_ended),
-            )
-            for weight, is_skipped, is_finite, hyper, has_ended, *absent in table
-        ]
-
-    def _settle_hyperparameters(
-        self, table: Sequence[_Row], hyper: bytes
-    ) -> Generator[Wait, None, bytes]:
-        """Those of the workers that bring a gradient, which must be alike in every mode: each
-        worker's slice would be stepped with hyperparameters of its own."""
-        if all(row.hyper == table[0].hyper for row in table):
-            return hyper
-        pending = self._group.agree("optimizer.step", [self._worker, *hyper])
-        rows = yield from self._in_group(pending, "optimizer.step")
-        brought = [
-            (int(worker), bytes(map(int, packed)))
-            for row, (worker, *packed) in zip(table, rows, strict=True)
-            if not row.has_ended
-        ]
-        first, hyper = brought[0]
-        for other, others in brought:
-            if others != hyper:
-                differ = difference(unpack_hyperparameters(hyper), unpack_hyperparameters(others))
-                raise HyperparameterError(
-                    f"iteration {self.clock}: workers {first} and {other} of one group disagree on "
-                    f"hyperparameters: {differ}; nothing was pushed. Every worker must use the "
-                    "same schedule: one that follows a loss must follow job.mean(loss)"
-                )
-        return hyper
-
-    def _reduce(self, share: float) -> Generator[Wait, None, None]:
-        """This worker's slice of the gradients becomes the group's mean, and lies on the host.
-        ``share`` is this worker's, all shares add up to 1."""
-        if self._group.size > 1:
-            for flat in self._flat.gradients:
-                flat.mul_(share)
-            pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
-            yield from self._in_group(pending, "optimizer.step")
-        self._flat.gradients_to_host()
-
-    def _begin_push(self, own: float, weight: float, hyper: bytes, absent: list[int]) -> None:
-        gone = set(absent)
+    def _begin_push(self, reduced: _Reduced) -> None:
+        weight, gone = reduced.group_weight, reduced.absent
         chunks = self._partition.chunks
         empty = {
             chunk
@@ -306,9 +317,13 @@ class Trainer:
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
         if self._history is not None:
-            self._history.push(self.clock, own, weight, empty, len(self._mine))
+            self._history.push(self.clock, reduced.weight, weight, empty, len(self._mine))
         self._loop.begin_push(
-            clock=self.clock, hyper=hyper, absent=absent, weight=weight, empty=empty
+            clock=self.clock,
+            hyper=reduced.hyper,
+            absent=sorted(gone),
+            weight=weight,
+            empty=empty,
         )
 
     def pull(self) -> None:
@@ -322,7 +337,7 @@ class Trainer:
 
     def bring(self) -> Iterator[Wait]:
         """As :meth:`pull`, but hands out what there is to wait for."""
-        yield from self._in_group(self._group.agree("pull"), "pull")
+        yield from in_group(self._group.agree("pull"), "pull")
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()
         yield from self._take_new_values("pull")
@@ -342,7 +357,7 @@ class Trainer:
         flats, spans = self._flat.values, self._spans
         if self._history is not None:
             flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
-        yield from self._in_group(self._group.all_gather(flats, spans), call)
+        yield from in_group(self._group.all_gather(flats, spans), call)
         self._flat.values_changed()
         self._uses.values_changed()
 
@@ -376,8 +391,3 @@ class Trainer:
             max_staleness_seen=max(self._uses.staleness, default=0),
             staleness=dict(sorted(self._uses.staleness.items())),
         )
-
-
-def _digest(hyper: bytes) -> int:
-    """48 bits: a float64 carries them exactly."""
-    return int.from_bytes(hashlib.blake2b(hyper, digest_size=6).digest(), "little")
