@@ -189,8 +189,8 @@ class Job:
         if max_norm and self.mode == "sync" and self.num_groups > 1:
             raise UsageError(
                 f"job.prepare(max_grad_norm={max_norm:g}) in mode sync with {self.num_groups} "
-                "groups: the joint gradient is known to the servers only, and they do not clip; use "
-                "one group, mode ssp or async, or job.clip_grad_norm_, which clips each group's"
+                "groups: the joint gradient is known to the servers only, and they do not clip; "
+                "use one group, mode ssp or async, or job.clip_grad_norm_, which clips each group's"
             )
         description = ModelDescription.of(model, optimizer)
         agree_on_model(
