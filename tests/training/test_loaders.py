@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,11 +120,20 @@ def test_workers_of_a_group_whose_streams_end_early_take_part_until_all_have_end
     assert outcome.summary["samples"] == 14
 
 
-def test_a_group_of_one_goes_on_by_itself_when_its_stream_ends(tmp_path: Path) -> None:
-    outcome = run(
-        trained(lambda: DataLoader(Stream(7), batch_size=1)), tmp_path, groups=APART, mode="ssp"
-    )
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+def test_groups_whose_streams_end_early_leave_and_that_is_said_at_the_end(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "psdist"):
+        outcome = run(
+            trained(lambda: DataLoader(Stream(7), batch_size=1)), tmp_path, groups=APART, mode=mode
+        )
     assert [result["clock"] for result in outcome.results] == [3, 2, 2]
+    assert outcome.summary["clocks"] == [3, 2, 2]
+    assert caplog.messages == [
+        "groups 1, 2 made fewer iterations (from 2) than others (3): the last updates are of fewer "
+        "samples"
+    ]
 
 
 def test_a_worker_that_has_ended_takes_the_others_learning_rate(tmp_path: Path) -> None:
