@@ -193,7 +193,7 @@ class _Checking:
             servers=servers,
             clocks=tuple(next(iter(clocks.values()), None) for clocks in self.leaves),
             staleness=self.staleness_of_slices,
-            max_staleness=max(self.staleness, default=0),
+            max_staleness=self.max_staleness,
         )
         if self.is_complete:
             check_claims(summary, shown, self.findings)
@@ -204,8 +204,13 @@ class _Checking:
                 f"recorded shows {shown.max_staleness}"
             )
 
+    @property
+    def max_staleness(self) -> int:
+        return max(self.staleness, default=0)
+
     def report(self) -> Report:
-        if not len(self.uses):
+        num_uses = sum(len(log.uses) for log in self.history.workers)
+        if not num_uses:
             self.notes.append("no use was recorded: there is nothing to prove")
         elif not self.num_compared:
             self.notes.append("no bytes were compared: no reply had a checksum")
@@ -217,11 +222,11 @@ class _Checking:
             violations_by_rule={
                 rule.value: findings.counts[rule] for rule in Rule if findings.counts[rule]
             },
-            num_uses=len(self.uses),
+            num_uses=num_uses,
             num_applies=self.num_applies,
             num_checksums=self.num_compared,
             staleness=dict(sorted(self.staleness.items())),
-            max_staleness=max(self.staleness, default=0),
+            max_staleness=self.max_staleness,
             notes=tuple(self.notes),
         )
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from psdist.history.records import EventKind, Ints
+from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.memberships import leave_clocks
+from psdist.history.rules.memberships import leave_clocks, stated_by_group
 from psdist.history.rules.replay import ServerReplay
 
 
@@ -59,17 +59,12 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
 def _check_late(replay: ServerReplay, findings: Findings) -> None:
     """A worker enters a collective, or ends, when its replies have come (all but ``pipeline``):
     what a SUSPEND or LEAVE says was finished has been applied before it."""
-    stated = np.flatnonzero(np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE]))
-    if not len(stated):
-        return
-    stride = replay.num_events + 1
-    key = replay.members["group"][stated].astype(np.int64) * stride
-    key += replay.member_position[stated]
-    order = np.argsort(key)
-    key, clock = key[order], replay.members["clock"][stated][order]
-    last = np.searchsorted(key, replay.group * stride + replay.position) - 1
-    is_any = (last >= 0) & (key[last] // stride == replay.group)
-    finished = np.where(is_any, clock[last], 0)
+    finished = np.zeros(replay.num_rows, np.int64)
+    for rows, stated in zip(replay.rows_by_group(), stated_by_group(replay), strict=True):
+        num_before = np.searchsorted(replay.member_position[stated], replay.position[rows])
+        is_after = num_before > 0
+        latest = stated[num_before[is_after] - 1]
+        finished[rows[is_after]] = replay.members["clock"][latest]
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(replay.clock < finished - replay.run.pipeline),

@@ -54,9 +54,7 @@ class Claims:
             _check_each(log, whole[:num], findings)
             entry = np.cumsum(is_whole) - 1
             parts = np.flatnonzero(~is_whole & (entry < num))
-            if len(parts):
-                group = int(group_of[log.worker])
-                parts = _check_parts(history.run, log, group, parts, entry[parts], findings)
+            parts = _check_parts(history.run, log, int(group_of[log.worker]), parts, findings)
             chunks = log.pushes["chunk"][parts].astype(np.int64)
             empty_chunks.append((first[-1] + entry[parts]) * num_chunks + chunks)
             first.append(first[-1] + num)
@@ -82,9 +80,8 @@ class Claims:
 
     def is_chunk_empty(self, entries: Ints, chunks: Ints) -> Ints:
         """Whether the worker says that it pushed the chunk without a gradient."""
-        is_empty: Ints = self.is_empty[entries].copy()
-        if len(self.empty_chunks):
-            is_empty |= np.isin(entries * self.num_chunks + chunks, self.empty_chunks)
+        is_alone_empty = np.isin(entries * self.num_chunks + chunks, self.empty_chunks)
+        is_empty: Ints = self.is_empty[entries] | is_alone_empty
         return is_empty
 
 
@@ -119,24 +116,25 @@ def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
 
 
 def _check_parts(
-    run: RunRecord, log: WorkerLog, group: int, parts: Ints, entry: Ints, findings: Findings
+    run: RunRecord, log: WorkerLog, group: int, parts: Ints, findings: Findings
 ) -> Ints:
     """Those of ``parts`` (records about one chunk) that are as the format says: behind their
     iteration's, ascending, of the worker's slice, and only where that one is not empty."""
     pushes = log.pushes
     chunk, before = pushes["chunk"][parts].astype(np.int64), pushes["chunk"][parts - 1]
-    # A part in front of all iterations (entry -1) stands for itself, and is refused as such.
-    wholes = np.append(np.flatnonzero(pushes["chunk"] == NO_CHUNK), parts[0])
-    whole = wholes[entry]
+    is_whole = pushes["chunk"] == NO_CHUNK
+    # Its iteration's record; 0 where it stands in front of all of them.
+    whole = np.maximum.accumulate(np.arange(len(pushes)) * is_whole)[parts]
     is_good = (
-        (entry >= 0)
+        is_whole[whole]
         & (pushes["is_empty"][parts] == 1)
         & (pushes["is_empty"][whole] == 0)
         & ((before == NO_CHUNK) | (before < chunk))
         & (run.slice_owner(np.full(len(parts), group), chunk) == log.worker)
+        & (pushes["iteration"][parts] == pushes["iteration"][whole])
+        & (pushes["weight"][parts] == pushes["weight"][whole])
+        & (pushes["own"][parts] == pushes["own"][whole])
     )
-    for name in ("iteration", "weight", "own"):
-        is_good &= pushes[name][parts] == pushes[name][whole]
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(~is_good),
@@ -157,7 +155,8 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
     starts = [int(claims.first[worker]) for worker in members]
     weight = np.stack([claims.weight[start : start + num] for start in starts])
     own = np.stack([claims.own[start : start + num] for start in starts])
-    is_different = (weight != weight[0]).any(axis=0)
+    least = weight.min(axis=0)
+    is_different = least != weight.max(axis=0)
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(is_different),
@@ -167,12 +166,12 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
         ),
     )
     total = own.sum(axis=0)
-    is_sum = np.isclose(weight[0], total, rtol=_ROUNDING, atol=0.0) | (weight[0] == 0)
+    is_sum = np.isclose(least, total, rtol=_ROUNDING, atol=0.0) | (least == 0)
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(~is_different & ~is_sum),
         lambda i: (
-            f"group {group}, iteration {i}: pushed with weight {weight[0, i]}, its workers "
+            f"group {group}, iteration {i}: pushed with weight {least[i]}, its workers "
             f"brought {own[:, i].tolist()}"
         ),
     )

@@ -80,7 +80,8 @@ class Shown:
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
     """run.json and summary.json are of one run."""
-    empty = tuple(sorted(set(range(run.num_servers)) - set(run.owners)))
+    owners = set(run.owners)
+    empty = tuple(server for server in range(run.num_servers) if server not in owners)
     pairs: list[tuple[str, object, object]] = [
         ("mode", summary.mode, run.mode),
         ("staleness", summary.staleness, run.staleness),
