@@ -59,20 +59,19 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
 def _check_late(replay: ServerReplay, findings: Findings) -> None:
     """A worker enters a collective, or ends, when its replies have come (all but ``pipeline``):
     what a SUSPEND or LEAVE says was finished has been applied before it."""
-    finished = np.zeros(replay.num_rows, np.int64)
     for rows, stated in zip(replay.rows_by_group(), stated_by_group(replay), strict=True):
         num_before = np.searchsorted(replay.member_position[stated], replay.position[rows])
-        is_after = num_before > 0
-        latest = stated[num_before[is_after] - 1]
-        finished[rows[is_after]] = replay.members["clock"][latest]
-    findings.add_each(
-        Rule.APPLIES,
-        np.flatnonzero(replay.clock < finished - replay.run.pipeline),
-        lambda row: (
-            f"{replay.line(row)}: applied after the group had said that it had finished "
-            f"{finished[row]} iterations and waited for their replies"
-        ),
-    )
+        rows, num_before = rows[num_before > 0], num_before[num_before > 0]
+        finished = replay.members["clock"][stated[num_before - 1]]
+        is_late = replay.clock[rows] < finished - replay.run.pipeline
+
+        def late(i: int, late: Ints = rows[is_late], finished: Ints = finished[is_late]) -> str:
+            return (
+                f"{replay.line(late[i])}: applied after the group had said that it had finished "
+                f"{finished[i]} iterations and waited for their replies"
+            )
+
+        findings.add_each(Rule.APPLIES, np.arange(np.count_nonzero(is_late)), late)
 
 
 def _check_total(
@@ -102,10 +101,9 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
             lambda row: f"{replay.line(row)}: not a whole step, as every apply is in this mode",
         )
         return
-    is_start = np.ones(replay.num_rows, np.bool_)
-    is_start[1:] = replay.is_last[:-1] | (replay.chunk[1:] != replay.chunk[:-1])
+    start_of = replay.step_of
+    is_start = start_of == np.arange(replay.num_rows)
     starts = np.flatnonzero(is_start)
-    start_of = starts[np.cumsum(is_start) - 1]
 
     same = np.flatnonzero(~is_start)
     findings.add_each(

@@ -21,12 +21,11 @@ from psdist.history.rules.uses import Uses
 from psdist.history.run_record import RunRecord
 
 
-def is_sampled(run: RunRecord, chunk: Ints, clock: Ints) -> Ints:
+def is_sampled(run: RunRecord, chunk_plus_clock: Ints) -> Ints:
     """Whether the reply of a chunk that is stamped with the clock carries a checksum."""
-    place = chunk + clock
     if not run.checksum_every:
-        return np.zeros(len(place), np.bool_)
-    sampled: Ints = place % run.checksum_every == 0
+        return np.zeros(len(chunk_plus_clock), np.bool_)
+    sampled: Ints = chunk_plus_clock % run.checksum_every == 0
     return sampled
 
 
@@ -83,7 +82,7 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     )
     findings.add_each(
         Rule.SAMPLING,
-        np.flatnonzero(~is_sampled(run, sums.chunk, sums.clock)),
+        np.flatnonzero(~is_sampled(run, sums.chunk + sums.clock)),
         lambda i: f"{sums.line(i)}: checksum_every {run.checksum_every} does not call for it",
     )
     if replay.is_complete:
@@ -109,7 +108,7 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     replay, run = sums.replay, sums.replay.run
     is_alive = np.ones(len(run.groups), np.bool_)
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
-    due = np.flatnonzero(is_sampled(run, replay.chunk, replay.clock) & is_alive[replay.group])
+    due = np.flatnonzero(is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group])
     worker = run.slice_owner(replay.group[due], replay.chunk[due])
     taken, wanted = _numbered(
         (sums.worker, sums.chunk, sums.clock), (worker, replay.chunk[due], replay.clock[due])
@@ -144,7 +143,7 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
             f"of {oldest[use]} to {uses.iteration[use]}"
         ),
     )
-    is_due = is_sampled(run, uses.chunk, uses.reply)
+    is_due = is_sampled(run, uses.chunk + uses.reply)
     findings.add_each(
         Rule.SAMPLING,
         np.flatnonzero(is_due != uses.has_crc),

@@ -8,7 +8,6 @@ Owns the first part of rule 1 of docs/history.md. Pure: reads a replay, adds to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,18 +26,12 @@ _ALLOWED_AFTER = {
 """What may be the next event of a group, by its event before."""
 
 
-@dataclass(slots=True)
-class _Group:
-    latest: EventKind | None = None
-    stated: int = 0
-    """The clock of its last SUSPEND or LEAVE."""
-
-
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
     """A group joins once, at 0; is suspended and resumed by turns; nothing comes after LEAVE or
     DEATH; the clocks that it states do not go back, and are where its updates stand; every event
     names the workers that run.json says it has; and a whole log ends when all groups have gone."""
-    groups = [_Group() for _ in replay.run.groups]
+    latest: dict[int, EventKind] = {}
+    stated: dict[int, int] = {}  # the clock of each group's last SUSPEND or LEAVE
     members = zip(
         replay.member_position.tolist(),
         replay.members["kind"].tolist(),
@@ -49,10 +42,10 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         strict=True,
     )
     for position, kind, group, clock, weight, lr_scale in members:
-        event, state = EventKind(kind), groups[group]
+        event = EventKind(kind)
         problems = [
-            _wrong_order(event, state.latest),
-            _wrong_clock(event, clock, state.stated),
+            _wrong_order(event, latest.get(group)),
+            _wrong_clock(event, clock, stated.get(group, clock)),
             _wrong_workers(weight, len(replay.run.groups[group])),
             None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
         ]
@@ -62,9 +55,9 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
                 f"server {replay.server}, position {position}: {event.name} of group {group}: "
                 f"{problem}",
             )
-        state.latest = event
+        latest[group] = event
         if event in (EventKind.SUSPEND, EventKind.LEAVE):
-            state.stated = clock
+            stated[group] = clock
     _check_stated_clocks(replay, findings)
     _check_deaths(replay, findings)
     if replay.is_complete:

@@ -57,6 +57,8 @@ class ServerReplay:
         self.is_empty: Ints = (applies["flags"] & EventFlag.EMPTY) != 0
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
         """Of every chunk."""
+        self.step_of: Ints = self._first_rows_of_steps()
+        """Of every row the one with which its optimizer step begins."""
         self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
@@ -149,15 +151,17 @@ class ServerReplay:
         table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
         return table
 
+    def _first_rows_of_steps(self) -> Ints:
+        is_first = np.ones(self.num_rows, np.bool_)
+        is_first[1:] = self.is_last[:-1] | (self.chunk[1:] != self.chunk[:-1])
+        rows: Ints = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+        return rows
+
     def _is_change(self) -> Ints:
         """[rows]: whether the row completes a step to which somebody brought a gradient."""
-        num_gradients = np.concatenate([[0], np.cumsum(~self.is_empty)])
-        ends = np.flatnonzero(self.is_last)
-        starts = np.maximum(
-            np.append(0, ends[:-1] + 1)[: len(ends)], self.first_row[self.chunk[ends]]
-        )
-        is_change = np.zeros(self.num_rows, np.bool_)
-        is_change[ends] = num_gradients[ends + 1] > num_gradients[starts]
+        is_gradient = ~self.is_empty
+        so_far = np.cumsum(is_gradient)
+        is_change: Ints = self.is_last & (so_far > (so_far - is_gradient)[self.step_of])
         return is_change
 
     def _count_active_workers(self) -> Ints:

@@ -176,7 +176,8 @@ def check_worker(
     )
 
     num = int(iteration.max(initial=-1)) + 1
-    used = np.unique(iteration[np.diff(iteration, prepend=-1) != 0])  # few: repetitions first
+    is_new = np.append(True, iteration[1:] != iteration[:-1])[: len(iteration)]
+    used = np.unique(iteration[is_new])  # few: repetitions first
     if len(used) < num:
         missing = int(np.flatnonzero(np.append(used, num) != np.arange(len(used) + 1))[0])
         findings.add(
@@ -255,7 +256,8 @@ class _LastUses:
 
 
 def _compare_versions(group: str, mine: _LastUses, theirs: _LastUses, findings: Findings) -> None:
-    keys, i, j = np.intersect1d(mine.key, theirs.key, assume_unique=True, return_indices=True)
+    keys = np.intersect1d(mine.key, theirs.key)
+    i, j = np.searchsorted(mine.key, keys), np.searchsorted(theirs.key, keys)
     is_other_version = mine.position[i] != theirs.position[j]
     is_different = is_other_version | (mine.reply[i] != theirs.reply[j])
     findings.add_each(
