@@ -59,7 +59,7 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
 def _check_late(replay: ServerReplay, findings: Findings) -> None:
     """A worker enters a collective, or ends, when its replies have come (all but ``pipeline``):
     what a SUSPEND or LEAVE says was finished has been applied before it."""
-    for rows, stated in zip(replay.rows_by_group(), stated_by_group(replay), strict=True):
+    for rows, stated in zip(replay.rows_of_group, stated_by_group(replay), strict=True):
         num_before = np.searchsorted(replay.member_position[stated], replay.position[rows])
         rows, num_before = rows[num_before > 0], num_before[num_before > 0]
         finished = replay.members["clock"][stated[num_before - 1]]

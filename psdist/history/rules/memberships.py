@@ -102,12 +102,12 @@ def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
     """Others do not wait for updates beyond the clock of SUSPEND and LEAVE: if it were stamped
     too low, the bound would be loosened unseen."""
     for group, (rows, stated) in enumerate(
-        zip(replay.rows_by_group(), stated_by_group(replay), strict=True)
+        zip(replay.rows_of_group, stated_by_group(replay), strict=True)
     ):
-        highest = np.maximum.accumulate(replay.clock[rows])
+        positions, highest = replay.position[rows], np.maximum.accumulate(replay.clock[rows])
         for index in stated:
             position, clock = replay.member_position[index], replay.members["clock"][index]
-            before = highest[: np.searchsorted(replay.position[rows], position)]
+            before = highest[: np.searchsorted(positions, position)]
             if len(before) and before[-1] >= clock:
                 findings.add(
                     Rule.MEMBERSHIP,
@@ -120,10 +120,9 @@ def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
 def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
     """DEATH is stamped with the fewest updates that a chunk of the server contains."""
     owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
-    rows_of = replay.rows_by_group()
     for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH):
         group, clock = (int(replay.members[name][index]) for name in ("group", "clock"))
-        position, rows = replay.member_position[index], rows_of[group]
+        position, rows = replay.member_position[index], replay.rows_of_group[group]
         before = rows[: np.searchsorted(replay.position[rows], position)]
         counts = np.bincount(replay.chunk[before], minlength=replay.run.num_chunks)[owned]
         if len(owned) and counts.min() != clock:

@@ -57,6 +57,8 @@ class ServerReplay:
         self.is_empty: Ints = (applies["flags"] & EventFlag.EMPTY) != 0
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
         """Of every chunk."""
+        self.rows_of_group: list[Ints] = self._split_by_group()
+        """In the order of the log."""
         self.step_of: Ints = self._first_rows_of_steps()
         """Of every row the one with which its optimizer step begins."""
         self._key = self.key_of(self.chunk, self.position)
@@ -94,12 +96,6 @@ class ServerReplay:
         """The row before which all applies to the chunk lie before the position."""
         rows: Ints = np.searchsorted(self._key, self.key_of(chunks, positions))
         return rows
-
-    def rows_by_group(self) -> list[Ints]:
-        """The rows of each group, in the order of the log."""
-        order = np.lexsort((self.position, self.group))
-        groups = np.arange(len(self.run.groups))
-        return np.split(order, np.searchsorted(self.group[order], groups))[1:]
 
     def version_of(self, chunks: Ints, rows: Ints) -> Ints:
         """How many optimizer steps with a gradient the chunk had made before the row: its bytes
@@ -150,6 +146,11 @@ class ServerReplay:
         earlier = np.concatenate([np.zeros((1, len(carry)), np.int32), table[starts - 1]])
         table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
         return table
+
+    def _split_by_group(self) -> list[Ints]:
+        order = np.lexsort((self.position, self.group))
+        groups = np.arange(len(self.run.groups))
+        return np.split(order, np.searchsorted(self.group[order], groups))[1:]
 
     def _first_rows_of_steps(self) -> Ints:
         is_first = np.ones(self.num_rows, np.bool_)

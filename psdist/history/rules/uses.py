@@ -256,7 +256,7 @@ class _LastUses:
 
 
 def _compare_versions(group: str, mine: _LastUses, theirs: _LastUses, findings: Findings) -> None:
-    keys = np.intersect1d(mine.key, theirs.key)
+    keys = mine.key[np.isin(mine.key, theirs.key)]
     i, j = np.searchsorted(mine.key, keys), np.searchsorted(theirs.key, keys)
     is_other_version = mine.position[i] != theirs.position[j]
     is_different = is_other_version | (mine.reply[i] != theirs.reply[j])
