@@ -11,6 +11,7 @@ import pytest
 from psdist.commands.check import Report, check, main
 from psdist.history.records import EventKind, History, Records, ServerLog
 from psdist.history.rules.findings import Rule
+from tests.support.history.forging import Forgery
 from tests.support.history.summaries import summary_of_toy
 from tests.support.history.toy_run import ToyRun
 
@@ -106,13 +107,13 @@ def test_a_run_without_iterations_is_reported_whole() -> None:
 
 
 def test_staleness_is_reported_in_ascending_order_whichever_was_met_first() -> None:
-    history = ToyRun(
-        seed=1, mode="async", iterations=(40, 40, 6), collectives=(), pace=(1, 1, 0.1)
-    ).run()
-    assert history is not None
-    staleness = check(history).staleness
-    assert len(staleness) > 5
+    forged = Forgery(mode="async", collectives=())
+    for chunk, iteration in ((0, 7), (1, 6)):  # of server 0, which is checked first, and 1
+        used = forged.use(2, iteration=iteration, chunk=chunk)
+        used["position"] = forged.use(2, iteration=0, chunk=chunk)["position"]
+    staleness = forged.judge().staleness
     assert list(staleness) == sorted(staleness)
+    assert (staleness[6], staleness[7]) == (1, 1)
 
 
 def test_the_report_as_json_is_whole(tmp_path: Path) -> None:
