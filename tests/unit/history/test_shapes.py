@@ -11,6 +11,8 @@ import pytest
 from psdist.commands.check import Verdict, check
 from psdist.history.records import EventFlag, EventKind, History
 from psdist.history.rules import replay
+from psdist.history.rules.findings import Findings
+from psdist.history.rules.pushes import Claims
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.summary import Summary
 from psdist.history.writers import ServerHistory
@@ -258,3 +260,31 @@ def test_a_mebibyte_of_counts_is_worked_on_at_a_time() -> None:
     chunks = np.zeros_like(rows)
     first, *_ = replay_of(num_rows).counts(chunks, rows)
     assert first[1].nbytes == 2**20
+
+
+# -- what the workers of a group bring -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "weight", "is_sum"),
+    [
+        (1e9, 2e9, True),
+        (1e9, 2e9 + 1, True),  # one part in 2e9
+        (1e9, 2e9 - 1, True),
+        (1e9, 2e9 + 4, False),
+        (1e9, 2e9 - 4, False),
+        (0.1, 0.2 + 1e-12, True),
+        (1e-12, 3e-12, False),
+        (1e-12, 0.0, True),  # the group skips the iteration
+    ],
+)
+def test_a_group_pushes_with_the_sum_of_its_workers_up_to_rounding(
+    own: float, weight: float, is_sum: bool
+) -> None:
+    forged = Forgery()
+    for worker in (0, 1):
+        push = forged.push(worker, 4)
+        push["own"], push["weight"], push["is_empty"] = own, weight, weight == 0
+    findings = Findings(max_listed_per_rule=9)
+    Claims.of(forged.history(), findings)
+    assert (findings.total == 0) == is_sum, findings.lines()
