@@ -48,9 +48,8 @@ class Gathering:
     weight: float = 0.0
     """The sum of theirs."""
     accumulator: Frame | None = None
-    hyper: bytes | None = None
-    hyper_group: int = -1
-    absent: frozenset[int] | None = None
+    absent: frozenset[int] = frozenset()
+    """The pieces that had no gradient in any of what is summed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,9 +77,12 @@ class ChunkState:
     _admissions: int = 0
 
     def catch_up(self) -> None:
-        """Groups have stopped, or count again, since this chunk was last looked at."""
-        self.clock.catch_up()
-        admissions = self.clock.limits.admissions
+        """Groups may have stopped, or count again, since this chunk was last looked at."""
+        clock = self.clock
+        if clock.changes == clock.limits.changes:
+            return
+        clock.catch_up()
+        admissions = clock.limits.admissions
         if admissions != self._admissions:
             self._admissions = admissions
             self._turn = 0  # who counts again may be in turn although later ones were looked at
@@ -97,12 +99,11 @@ class ChunkState:
     def add_push(self, push: Push) -> None:
         self.pushes.setdefault(push.group, deque()).append(push)
 
-    def first_push_of(self, group: int) -> Push | None:
+    def take_push(self, group: int) -> Push | None:
+        """The first that waits, if any; it waits no more."""
         queue = self.pushes.get(group)
-        return queue[0] if queue else None
-
-    def take_push(self, group: int) -> Push:
-        queue = self.pushes[group]
+        if queue is None:
+            return None
         push = queue.popleft()
         if not queue:
             del self.pushes[group]
@@ -145,10 +146,7 @@ class ChunkState:
     def close_reply(self, token: ReplyToken) -> None:
         token.is_sent = True
         self.open_replies[token.buffer] -= 1
-        tokens = self._tokens[token.peer]
-        tokens.remove(token)
-        if not tokens:
-            del self._tokens[token.peer]
+        self._tokens[token.peer].remove(token)
 
     def close_implied_replies(self, peer: int, clock: int) -> None:
         """A push of iteration ``clock`` proves that its sender has received what it was computed

@@ -45,10 +45,8 @@ class Gathered(Updates):
         if group == NO_GROUP:
             return ADDS
         chunk = self._chunks[index]
-        clock = chunk.clock
-        if clock.changes != clock.limits.changes:
-            chunk.catch_up()
-        if chunk.pushes.get(group) or chunk.next_in_turn() != group:
+        chunk.catch_up()
+        if group in chunk.pushes or chunk.next_in_turn() != group:
             return EARLY
         if chunk.gathering.accumulator is not None:
             return ADDS
@@ -71,46 +69,46 @@ class Gathered(Updates):
                     return actions  # on_free_buffer comes back here
                 actions += self._step(chunk, target)
                 continue
-            push = chunk.first_push_of(group)
+            push = chunk.take_push(group)
             if push is None:
                 actions += self.pool.reconsider(chunk.index, group)
                 return actions
-            chunk.take_push(group)
             actions += self._fold(chunk, push)
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
-        return self.proceed(chunk) if chunk.gathering.pushes else []
+        if not chunk.gathering.pushes:
+            return []
+        chunk.catch_up()
+        return self.proceed(chunk)
 
     def on_stopped(self) -> list[Action]:
-        return self._reconsider_frontier() if self._frontier.move() else []
+        return self._reconsider(self._frontier.move())
 
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
-        has_moved = [self._frontier.admit(clock) for clock in clocks]
-        return self._reconsider_frontier() if any(has_moved) else []
+        return self._reconsider(self._frontier.admit(min(clocks, default=NEVER)))
 
     def _fold(self, chunk: ChunkState, push: Push) -> list[Action]:
         """Add the push of the group in turn to the sum."""
         gathering = chunk.gathering
         hyper, absent = push.settings
-        if gathering.hyper is None:
-            gathering.hyper, gathering.hyper_group = hyper, push.group
-        elif hyper != gathering.hyper:
+        first = next(iter(gathering.pushes.values()), push)
+        if hyper != first.settings.hyper:
             different = difference(
-                unpack_hyperparameters(gathering.hyper), unpack_hyperparameters(hyper)
+                unpack_hyperparameters(first.settings.hyper), unpack_hyperparameters(hyper)
             )
             raise HyperparameterError(
-                f"sync iteration {push.clock}: groups {gathering.hyper_group} and {push.group} "
-                f"disagree on hyperparameters: {different}; in sync mode every worker must use "
-                "the same schedule"
+                f"sync iteration {push.clock}: groups {first.group} and {push.group} disagree on "
+                f"hyperparameters: {different}; in sync mode every worker must use the same "
+                "schedule"
             )
         gathering.pushes[push.group] = push
         gathering.weight += push.weight
         if push.slot is None:
             return []
-        gathering.absent = absent if gathering.absent is None else gathering.absent & absent
         if gathering.accumulator is None:
-            gathering.accumulator = push.slot
+            gathering.accumulator, gathering.absent = push.slot, absent
             return [StartSum(chunk.index, push.slot, push.weight)]
+        gathering.absent &= absent
         fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
         return [fold, *self.pool.release(push.slot)]
 
@@ -135,32 +133,28 @@ class Gathered(Updates):
                 content=SlotContent.SUM,
                 gradient_scale=1.0 / gathering.weight,
                 lr_scale=1.0,
-                hyper=gathering.hyper or b"",
-                absent=gathering.absent or frozenset(),
+                hyper=pushes[0].settings.hyper,
+                absent=gathering.absent,
                 source=chunk.current,
                 target=target,
                 contributions=contributions,
             )
             actions.append(self._begin_step(chunk, step))
         actions += self._replies.advance(chunk, pushes)
-        # Only now: who may have the slot depends on whose turn it is.
+        # Only now: who may have the slot depends on whose turn it is, and where the frontier is.
+        frontier = self._frontier.move()
         if slot is not None:
             actions += self.pool.release(slot)
-        if self._frontier.move():
-            actions += self._reconsider_frontier()
-        return actions
+        return actions + self._reconsider(frontier)
 
-    def _reconsider_frontier(self) -> list[Action]:
-        """The frontier may have moved: its next push needs fewer free slots than before."""
-        chunk = self._frontier.chunk
-        if chunk is None:
+    def _reconsider(self, frontier: ChunkState | None) -> list[Action]:
+        """Where the frontier has moved to: its next push needs fewer free slots than before."""
+        if frontier is None:
             return []
-        if chunk.clock.changes != chunk.clock.limits.changes:
-            chunk.catch_up()
-        group = chunk.next_in_turn()
+        group = frontier.next_in_turn()
         if group is None:
             return []
-        return self.pool.reconsider(chunk.index, group)
+        return self.pool.reconsider(frontier.index, group)
 
     def check_invariants(self, index: int | None = None) -> None:
         super().check_invariants(index)

@@ -22,7 +22,8 @@ class OnArrival(Updates):
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         chunk.add_push(push)
         chunk.waiting.append(push.group)
-        return self.proceed(chunk)
+        # The group's next push may have been held behind this one.
+        return self.proceed(chunk) + self.pool.reconsider(chunk.index, push.group)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
@@ -57,7 +58,10 @@ class OnArrival(Updates):
         return actions
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
-        return self.proceed(chunk) if chunk.waiting else []
+        if not chunk.waiting:
+            return []
+        chunk.catch_up()
+        return self.proceed(chunk)
 
     def on_stopped(self) -> list[Action]:
         return []
