@@ -81,12 +81,14 @@ class ChunkClock:
         self._how_many = {
             0: num_groups
         }  # done -> number of groups there, whether they count or not
+        self.changes: int | None = None
         self.catch_up()
 
     def catch_up(self) -> None:
         """Groups may have stopped, or count again, since this chunk was last looked at."""
-        stopped = self.limits.stopped
-        self.changes = self.limits.changes
+        if self.changes == self.limits.changes:
+            return
+        self.changes, stopped = self.limits.changes, self.limits.stopped
         self.min_done = min(
             (done for done, groups in self._how_many.items() if groups > stopped.get(done, 0)),
             default=NEVER,

@@ -36,9 +36,9 @@ class Frontier:
         chunks, now = self._chunks, self._clock
         before = at = self._at
         while at < len(chunks):
-            chunk = chunks[at]
-            chunk.catch_up()
-            if chunk.clock.min_done <= now:
+            clock = chunks[at].clock
+            clock.catch_up()
+            if clock.min_done <= now:
                 break
             at += 1
         if at == before:
@@ -53,13 +53,14 @@ class Frontier:
         if (clock, 0) >= (self._clock, self._at):
             return None
         self._at, self._clock = 0, clock
-        self._chunks[0].catch_up()
+        self._chunks[0].clock.catch_up()
         return self._chunks[0]
 
     def _search(self) -> None:
         clocks: list[int] = []
         for chunk in self._chunks:
-            chunk.catch_up()
-            clocks.append(chunk.clock.min_done)
+            clock = chunk.clock
+            clock.catch_up()
+            clocks.append(clock.min_done)
         self._clock = min(clocks)
         self._at = clocks.index(self._clock)

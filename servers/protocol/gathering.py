@@ -45,7 +45,7 @@ class Gathered(Updates):
         if group == NO_GROUP:
             return ADDS
         chunk = self._chunks[index]
-        chunk.catch_up()
+        chunk.clock.catch_up()
         if group in chunk.pushes or chunk.next_in_turn() != group:
             return EARLY
         if chunk.gathering.accumulator is not None:
@@ -78,7 +78,7 @@ class Gathered(Updates):
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         if not chunk.gathering.pushes:
             return []
-        chunk.catch_up()
+        chunk.clock.catch_up()
         return self.proceed(chunk)
 
     def on_stopped(self) -> list[Action]:
@@ -123,9 +123,9 @@ class Gathered(Updates):
             ]
         )
         slot = gathering.accumulator
-        actions: list[Action] = []
+        step: Step | EmptyStep
         if slot is None:
-            actions.append(EmptyStep(chunk.index, contributions))
+            step = EmptyStep(chunk.index, contributions)
         else:
             step = Step(
                 chunk=chunk.index,
@@ -139,8 +139,8 @@ class Gathered(Updates):
                 target=target,
                 contributions=contributions,
             )
-            actions.append(self._begin_step(chunk, step))
-        actions += self._replies.advance(chunk, pushes)
+            self._begin_step(step, chunk)
+        actions = [step, *self._replies.advance(chunk, pushes)]
         # Only now: who may have the slot depends on whose turn it is, and where the frontier is.
         frontier = self._frontier.move()
         if slot is not None:
@@ -162,9 +162,10 @@ class Gathered(Updates):
         for chunk in chunks:
             if chunk.has_waiting and chunk.index not in self._replies.blocked:
                 raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
-            missing = sorted(set(chunk.clock.missing()) - chunk.gathering.pushes.keys())
-            is_ready = chunk.gathering.pushes and chunk.target_buffer() is not None
-            if missing[:1] in [[group] for group in chunk.pushes] or (is_ready and not missing):
+            gathered = chunk.gathering.pushes
+            missing = [group for group in chunk.clock.missing() if group not in gathered]
+            is_ready = gathered and chunk.target_buffer() is not None
+            if missing[0] in chunk.pushes if missing else is_ready:
                 raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
         if index is not None:
             return

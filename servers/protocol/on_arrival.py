@@ -52,7 +52,8 @@ class OnArrival(Updates):
                     target=target,
                     contributions=(contribution,),
                 )
-                actions.append(self._begin_step(chunk, step))
+                self._begin_step(step, chunk)
+                actions.append(step)
                 actions += self.pool.release(push.slot)
             actions += self._replies.advance(chunk, (push,))
         return actions
@@ -60,7 +61,7 @@ class OnArrival(Updates):
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         if not chunk.waiting:
             return []
-        chunk.catch_up()
+        chunk.clock.catch_up()
         return self.proceed(chunk)
 
     def on_stopped(self) -> list[Action]:

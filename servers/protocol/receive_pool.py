@@ -59,10 +59,6 @@ class ReceivePool:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_held(self) -> int:
-        return sum(len(each.tickets) for held in self._held.values() for each in held.values())
-
     def num_held_of(self, chunk: int, group: int) -> int:
         held = self._held.get(chunk, {}).get(group)
         return len(held.tickets) if held else 0

@@ -176,9 +176,7 @@ class Registrar:
 
     def _is_waiting(self, worker: int) -> bool:
         """In a collective that has neither ended nor failed."""
-        return any(
-            worker in each.entered and not each.error for each in self._collectives.values()
-        )
+        return any(worker in each.entered and not each.error for each in self._collectives.values())
 
     def _go_on(self, message: Enter, collective: _Collective) -> list[RegistrarAction]:
         """``message.worker`` has come, and nobody has passed anybody."""

@@ -14,7 +14,7 @@ refused and nothing is asked twice.
 from __future__ import annotations
 
 from psdist.errors import ProtocolError
-from psdist.protocol.header import Flag, Header
+from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import Action, Reply
 from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
@@ -41,7 +41,7 @@ class Replies:
         number = header.pull_number
         if self._is_repeated(peer, number, chunk.index):
             return []
-        chunk.close_replies_to(peer)
+        chunk.close_implied_replies(peer, NEVER)  # who pulls waits for nothing
         pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number)
         if not chunk.is_loaded:
             self._note_waiting(chunk, pending)

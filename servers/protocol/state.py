@@ -203,7 +203,7 @@ class ServerCore:
         actions: list[Action] = [self._membership_event(kind, group, clock)]
         # Chosen before any of them acts: what one does may make another catch up.
         for chunk in self._waiting_at(clock):
-            chunk.catch_up()
+            chunk.clock.catch_up()
             actions += self._updates.proceed(chunk)
             actions += self._replies.release(chunk)
         return actions + self._updates.on_stopped()
@@ -236,7 +236,7 @@ class ServerCore:
         groups: list[int] = []
         clocks: list[int] = []
         if chunk is not None:
-            chunk.catch_up()
+            chunk.clock.catch_up()
             groups = chunk.clock.missing()
             clocks = [chunk.clock.min_done] * len(groups)
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
@@ -252,7 +252,7 @@ class ServerCore:
         chunk = self._chunks.get(index)
         if chunk is None:
             self._refuse_chunk(peer, index)
-        chunk.catch_up()
+        chunk.clock.catch_up()
         return chunk
 
     def _refuse_chunk(self, peer: int, index: int) -> NoReturn:

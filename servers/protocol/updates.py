@@ -66,11 +66,10 @@ class Updates(ABC):
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
         """Groups count from now on that have made so many iterations, one number of each."""
 
-    def _begin_step(self, chunk: ChunkState, step: Step) -> Step:
+    def _begin_step(self, step: Step, chunk: ChunkState) -> None:
         chunk.current = step.target
         self.num_copies += step.source != step.target
         self.num_steps += 1
-        return step
 
     def _chunk(self, index: int) -> tuple[ChunkState, ...]:
         """That one, if this server holds it."""

@@ -7,6 +7,7 @@ order that a server would apply them in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -123,7 +124,7 @@ class Clocks(RuleBasedStateMachine):
     def update(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(self.plain.chunks))
         group = data.draw(st.sampled_from(sorted(self.plain.counting)))
-        self.chunks[index].catch_up()
+        self.chunks[index].clock.catch_up()
         self.chunks[index].clock.advance(group)
         self.plain.done[index][group] += 1
         self.note_frontier(self.frontier.move)
@@ -141,7 +142,7 @@ class Clocks(RuleBasedStateMachine):
         """Chunks catch up when they are looked at, and need not be looked at."""
         index = data.draw(st.sampled_from(self.plain.chunks))
         chunk = self.chunks[index]
-        chunk.catch_up()
+        chunk.clock.catch_up()
         assert chunk.clock.done == self.plain.done[index]
         assert chunk.clock.min_done == self.plain.min_done(index)
         assert chunk.clock.missing() == self.plain.missing(index)
@@ -177,7 +178,7 @@ class Turns(Clocks):
             )
         )
         chunk = self.chunks[index]
-        chunk.catch_up()
+        chunk.clock.catch_up()
         group = plain.turn(index)
         assert chunk.next_in_turn() == group
         assert chunk.next_in_turn() == group
@@ -195,7 +196,7 @@ class Turns(Clocks):
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(self.plain.chunks))
-        self.chunks[index].catch_up()
+        self.chunks[index].clock.catch_up()
         assert self.chunks[index].next_in_turn() == self.plain.turn(index)
         self.check(self.chunks[index])
 
@@ -240,6 +241,47 @@ def test_the_frontier_says_whether_it_has_moved() -> None:
     assert frontier.admit(2) is chunks[0]
 
 
+class Counted(list[int]):
+    """How often something was looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def test_a_round_costs_a_few_looks_at_each_group_however_often_it_is_asked_whose_turn_it_is() -> (
+    None
+):
+    limits = Limits(100)
+    for group in range(100):
+        limits.count(group)
+    chunk = ChunkState(0, ChunkClock(limits))
+    chunk.clock.done = counted = Counted(chunk.clock.done)
+    for group in range(100):
+        for _ in range(3):
+            assert chunk.next_in_turn() == group
+        chunk.gathering.pushes[group] = push_of(group, 0)
+    assert chunk.next_in_turn() is None
+    assert counted.looks <= 5 * 100
+    before = counted.looks
+    assert chunk.next_in_turn() is None
+    assert counted.looks == before
+
+
+def test_a_chunk_that_has_caught_up_looks_at_nothing() -> None:
+    limits = Limits(2)
+    limits.count(0)
+    clock = ChunkClock(limits)
+    clock._how_many = {}
+    clock.catch_up()
+    assert clock.min_done == 0
+    limits.count(1)
+    clock.catch_up()
+    assert clock.min_done == NEVER
+
+
 def test_who_counts_again_may_be_in_turn_although_later_ones_were_looked_at() -> None:
     limits = Limits(3)
     for group in (1, 2):
@@ -249,7 +291,7 @@ def test_who_counts_again_may_be_in_turn_although_later_ones_were_looked_at() ->
     chunk.gathering.pushes[1] = push_of(1, 0)
     assert chunk.next_in_turn() == 2
     limits.count(0)
-    chunk.catch_up()
+    chunk.clock.catch_up()
     assert chunk.next_in_turn() == 0
 
 
@@ -311,7 +353,7 @@ def test_a_chunk_that_contradicts_itself_is_caught(
     chunk = ChunkState(0, ChunkClock(limits))
     limits.count(0)
     limits.count(1)
-    chunk.catch_up()
+    chunk.clock.catch_up()
     for group, clock in ((0, 2), (1, 3)):
         for _ in range(clock):
             chunk.clock.advance(group)

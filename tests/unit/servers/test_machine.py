@@ -149,7 +149,8 @@ class Server:
         )
         self.is_loaded = [False] * num_chunks
         self.to_load = list(self.chunks)
-        self.content: dict[int, tuple[SlotContent, float]] = {}
+        self.content: dict[int, tuple[SlotContent, float, int]] = {}
+        """By slot: what lies in it, its value and its chunk."""
         self.memory = [[INITIAL, INITIAL] for _ in self.chunks]
         self.current = [0] * num_chunks
         self.held: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
@@ -284,6 +285,22 @@ class Server:
                 may_leave = is_fresh or self.is_allowed(chunk, clock)
                 assert not self.is_loaded[chunk] or not may_leave, "withheld"
         assert self.core.has_members == bool(self.members())
+        self.check_counts()
+
+    def check_counts(self) -> None:
+        counted = self.core.statistics()
+        assert counted.num_chunks in (0, len(self.chunks))
+        assert counted.updates == sum(
+            min(done[group.number] for done in self.done) for group in self.groups
+        )
+        assert counted.most_slots_used == self.most_used
+        assert self.counts == {
+            "pushes": counted.pushes,
+            "steps": counted.steps,
+            "replies": counted.replies,
+            "duplicates": counted.duplicates,
+            "copies": counted.copies_on_write,
+        }
 
     def used_in(self, clock: int) -> int:
         """The iteration that uses the reply to a push of iteration ``clock``."""
@@ -308,16 +325,16 @@ class Server:
         if isinstance(action, Accept):
             self.accept(action)
         elif isinstance(action, Load):
-            self.memory[action.chunk][0] = self.content.pop(id(action.slot))[1]
+            self.memory[action.chunk][0] = self.gradient(action.slot, action.chunk)
             self.is_loaded[action.chunk] = True
         elif isinstance(action, StartSum):
-            value = self.gradient(action.slot)
-            self.content[id(action.slot)] = (SlotContent.SUM, value * action.weight)
+            value = self.gradient(action.slot, action.chunk) * action.weight
+            self.content[id(action.slot)] = (SlotContent.SUM, value, action.chunk)
         elif isinstance(action, Fold):
-            value = self.gradient(action.slot) * action.weight
-            kind, total = self.content[id(action.accumulator)]
-            assert kind is SlotContent.SUM
-            self.content[id(action.accumulator)] = (kind, total + value)
+            value = self.gradient(action.slot, action.chunk) * action.weight
+            kind, total, chunk = self.content[id(action.accumulator)]
+            assert (kind, chunk) == (SlotContent.SUM, action.chunk)
+            self.content[id(action.accumulator)] = (kind, total + value, chunk)
         elif isinstance(action, Step | EmptyStep):
             self.step(action)
         elif isinstance(action, Reply):
@@ -338,9 +355,9 @@ class Server:
         self.in_transit.append((action, message))
         self.most_used = max(self.most_used, self.num_slots - self.num_free)
 
-    def gradient(self, slot: Frame) -> float:
-        kind, value = self.content.pop(id(slot))
-        assert kind is SlotContent.GRADIENT
+    def gradient(self, slot: Frame, of: int) -> float:
+        kind, value, chunk = self.content.pop(id(slot))
+        assert (kind, chunk) == (SlotContent.GRADIENT, of)
         return value
 
     def step(self, action: Step | EmptyStep) -> None:
@@ -363,8 +380,8 @@ class Server:
         assert isinstance(action, Step) == bool(full)
         if not isinstance(action, Step):
             return
-        kind, value = self.content.pop(id(action.gradient))
-        assert kind is action.content
+        kind, value, of = self.content.pop(id(action.gradient))
+        assert (kind, of) == (action.content, chunk)
         weights = [push.header.weight for push in pushes]
         if self.mode == "sync":
             total = sum(push.value * push.header.weight for push in full) / sum(weights)
@@ -425,7 +442,7 @@ class Server:
         accept, message = self.in_transit.pop(index)
         header = message.header
         if self.note_arrival(message):  # a duplicate's slot is free again at once
-            self.content[id(accept.slot)] = (SlotContent.GRADIENT, message.value)
+            self.content[id(accept.slot)] = (SlotContent.GRADIENT, message.value, header.chunk)
         self.do(Arrived(header.sender, header, accept.slot))
 
     def note_arrival(self, message: Message) -> bool:
@@ -708,19 +725,7 @@ class Server:
                 break
         assert all(worker.is_free for worker in self.workers if self.is_active(worker))
         assert self.content == {}
-        counted = self.core.statistics()
-        assert counted.num_chunks == len(self.chunks)
-        assert counted.updates == sum(
-            min(done[group.number] for done in self.done) for group in self.groups
-        )
-        assert counted.most_slots_used == self.most_used
-        assert self.counts == {
-            "pushes": counted.pushes,
-            "steps": counted.steps,
-            "replies": counted.replies,
-            "duplicates": counted.duplicates,
-            "copies": counted.copies_on_write,
-        }
+        assert self.core.statistics().num_chunks == len(self.chunks)
 
     def is_active(self, worker: Worker) -> bool:
         return self.groups[worker.group].standing == "active"

@@ -83,7 +83,7 @@ def test_parked_replies_leave_in_the_order_of_what_they_need() -> None:
     for worker, clock in enumerate((3, 1, 2)):
         assert replies.answer_pull(chunk, worker_id(worker), pull(clock)) == []
     chunk.clock.limits.stop(1, 0)  # group 1 is not waited for any more
-    chunk.catch_up()
+    chunk.clock.catch_up()
     chunk.clock.advance(0)
     chunk.clock.advance(0)
     assert [clock for _, clock, _ in brief(replies.release(chunk))] == [1, 2]
