@@ -74,7 +74,7 @@ class ChunkState:
     _tokens: dict[int, set[ReplyToken]] = field(default_factory=dict)
     _turn: int = field(init=False)
     """Groups below it have had their turn, or none,"""
-    _turn_of: tuple[int, int] | None = None
+    _turn_of: tuple[int, object] | None = None
     """in this iteration, as many groups having come or come back."""
 
     # -- pushes --------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.chunk_state import ChunkState, Gathering, Push
 from psdist.servers.protocol.frontier import Frontier
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, NO_GROUP, STARTS
+from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS
 from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.updates import Updates
 
@@ -41,8 +41,8 @@ class Gathered(Updates):
         super().build(chunks, slots)
         self._frontier = Frontier(chunks)
 
-    def slots_needed(self, index: int, group: int) -> int:
-        if group == NO_GROUP:
+    def slots_needed(self, index: int, group: int | None) -> int:
+        if group is None:
             return ADDS
         chunk = self._chunks[index]
         chunk.clock.catch_up()

@@ -16,7 +16,7 @@ from psdist.servers.protocol.updates import Updates
 
 
 class OnArrival(Updates):
-    def slots_needed(self, index: int, group: int) -> int:  # noqa: ARG002 - the base's signature
+    def slots_needed(self, index: int, group: int | None) -> int:  # noqa: ARG002 - the base's
         return ADDS  # its slot is free again at once
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
@@ -30,14 +30,12 @@ class OnArrival(Updates):
         for _ in range(len(chunk.waiting)):
             group = chunk.waiting.popleft()
             push = chunk.pushes[group][0]
-            target = chunk.current if push.slot is None else chunk.target_buffer()
-            if target is None:
-                chunk.waiting.append(group)
-                continue
-            chunk.take_push(group)
             contribution = Contribution(group, push.clock, push.weight, push.slot is None)
             if push.slot is None:
                 actions.append(EmptyStep(chunk.index, (contribution,)))
+            elif (target := chunk.target_buffer()) is None:
+                chunk.waiting.append(group)
+                continue
             else:
                 hyper, absent = push.settings
                 step = Step(
@@ -55,6 +53,7 @@ class OnArrival(Updates):
                 self._begin_step(step, chunk)
                 actions.append(step)
                 actions += self.pool.release(push.slot)
+            chunk.take_push(group)
             actions += self._replies.advance(chunk, (push,))
         return actions
 

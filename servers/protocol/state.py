@@ -57,7 +57,6 @@ from psdist.servers.protocol.gathering import Gathered
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.on_arrival import OnArrival
 from psdist.servers.protocol.policy import Applying, Policy
-from psdist.servers.protocol.receive_pool import NO_GROUP
 from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.updates import Updates
@@ -266,17 +265,16 @@ class ServerCore:
         peer, index = event.peer, event.chunk
         if index not in self._chunks:
             self._refuse_chunk(peer, index)
+        group: int | None = None
         if event.kind == Kind.PUSH:
             # Of a group that has stopped a second delivery may still come.
             group = self._membership.require_worker(peer)
-        elif event.kind == Kind.INIT and peer == CHIEF:
-            group = NO_GROUP
-        else:
+        elif event.kind != Kind.INIT or peer != CHIEF:
             self._refuse_kind(peer, event.kind)
         actions = self._updates.pool.offer(index, group, event.ticket)
         return actions or self._on_held(peer, index, group)
 
-    def _on_held(self, peer: int, index: int, group: int) -> list[Action]:
+    def _on_held(self, peer: int, index: int, group: int | None) -> list[Action]:
         """An offer stays with its sender for now."""
         self._replies.blocked[index] = self._chunks[index]
         if self._updates.pool.num_held_of(index, group) > self._most_held:

@@ -42,7 +42,7 @@ class Updates(ABC):
         self.pool = ReceivePool(slots, need=self.slots_needed)
 
     @abstractmethod
-    def slots_needed(self, index: int, group: int) -> int:
+    def slots_needed(self, index: int, group: int | None) -> int:
         """How many free slots the group's next push of a chunk needs, see
         psdist.servers.protocol.receive_pool."""
 

@@ -53,7 +53,6 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.protocol.policy import policy_for
-from psdist.servers.protocol.receive_pool import NO_GROUP
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 1.0}])
@@ -153,7 +152,7 @@ class Server:
         """By slot: what lies in it, its value and its chunk."""
         self.memory = [[INITIAL, INITIAL] for _ in self.chunks]
         self.current = [0] * num_chunks
-        self.held: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self.held: dict[tuple[int, int | None], deque[Message]] = defaultdict(deque)
         self.in_transit: list[tuple[Accept, Message]] = []
         self.reading: list[tuple[ReplyToken, float, int]] = []
         """Replies whose bytes must not change, what they are, and the iteration whose push proves
@@ -239,11 +238,11 @@ class Server:
     def num_free(self) -> int:
         return self.num_slots - len(self.in_transit) - len(self.content)
 
-    def slots_needed(self, chunk: int, group: int) -> int:
+    def slots_needed(self, chunk: int, group: int | None) -> int:
         """As many as must be free for the group's next payload to be received: with 1 it is added
         to a sum that exists, with 2 it starts the sum that all will come to, with 3 another one;
         with 4 it waits for its turn."""
-        if self.mode != "sync" or group < 0:
+        if self.mode != "sync" or group is None:
             return 1
         gathered = self.gathered(chunk)
         if self.due(chunk)[len(gathered) :][:1] != [group]:
@@ -541,10 +540,10 @@ class Server:
         self.sent.append(message)
         self.offer(message)
 
-    def key_of(self, message: Message) -> tuple[int, int]:
+    def key_of(self, message: Message) -> tuple[int, int | None]:
         """Whose offer it is."""
         chunk, group = message.key
-        return chunk, NO_GROUP if message.header.kind == Kind.INIT else group
+        return chunk, None if message.header.kind == Kind.INIT else group
 
     def offer(self, message: Message) -> None:
         header = message.header
@@ -555,7 +554,7 @@ class Server:
             self.note_arrival(message)
             self.do(Arrived(header.sender, header, None))
 
-    def under_way(self) -> set[tuple[int, int]]:
+    def under_way(self) -> set[tuple[int, int | None]]:
         held = {key for key, messages in self.held.items() if messages}
         return held | {self.key_of(message) for _, message in self.in_transit}
 

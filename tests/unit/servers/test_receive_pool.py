@@ -14,7 +14,7 @@ from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import Accept, Action
 from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS, ReceivePool
 
-Key = tuple[int, int]
+Key = tuple[int, int | None]
 
 
 class Offers:
