@@ -19,6 +19,7 @@ A push goes this way, and this is the place to read how:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 from typing import Any, NoReturn
 
@@ -199,20 +200,24 @@ class ServerCore:
     def _stop(self, kind: str, group: int, clock: int) -> list[Action]:
         """Nobody waits for ``group``, of which every chunk contains ``clock`` updates: chunks go on
         on which something has waited for it."""
-        actions: list[Action] = [self._membership_event(kind, group, clock)]
+        event = self._membership_event(kind, group, clock)
         # Chosen before any of them acts: what one does may make another catch up.
-        for chunk in self._waiting_at(clock):
-            chunk.clock.catch_up()
-            actions += self._updates.proceed(chunk)
-            actions += self._replies.release(chunk)
-        return actions + self._updates.on_stopped()
+        actions = chain.from_iterable(map(self._go_on, self._waiting_at(clock)))
+        return [event, *actions, *self._updates.on_stopped()]
 
-    def _waiting_at(self, clock: int) -> list[ChunkState]:
+    def _go_on(self, chunk: ChunkState) -> list[Action]:
+        chunk.clock.catch_up()
+        return self._updates.proceed(chunk) + self._replies.release(chunk)
+
+    def _waiting_at(self, clock: int) -> tuple[ChunkState, ...]:
         """Chunks at ``clock`` on which something waits; where nothing does is forgotten."""
-        blocked, holds = self._replies.blocked, self._updates.pool.holds
-        for index in [i for i, chunk in blocked.items() if not (chunk.has_waiting or holds(i))]:
-            del blocked[index]
-        return [chunk for chunk in blocked.values() if chunk.clock.min_done == clock]
+        replies, holds = self._replies, self._updates.pool.holds
+        replies.blocked = {
+            index: chunk
+            for index, chunk in replies.blocked.items()
+            if chunk.has_waiting or holds(index)
+        }
+        return tuple(chunk for chunk in replies.blocked.values() if chunk.clock.min_done == clock)
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != REGISTRAR:

@@ -576,6 +576,19 @@ def test_a_suspension_that_its_resumption_overtook_is_forgotten_whatever_came_be
     core.check_invariants()
 
 
+def test_who_stops_lets_chunks_go_on_in_the_order_in_which_they_came_to_wait() -> None:
+    core = core_of("ssp", chunks=3)
+    for clock in (0, 1):
+        for chunk in (2, 0, 1):
+            header = Header(
+                kind=Kind.PUSH, sender=worker_id(0), clock=clock, chunk=chunk, settings=1
+            )
+            replies = only(core.handle(Arrived(worker_id(0), header, None)), Reply)
+            assert len(replies) == (clock == 0)
+    actions = core.handle(ControlArrived(worker_id(1), Suspend(group=1, clock=0, seq=1)))
+    assert [each.token.chunk for each in only(actions, Reply)] == [2, 0, 1]
+
+
 def test_a_group_pushes_on_when_its_collective_is_over() -> None:
     core = core_of("ssp")
     core.handle(ControlArrived(worker_id(1), Suspend(group=1, clock=0, seq=1)))

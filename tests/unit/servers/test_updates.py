@@ -295,9 +295,9 @@ def test_who_stops_makes_those_chunks_go_on_that_stand_where_it_has_stopped() ->
     for group in (0, 1, 2):
         send(core, Kind.PUSH, group, clock=0)
     send(core, Kind.PUSH, 0, clock=1)
-    assert core._waiting_at(0) == []
-    assert core._waiting_at(1) == [core._chunks[0]]
-    assert core._waiting_at(2) == []
+    assert core._waiting_at(0) == ()
+    assert core._waiting_at(1) == (core._chunks[0],)
+    assert core._waiting_at(2) == ()
 
 
 def test_a_group_that_comes_while_a_step_waits_for_a_buffer_is_waited_for() -> None:
