@@ -241,6 +241,21 @@ def test_the_frontier_says_whether_it_has_moved() -> None:
     assert frontier.admit(2) is chunks[0]
 
 
+def test_the_newest_round_is_that_of_the_last_push_that_has_come() -> None:
+    limits = Limits(2)
+    chunk = ChunkState(0, ChunkClock(limits))
+    assert chunk.newest_round_of(1) == -1
+    for clock in range(3):
+        chunk.add_push(push_of(1, clock))
+        assert chunk.newest_round_of(1) == clock
+    for clock in range(3):
+        push = chunk.take_push(1)
+        assert push is not None
+        assert push.clock == clock
+    assert chunk.take_push(1) is None
+    assert chunk.pushes == {}
+
+
 class Counted(list[int]):
     """How often something was looked at."""
 
