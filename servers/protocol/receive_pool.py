@@ -128,9 +128,7 @@ class ReceivePool:
 
     def _use_slot(self) -> Frame:
         slot = self._free.pop()
-        used = self.num_slots - len(self._free)
-        if used > self.most_used:
-            self.most_used = used
+        self.most_used = max(self.most_used, self.num_slots - len(self._free))
         return slot
 
     def check_invariants(self) -> None:

@@ -58,10 +58,11 @@ class Replies:
     def _is_repeated(self, peer: int, number: int, chunk: int) -> bool:
         """Whether a pull of this number has asked for the chunk before: a second answer would be
         one whose arrival nothing proves."""
-        newest, chunks = self._asked.get(peer, (0, set()))
-        if number > newest:
+        asked = self._asked.get(peer)
+        if asked is None or number > asked[0]:
             self._asked[peer] = (number, {chunk})
             return False
+        newest, chunks = asked
         is_repeated = number < newest or chunk in chunks
         chunks.add(chunk)
         return is_repeated
@@ -90,7 +91,6 @@ class Replies:
         ones go out as far as the policy allows."""
         actions: list[Action] = []
         clock = chunk.clock
-        min_done_before = clock.min_done
         for push in pushes:
             clock.advance(push.group)
         for push in pushes:
@@ -100,9 +100,7 @@ class Replies:
                 actions.append(self._reply(chunk, pending))
             else:
                 self._park(chunk, needed, pending)
-        if clock.min_done != min_done_before:
-            actions += self.release(chunk)
-        return actions
+        return actions + self.release(chunk)
 
     def release(self, chunk: ChunkState) -> list[Action]:
         """Let the parked replies go that are allowed now: those that need least first."""

@@ -112,6 +112,14 @@ def test_an_offer_whose_turn_has_come_is_received_when_that_is_said() -> None:
     assert (offers.release(), offers.release()) == ([], [])
 
 
+def test_whoever_is_looked_at_in_vain_keeps_its_place() -> None:
+    offers = Offers(1)
+    offers.offer("first", 9)
+    assert [offers.offer("a", 0), offers.offer("b", 1)] == [[], []]
+    assert offers.tickets(offers.pool.reconsider(0, 0)) == []
+    assert offers.release() == ["a"]
+
+
 def test_groups_of_one_chunk_and_chunks_of_one_group_wait_apart() -> None:
     offers = Offers(1)
     offers.offer("first", 0, 0)
