@@ -46,7 +46,7 @@ class Gathered(Updates):
             return ADDS
         chunk = self._chunks[index]
         chunk.clock.catch_up()
-        if group in chunk.pushes or chunk.next_in_turn() != group:
+        if chunk.next_in_turn() != group:
             return EARLY
         if chunk.gathering.accumulator is not None:
             return ADDS
@@ -59,11 +59,8 @@ class Gathered(Updates):
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
-        while True:
-            group = chunk.next_in_turn()
+        while (group := chunk.next_in_turn()) is not None or chunk.gathering.pushes:
             if group is None:
-                if not chunk.gathering.pushes:
-                    return actions
                 target = chunk.target_buffer()
                 if target is None:
                     return actions  # on_free_buffer comes back here
@@ -71,15 +68,12 @@ class Gathered(Updates):
                 continue
             push = chunk.take_push(group)
             if push is None:
-                actions += self.pool.reconsider(chunk.index, group)
-                return actions
+                return actions + self.pool.reconsider(chunk.index, group)
             actions += self._fold(chunk, push)
+        return actions
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
-        if not chunk.gathering.pushes:
-            return []
-        chunk.clock.catch_up()
-        return self.proceed(chunk)
+        return self.proceed(chunk) if chunk.gathering.pushes else []
 
     def on_stopped(self) -> list[Action]:
         return self._reconsider(self._frontier.move())
@@ -108,14 +102,14 @@ class Gathered(Updates):
         if gathering.accumulator is None:
             gathering.accumulator, gathering.absent = push.slot, absent
             return [StartSum(chunk.index, push.slot, push.weight)]
-        gathering.absent &= absent
+        gathering.absent = gathering.absent & absent
         fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
         return [fold, *self.pool.release(push.slot)]
 
     def _step(self, chunk: ChunkState, target: int) -> list[Action]:
         """All have contributed: one step on the weighted mean."""
         gathering, chunk.gathering = chunk.gathering, Gathering()
-        pushes = tuple(gathering.pushes.values())
+        first, *_ = pushes = tuple(gathering.pushes.values())
         contributions = tuple(
             [
                 Contribution(push.group, push.clock, push.weight, push.slot is None)
@@ -133,7 +127,7 @@ class Gathered(Updates):
                 content=SlotContent.SUM,
                 gradient_scale=1.0 / gathering.weight,
                 lr_scale=1.0,
-                hyper=pushes[0].settings.hyper,
+                hyper=first.settings.hyper,
                 absent=gathering.absent,
                 source=chunk.current,
                 target=target,

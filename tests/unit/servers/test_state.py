@@ -576,6 +576,13 @@ def test_a_suspension_that_its_resumption_overtook_is_forgotten_whatever_came_be
     core.check_invariants()
 
 
+def test_after_a_collective_what_is_in_turn_is_received_as_before() -> None:
+    core = core_of("sync", groups=1, chunks=2, slots=3)
+    core.handle(ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=1)))
+    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    assert only(core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "ticket")), Accept)
+
+
 def test_who_stops_lets_chunks_go_on_in_the_order_in_which_they_came_to_wait() -> None:
     core = core_of("ssp", chunks=3)
     for clock in (0, 1):

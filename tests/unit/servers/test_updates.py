@@ -323,6 +323,39 @@ def test_a_group_that_comes_while_a_step_waits_for_a_buffer_is_waited_for() -> N
     assert [each.group for each in step.contributions] == [0, 1]
 
 
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_reply_that_was_sent_matters_where_a_step_waits_for_its_buffer_only(mode: str) -> None:
+    core = loaded(mode)
+    (reply,) = send(core, Kind.PULL, 0, pull_number=1, flags=Flag.FRESH)
+
+    def proceed(_: Any) -> list[Any]:
+        raise AssertionError
+
+    core._updates.proceed = proceed  # type: ignore[method-assign]
+    assert core.handle(ReplySent(reply.token)) == []
+
+
+def test_who_stops_may_make_the_next_chunk_the_one_that_a_slot_is_kept_for() -> None:
+    """Chunk 0 waits for group 1 alone, chunk 1 for both; two slots serve the lower one."""
+    core = ServerCore(server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)])
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    rule = PayloadRule(
+        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,) * 2, smallest=(4, 4),
+        largest=(4, 4),
+    )  # fmt: skip
+    slots = [Frame(capacity=4), Frame(capacity=4)]
+    core.handle(
+        Built([0, 1], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1)
+    )
+    register(core, 0)
+    send(core, Kind.PUSH, 0, clock=0)
+    register(core, 1)
+    assert core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "next")) == []
+    event, accept = suspend(core, 1)
+    assert event == MembershipEvent("suspend", 1, 0, 1)
+    assert accept.ticket == "next"
+
+
 def register(core: ServerCore, group: int) -> None:
     peer = worker_id(group)
     hyper = pack_hyperparameters([{"lr": 0.1}])
