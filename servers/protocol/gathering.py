@@ -145,10 +145,7 @@ class Gathered(Updates):
         """Where the frontier has moved to: its next push needs fewer free slots than before."""
         if frontier is None:
             return []
-        group = frontier.next_in_turn()
-        if group is None:
-            return []
-        return self.pool.reconsider(frontier.index, group)
+        return self.pool.reconsider(frontier.index, frontier.next_in_turn())
 
     def check_invariants(self, index: int | None = None) -> None:
         super().check_invariants(index)

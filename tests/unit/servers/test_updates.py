@@ -240,6 +240,14 @@ def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
         core.check_invariants()
 
 
+def test_what_waits_on_one_chunk_is_no_matter_of_another() -> None:
+    core = server("sync")
+    core._chunks[1].pushes[0] = core._chunks[0].pushes[1]
+    core.check_invariants(0)
+    with pytest.raises(InvariantError, match="on chunk 1 something waits, and nobody knows"):
+        core.check_invariants(1)
+
+
 def test_the_frontier_is_checked_with_all_chunks_only() -> None:
     core = server("sync")
     lose_the_frontier(core)
