@@ -7,6 +7,7 @@ other groups that bring no gradient are applied meanwhile.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from psdist.servers.protocol.actions import Action, Contribution, EmptyStep, SlotContent, Step
@@ -27,8 +28,8 @@ class OnArrival(Updates):
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
-        for _ in range(len(chunk.waiting)):
-            group = chunk.waiting.popleft()
+        waiting, chunk.waiting = chunk.waiting, deque()
+        for group in waiting:
             push = chunk.pushes[group][0]
             contribution = Contribution(group, push.clock, push.weight, push.slot is None)
             if push.slot is None:

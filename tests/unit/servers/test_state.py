@@ -583,6 +583,22 @@ def test_after_a_collective_what_is_in_turn_is_received_as_before() -> None:
     assert only(core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "ticket")), Accept)
 
 
+def test_the_push_behind_one_that_had_to_wait_is_received_when_that_has_come() -> None:
+    core = core_of("ssp", slots=1)
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(0), settings=1, weight=1.0, length=4, dtype=Dtype.FLOAT32
+    )
+    (accept,) = core.handle(Offered(worker_id(0), Kind.PUSH, 0, 4, "first"))
+    for ticket in ("second", "third"):
+        assert core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, ticket)) == []
+    tickets = []
+    for worker, clock in ((0, 0), (1, 0), (1, 1)):
+        pushed = header._replace(sender=worker_id(worker), group=worker, clock=clock)
+        accepts = only(core.handle(Arrived(worker_id(worker), pushed, accept.slot)), Accept)
+        tickets += [each.ticket for each in accepts]
+    assert tickets == ["second", "third"]
+
+
 def test_who_stops_lets_chunks_go_on_in_the_order_in_which_they_came_to_wait() -> None:
     core = core_of("ssp", chunks=3)
     for clock in (0, 1):
