@@ -76,11 +76,6 @@ class Membership:
         self._initial.remove(chunk)
         return []
 
-    @property
-    def is_set_up(self) -> bool:
-        """Whether the memory of the initial values is the worker's again."""
-        return not self._initial
-
     def begin_register(self) -> list[Action]:
         """A group's leader: from now on every server counts the group."""
         if not self._seat.is_leader or self._has_asked:
@@ -118,7 +113,8 @@ class Membership:
 
     @property
     def is_joining(self) -> bool:
-        """Whether servers still owe answers to what was begun here."""
+        """Whether the network still has initial values, or servers owe answers to the
+        registration."""
         return bool(self._initial) or (self._has_asked and not self.is_registered)
 
     def describe_joining(self) -> list[Action]:

@@ -341,8 +341,6 @@ class Worker(RuleBasedStateMachine):
         core.check_invariants()
         assert core.is_idle == self.is_idle
         assert core.clock == self.clock
-        assert core.is_set_up == (not self.initial)
-        assert core.is_registered == self.is_registered
         is_joining = bool(self.initial) or (self.has_asked and not self.is_registered)
         assert core.is_joining == is_joining
         assert core.is_collected == self.is_answered
