@@ -16,7 +16,7 @@ suspended, what may not begin before what is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
 from typing import Any
@@ -82,7 +82,7 @@ class WorkerCore:
             Absent: self._collectives.on_absent,
             Missing: self._on_missing,
         }
-        self._checked = (0, 0, 0)
+        self._checked: tuple[int, ...] = ()
 
     # -- events --------------------------------------------------------------------------------
 
@@ -186,8 +186,8 @@ class WorkerCore:
         return self._transfers.mine
 
     @property
-    def versions(self) -> Sequence[Version]:
-        """What each chunk in this worker's memory contains; kept for its own slice."""
+    def versions(self) -> Mapping[int, Version]:
+        """What each chunk in this worker's memory contains, once a reply has brought it."""
         return self._transfers.versions
 
     def begin_push(

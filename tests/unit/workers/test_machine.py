@@ -67,7 +67,7 @@ class Worker(RuleBasedStateMachine):
         self.answered: list[Header] = []
         """Replies that may come a second time."""
         self.is_copying = False
-        self.versions = dict.fromkeys(CHUNKS, (0, 0, -1))
+        self.versions: dict[int, tuple[int, int, int]] = {}
         self.seq = 0
         self.is_inside = self.is_answered = False
         self.duplicates = 0
@@ -348,7 +348,7 @@ class Worker(RuleBasedStateMachine):
         assert (counts.duplicates, counts.bytes_pulled) == (self.duplicates, self.bytes_pulled)
         assert {
             chunk: (each.position, each.min_done, each.clock)
-            for chunk, each in enumerate(core.versions)
+            for chunk, each in core.versions.items()
         } == self.versions
         if self.is_idle and not self.is_inside:
             expected = "the servers" if is_joining else "nothing"

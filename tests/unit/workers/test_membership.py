@@ -71,7 +71,7 @@ def test_a_group_is_registered_when_every_server_has_said_so(order: tuple[int, .
 WRONG_REGISTERED = {
     "another group": (server_id(1), Registered(group=8, server=1)),
     "in another's name": (server_id(1), Registered(group=7, server=0)),
-    "a server that is not": (server_id(5), Registered(group=7, server=5)),
+    "a server that is not": (server_id(2), Registered(group=7, server=2)),
     "a worker": (worker_id(1), Registered(group=7, server=1)),
 }
 
