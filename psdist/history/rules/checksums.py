@@ -193,5 +193,5 @@ def _numbered(columns: tuple[Ints, ...], queries: tuple[Ints, ...]) -> tuple[Int
     is_new[1:] = np.any(tuple(each[order[1:]] != each[order[:-1]] for each in both), axis=0)
     number = np.zeros(len(order), np.int64)
     number[order] = np.cumsum(is_new)
-    num = len(columns[0])
-    return number[:num], number[num:]
+    first, *_ = columns
+    return number[: len(first)], number[len(first) :]

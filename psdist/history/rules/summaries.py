@@ -40,8 +40,9 @@ class ShownServer:
     def of(cls, replay: ServerReplay, num_checksums: int) -> ShownServer:
         num_chunks, num_groups = replay.run.owners.count(replay.server), len(replay.run.groups)
         # Sorted keys instead of a table: groups x chunks may be more than there are applies.
-        keys, counts = np.unique(replay.chunk * num_groups + replay.group, return_counts=True)
-        groups = keys % num_groups
+        stride = replay.run.num_chunks
+        keys, counts = np.unique(replay.group * stride + replay.chunk, return_counts=True)
+        groups = keys // stride
         fewest = np.full(num_groups, replay.num_rows)
         np.minimum.at(fewest, groups, counts)
         fewest[np.bincount(groups, minlength=num_groups) < num_chunks] = 0
