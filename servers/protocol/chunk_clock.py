@@ -90,7 +90,7 @@ class ChunkClock:
             return
         self.changes, stopped = self.limits.changes, self.limits.stopped
         self.min_done = min(
-            (done for done, groups in self._how_many.items() if groups > stopped.get(done, 0)),
+            (done for done, groups in self._how_many.items() if groups != stopped.get(done)),
             default=NEVER,
         )
 

@@ -106,7 +106,7 @@ class Replies:
         """Let the parked replies go that are allowed now: those that need least first."""
         if not chunk.parked:
             return []
-        allowed = [needed for needed in chunk.parked if needed <= chunk.clock.min_done]
+        allowed = {needed for needed in chunk.parked if needed <= chunk.clock.min_done}
         return [
             self._reply(chunk, pending)
             for needed in sorted(allowed)
