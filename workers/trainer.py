@@ -275,10 +275,7 @@ class Trainer:
         if not reduced.group_weight:
             return reduced
         if self._group.size > 1:
-            for flat in self._flat.gradients:
-                flat.mul_(mine.weight / reduced.group_weight)
-            pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
-            yield from in_group(pending, "optimizer.step")
+            yield from self._average(share=mine.weight / reduced.group_weight)
         if max_norm:
             own = [
                 self._flat.gradients[span.buffer][span.start : span.stop]
@@ -293,6 +290,14 @@ class Trainer:
                     part.mul_(coefficient)
         self._flat.gradients_to_host()
         return reduced
+
+    def _average(self, share: float) -> Generator[Wait, None, None]:
+        """This worker's slice becomes the group's mean. ``share`` is this worker's, all shares add
+        up to 1."""
+        for flat in self._flat.gradients:
+            flat.mul_(share)
+        pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
+        yield from in_group(pending, "optimizer.step")
 
     def _exchange(self, reduced: _Reduced) -> Generator[Wait, None, None]:
         """Push and bring; the iteration is over."""

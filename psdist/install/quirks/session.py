@@ -8,7 +8,8 @@ way). Seen in tests that kill mpirun, after pids had begun anew at 32,768.
     environment |= own_session(folder, environment)        # folder: this job's own, on this host
 
 **Can be deleted when** an mpirun of every version of Open MPI that is supported starts where a dead
-one with its pid has left such a folder: then the first part of tests/mpi/test_session.py fails.
+one with its pid has left such a folder. To find out: run tests/mpi/test_session.py; then its first
+assertion fails.
 """
 
 from __future__ import annotations
