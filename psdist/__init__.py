@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from psdist.errors import UserError as UserError
     from psdist.errors import WaitTimeoutError as WaitTimeoutError
     from psdist.job import Job as Job
-    from psdist.job import init as init
+    from psdist.joining import init as init
     from psdist.workers.model.optimizer import ServedOptimizer as ServedOptimizer
 
 __version__ = VERSION
@@ -63,7 +63,7 @@ __all__ = [
 
 _MODULES: Final = {
     "Job": "psdist.job",
-    "init": "psdist.job",
+    "init": "psdist.joining",
     "ServedOptimizer": "psdist.workers.model.optimizer",
 }
 """Where a name is that is no error."""

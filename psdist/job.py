@@ -1,4 +1,4 @@
-"""The public API: ``psdist.init()`` and what it returns. docs/design.md has the contract.
+"""The public API: what ``psdist.init()`` returns. docs/design.md has the contract.
 
     job = psdist.init()
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -7,21 +7,23 @@
 
 A Job holds no logic of its own: psdist.workers.assembly puts a worker together, an iteration is
 psdist.workers.trainer, messages are psdist.workers.loop, saving is psdist.workers.model.saving.
+Longer than other modules: every method of the contract, with what its user must know.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
+from torch.utils.data import DataLoader
 
 from psdist.errors import UsageError, UserError
 from psdist.history.writers import WorkerHistory
@@ -29,16 +31,17 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import worker_of
 from psdist.protocol.memory import as_bytes
-from psdist.ranks.context import RankContext, current
+from psdist.ranks.context import RankContext
 from psdist.ranks.device import device_of
 from psdist.ranks.failure import flush_output, printable
-from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import num_threads
 from psdist.ranks.wire import wire_of
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop, make_trainer
-from psdist.workers.data.loader import EpochCounter, EpochLoader, shard_loader
-from psdist.workers.data.position import Position, length_of
+from psdist.workers.data.loader import EpochLoader
+from psdist.workers.data.loaders import Loaders
+from psdist.workers.data.position import Position
+from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import process_group
 from psdist.workers.model.description import (
     ModelDescription,
@@ -49,55 +52,19 @@ from psdist.workers.model.description import (
 )
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix, write_model
+from psdist.workers.model.watch import ModelWatch
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer, WorkerStatistics
 
+logger = logging.getLogger("psdist")
+
 _Module = TypeVar("_Module", bound=torch.nn.Module)
-
-_job: Job | None = None
-
-
-def init() -> Job:
-    """Take part in the job; returns on workers only.
-
-    Server ranks started as ``mpirun python train.py`` serve here and exit; under ``psdist run``
-    they never run the script. Settings come from the environment then (PSDIST_MODE, ...; a TOML
-    file by PSDIST_CONFIG). Calling it again returns the same Job.
-    """
-    global _job
-    if _job is None:
-        if multiprocessing.parent_process() is not None:
-            # It has inherited the launcher's variables and would join MPI as its parent's rank.
-            raise UsageError(
-                "psdist.init() was called in a process that the script's DataLoader started, "
-                "which imports the script again: put the script's body into a function and call "
-                'it under if __name__ == "__main__":'
-            )
-        context = current()
-        if context is not None:
-            _job = Job(context)
-            return _job
-        context = connect_or_serve(_finish_if_begun)
-        try:
-            _job = Job(context)
-        finally:
-            tell_errors()
-    return _job
-
-
-def the_job() -> Job | None:
-    """The Job of this process, if :func:`init` was called."""
-    return _job
-
-
-def _finish_if_begun() -> int:
-    return _job.finish() if _job is not None else 0
 
 
 class Job:
-    """A worker's part in the job. Collectives (prepare, save, mean, barrier, and pull within a
-    group) must be called by every worker, in the same order."""
+    """A worker's part in the job. Collectives (prepare, save, mean, any, all, barrier, and pull
+    within a group) must be called by every worker, in the same order."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -148,29 +115,66 @@ class Job:
             waiting=context.waiting(),
             describe_group=roles.describe_group,
         )
-        self._epochs = EpochCounter()
+        self._loaders = Loaders(
+            seed=context.config.seed,
+            worker=self.worker,
+            num_workers=self.num_workers,
+            on_batch=self._on_batch,
+            on_end=self._sit_out,
+            collective=self._collective,
+        )
         self._standing = Standing(self.worker, context.transport)
         self._trainer: Trainer | None = None
         self._optimizer: ServedOptimizer | None = None
         self._write_model: Callable[[Path], None] | None = None
         self._history: WorkerHistory | None = None
         self._is_finished = False
+        self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
 
     # -- set-up --------------------------------------------------------------------------------
 
+    @overload
     def prepare(
-        self, model: _Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[_Module, ServedOptimizer]:
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> tuple[_Module, ServedOptimizer]: ...
+
+    @overload
+    def prepare(
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer,
+        *loaders: DataLoader[Any],
+        max_grad_norm: float | None = None,
+    ) -> tuple[Any, ...]: ...
+
+    def prepare(
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer,
+        *loaders: DataLoader[Any],
+        max_grad_norm: float | None = None,
+    ) -> tuple[Any, ...]:
         """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
 
         The same module object, its parameters now in flat memory with the chief's values, and an
         optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
-        on. Raises :class:`ModelError` where workers' models or optimizers differ or servers cannot
-        hold the model, :class:`OptimizerRefusedError` for an optimizer that servers refuse,
-        :class:`UsageError` for a second call or an optimizer that has made steps.
+        on. DataLoaders come back behind them, each as a loader of this worker's part; their batch
+        size is per worker. ``max_grad_norm``: every step clips the mean gradient of the worker's
+        group to that L2 norm, as torch's clip_grad_norm_ clips a process's (in sync only with one
+        group, whose mean is everybody's).
+
+        Raises :class:`ModelError` where workers' models or optimizers differ or servers cannot hold
+        the model, :class:`OptimizerRefusedError` for an optimizer that servers refuse,
+        :class:`UsageError` for a second call, an optimizer that has made steps, or what cannot be
+        shared out or clipped.
         """
         self._context.reach("preparing")
+        shared = [self._loaders.share_out(loader) for loader in loaders]
         if self._trainer is not None:
             raise UsageError(
                 "job.prepare() was called a second time; a job trains one model: put all modules "
@@ -181,9 +185,16 @@ class Job:
                 "the optimizer has made steps already; servers start with fresh optimizer state, "
                 "so pass a new optimizer to job.prepare"
             )
+        max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
+        if max_norm and self.mode == "sync" and self.num_groups > 1:
+            raise UsageError(
+                f"job.prepare(max_grad_norm={max_norm:g}) in mode sync with {self.num_groups} "
+                "groups: the joint gradient is known to the servers only, and they do not clip; "
+                "use one group, mode ssp or async, or job.clip_grad_norm_, which clips each group's"
+            )
         description = ModelDescription.of(model, optimizer)
         agree_on_model(
-            description.lines(optimizer),
+            [*description.lines(optimizer), f"gradients clipped to norm {max_norm or None}"],
             worker=self.worker,
             ranks=self._context.roles.worker_ranks,
             collective=lambda payload: self._collective("prepare", payload),
@@ -198,6 +209,9 @@ class Job:
             folder = self._context.run_directory.path / "history"
             self._history = WorkerHistory(folder, self.worker)
             self._context.flushes.append(self._history.flush)
+        watch = ModelWatch(
+            model, names=[piece.name for piece in description.pieces], frozen=description.frozen
+        )
         self._trainer = make_trainer(
             self._loop,
             self._group,
@@ -206,9 +220,10 @@ class Job:
             credits=config.credits,
             wire=wire_of(config),
             parameters=description.parameters,
-            frozen=description.frozen,
+            look_for_changes=lambda flat, clock: watch.look(flat, clock=clock),
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             on_nonfinite=config.on_nonfinite,
+            max_norm=max_norm,
             history=self._history,
             on_iteration=lambda: self._standing.end_iteration(self._trainer),
         )
@@ -228,11 +243,11 @@ class Job:
             self._copy_from_chief(tensor)
         self._trainer.pull()
         self._collective("prepare")
-        model.register_forward_pre_hook(UseHook(self._trainer.record_use))
+        model.register_forward_pre_hook(UseHook(self._trainer.record_use), with_kwargs=True)
         self._prepared_s = time.monotonic()
         self._context.reach("training")
         self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
-        return model, self._optimizer
+        return model, self._optimizer, *shared
 
     def _copy_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():
@@ -267,38 +282,70 @@ class Job:
         how many passes the script will make, which only the display of progress uses. Other options
         go to torch.utils.data.DataLoader.
         """
-        position = Position(epochs=epochs)
-
-        def start_pass() -> int:
-            number = self._epochs.start_pass(dataset, shard=shard, epoch=epoch)
-            position.start_pass(epoch=number, num_batches=length_of(loader))
-            return number
-
-        loader = shard_loader(
+        return self._loaders.make(
             dataset,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
             shard=shard,
-            epoch=start_pass,
-            seed=self._config.seed,
-            worker=self.worker,
-            num_workers=self.num_workers,
-            on_batch=partial(self._on_batch, position) if shard else _ignore_batch,
-            loader_options=options,
+            epoch=epoch,
+            epochs=epochs,
+            options=options,
         )
-        return loader
 
-    def _on_batch(self, position: Position, num_samples: int, nominal: int) -> None:
+    def sampler(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        epoch: int | None = None,
+    ) -> WorkerSampler:
+        """A sampler of this worker's part of ``dataset``, for a DataLoader of your own.
+
+        As many samples on every worker, shuffled by (seed, epoch): like torch's DistributedSampler
+        it gives some twice at the end of a pass, or with ``drop_last`` leaves some out.
+        """
+        return self._loaders.sampler(dataset, shuffle=shuffle, drop_last=drop_last, epoch=epoch)
+
+    def _on_batch(self, position: Position, num_samples: int, nominal: float) -> None:
         # Batches of a validation loop are no part of an iteration.
         if self._trainer is not None and torch.is_grad_enabled():
             self._trainer.on_batch(num_samples, nominal)
             position.use_batch()
             self._standing.on_batch(position)
 
+    def _sit_out(self) -> None:
+        if self._trainer is not None and torch.is_grad_enabled():
+            self._trainer.sit_out()
+
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
         self._prepared("pull").pull()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clip the mean gradient of this worker's group to the L2 norm ``max_norm``; its norm
+        before, a float64 of no dimension, the same on every worker of the group.
+
+        In place of torch.nn.utils.clip_grad_norm_, which sees this worker's gradient alone. Call it
+        last before ``step()``, on every worker of the group; ``p.grad`` stays as it is. With
+        several groups in sync each clips its own gradient, not that of the joint batch.
+        """
+        trainer = self._prepared("clip_grad_norm_")
+        norm = self._checked_norm("clip_grad_norm_", max_norm)
+        if self.mode == "sync" and self.num_groups > 1 and not self._has_warned_of_clipping:
+            self._has_warned_of_clipping = True
+            logger.warning(
+                "job.clip_grad_norm_ clips the gradient of this worker's group: with %d groups in "
+                "sync that is not the norm of the joint batch",
+                self.num_groups,
+            )
+        return torch.tensor(trainer.clip(norm), dtype=torch.float64)
+
+    def _checked_norm(self, call: str, norm: float) -> float:
+        if not 0 < float(norm) < math.inf:
+            raise UsageError(f"job.{call}: the norm to clip to must be above 0, got {norm!r}")
+        return float(norm)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """One line in metrics.jsonl: numbers (also tensors of one value) and strings.
@@ -327,6 +374,18 @@ class Job:
         """
         described, values = metrics.pack(tree, num_workers=self.num_workers)
         return metrics.mean_of(tree, self._collective("mean", described, values=values))
+
+    def any(self, flag: Any) -> bool:
+        """Whether ``flag`` is true on any worker: the same answer on all of them.
+
+        For what all workers must do in the same iteration, such as to stop. ``flag`` is a bool, a
+        number or a tensor of one value; :class:`UsageError` for anything else.
+        """
+        return bool(self._collective("any", metrics.packed_flag("any", flag)).unlike(metrics.FALSE))
+
+    def all(self, flag: Any) -> bool:
+        """Whether ``flag`` is true on all workers; see :meth:`any`."""
+        return not self._collective("all", metrics.packed_flag("all", flag)).unlike(metrics.TRUE)
 
     def barrier(self) -> None:
         """Wait until every worker has called it."""
@@ -394,7 +453,3 @@ class Job:
         process_group.stop()
         self._context.close()
         return 0
-
-
-def _ignore_batch(_num_samples: int, _nominal: int) -> None:
-    """Validation batches neither weigh nor count."""

@@ -28,8 +28,16 @@ check() {
 }
 check ruff check .
 check ruff format --check .
-check mypy --strict
-check lint-imports
+
+# These take a minute of one core; the tests beside them spend much of their time waiting.
+log=$(mktemp)
+trap 'rm -- "$log"' EXIT
+(
+    check mypy --strict
+    check lint-imports
+    [[ -z $failed ]] || { printf 'failed:%s\n' "$failed" && exit 1; }
+) >"$log" 2>&1 &
+checks=$!
 
 # Three tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an
 # end, so that two keep two cores busy for half of it.
@@ -37,6 +45,8 @@ check lint-imports
 printf '== pytest\n'
 "$venv/bin/python" -m pytest -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
     --numprocesses 3 --dist loadscope --no-loadscope-reorder "$@" || failed+=" pytest"
+wait "$checks" || failed+=" checks"
+cat -- "$log"
 
 if [[ -n $failed ]]; then
     printf 'tests/run.sh: failed:%s\n' "$failed" >&2

@@ -48,8 +48,9 @@ def make_trainer(
     parameters: Sequence[torch.nn.Parameter],
     hyperparameters: Callable[[], bytes],
     wire: Wire = RAW_WIRE,
-    frozen: Sequence[tuple[str, torch.nn.Parameter]] = (),
+    look_for_changes: Callable[[FlatModel, int], None] = lambda _flat, _clock: None,
     on_nonfinite: Literal["error", "skip"] = "error",
+    max_norm: float = 0.0,
     history: WorkerHistory | None = None,
     on_iteration: Callable[[], None] = lambda: None,
 ) -> Trainer:
@@ -68,9 +69,10 @@ def make_trainer(
         flat=flat,
         loop=loop,
         group=group,
-        frozen=frozen,
+        look_for_changes=look_for_changes,
         hyperparameters=hyperparameters,
         on_nonfinite=on_nonfinite,
+        max_norm=max_norm,
         history=history,
         on_iteration=on_iteration,
     )

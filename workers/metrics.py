@@ -1,4 +1,4 @@
-"""What a script reports: values of a line of metrics.jsonl, and means over all workers.
+"""What a script reports and asks: values of a line of metrics.jsonl, means over all workers, flags.
 
 A mean is of a tree: dicts, lists and tuples of numbers and tensors. What leaves a worker is a row
 of float64 and a description of the tree, so that workers whose trees differ hear where. Nothing is
@@ -27,6 +27,8 @@ from psdist.protocol.ids import describe_workers
 
 Row = npt.NDArray[np.float64]
 
+TRUE: Final = b"1"
+FALSE: Final = b"0"
 OWN_NAMES: Final = ("time_s", "rank", "worker", "group", "clock")
 """What every line of metrics.jsonl has of its own."""
 
@@ -83,6 +85,24 @@ def pack(tree: Any, *, num_workers: int) -> tuple[bytes, bytes]:
             "server and is for metrics; reduce them first"
         )
     return packed, values.astype("<f8").tobytes()
+
+
+def packed_flag(call: str, flag: Any) -> bytes:
+    """What this worker brings to ``job.any`` or ``job.all``. Raises :class:`UsageError`."""
+    if isinstance(flag, torch.Tensor | np.ndarray | np.generic):
+        size = flag.numel() if isinstance(flag, torch.Tensor) else flag.size
+        if size != 1:
+            raise UsageError(
+                f"job.{call}: the tensor has {size} values, job.{call} takes one: reduce it first, "
+                f"job.{call}(flags.{call}())"
+            )
+        flag = flag.item()
+    if not isinstance(flag, bool | int | float):
+        raise UsageError(
+            f"job.{call}: a {type(flag).__name__}; it takes a bool, a number or a tensor of one "
+            "value"
+        )
+    return TRUE if flag else FALSE
 
 
 def mean_of(tree: Any, brought: Brought) -> Any:

@@ -17,30 +17,25 @@ It decides nothing about consistency: a reply that the mode does not allow yet d
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import math
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from psdist.errors import HyperparameterError, NonFiniteGradientError, UsageError
+from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.protocol.partition import Partition, Span
-from psdist.workers.group.channel import GroupChannel, Pending, T
-from psdist.workers.loop import Wait, WorkerLoop, wait_for_group
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
-
-logger = logging.getLogger("psdist")
+from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of
+from psdist.workers.uses import Uses
 
 _NON_FINITE_REMEDY: Final = (
     'Lower the learning rate, or set on_nonfinite = "skip" to leave such iterations out'
@@ -71,31 +66,20 @@ class WorkerStatistics:
         )
 
 
-IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class _Use:
-    """What one forward pass found in memory, by chunk (the arrays only when recording)."""
-
-    staleness: Counter[int]
-    positions: IntArray
-    replies: IntArray
-    has_crc: npt.NDArray[np.bool_] | IntArray
-    crcs: IntArray
-    is_outdated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What a worker of the group brings to an iteration."""
+@dataclass(slots=True, kw_only=True)
+class _Reduced:
+    """An iteration between the reduction in the group and the push."""
 
     weight: float
-    is_skipped: bool
-    is_finite: bool
-    hyper: int
-    """A digest of its hyperparameters."""
+    """This worker's."""
+    group_weight: float
+    hyper: bytes
     absent: frozenset[int]
+    """Pieces of which no worker of the group has a gradient."""
+    norm: float = math.nan
+    """Of the group's gradient before it was clipped, where it was."""
+    problem: str = ""
+    """Why nothing may be pushed, if ``on_nonfinite`` is an error."""
 
 
 class Trainer:
@@ -108,40 +92,41 @@ class Trainer:
         flat: FlatModel,
         loop: WorkerLoop,
         group: GroupChannel,
-        frozen: Sequence[tuple[str, torch.nn.Parameter]],
+        look_for_changes: Callable[[FlatModel, int], None],
         hyperparameters: Callable[[], bytes],
         on_nonfinite: Literal["error", "skip"],
+        max_norm: float,
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
     ) -> None:
-        """``frozen``: parameters, with their names, that must stay so; ``hyperparameters()``:
-        the optimizer's, packed, as they are now."""
+        """``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
+        ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
+        every step clips the group's gradient, 0 for none."""
         self.clock = 0
-        self._worker = worker
         self._partition = partition
-        self._owners = np.asarray(owners, dtype=np.int64)
         self._flat = flat
         self._loop = loop
         self._group = group
-        self._frozen = tuple(frozen)
-        self._has_warned_of_writes = False
+        self._steps = StepTable(group, worker=worker)
+        self._look_for_changes = look_for_changes
         self._hyperparameters = hyperparameters
         self._on_nonfinite = on_nonfinite
+        self._max_norm = max_norm
         self._history = history
         self._on_iteration = on_iteration
         slices = partition.slices(group.size)
         self._mine = slices[group.place]
-        self._batch = (0, 0)
+        self._batch: tuple[int, float] = (0, 0.0)
         """(samples, samples of a full batch) handed out and not yet used."""
+        self._has_loader = False
+        self._reduced: _Reduced | None = None
         self._samples_in_iteration = 0
-        self._nominal_in_iteration = 0
+        self._weighed_in_iteration = 0
+        self._nominal_in_iteration = 0.0
         self._samples = 0
         self._waited_s = 0.0
-        self._staleness: Counter[int] = Counter()
         # Of what is in memory now.
         self._min_done = [NEVER] * len(self._mine)
-        # By chunk: position; twice the clock of the reply, and 1 more where it has a checksum.
-        self._versions = torch.zeros((len(partition.chunks), 2), dtype=torch.int64)
         self._spans = [partition.spans(chunks) for chunks in slices]
         # With the versions behind the parameters.
         num_flats = len(flat.values)
@@ -149,39 +134,28 @@ class Trainer:
             (*spans, Span(num_flats, 2 * chunks.start, 2 * chunks.stop))
             for spans, chunks in zip(self._spans, slices, strict=True)
         ]
-        self._uses: list[_Use] = []
+        self._uses = Uses(partition, flat, owners, history)
 
     # -- the iteration -------------------------------------------------------------------------
 
-    def on_batch(self, num_samples: int, nominal: int) -> None:
+    def on_batch(self, num_samples: int, nominal: float) -> None:
         """The loader hands out a batch: a short one weighs less. It counts once a forward pass
         with gradients (or the step) follows; the batches of an evaluation do not."""
         self._batch = num_samples, nominal
+        self._has_loader = True
 
-    def record_use(self) -> None:
+    def record_use(self, num_samples: int = 0) -> None:
         """A forward pass uses the parameters that are in memory now. It counts when the iteration
-        ends in a step; passes over the same parameters are one use."""
-        self._samples_in_iteration += self._batch[0]
+        ends in a step; passes over the same parameters are one use. ``num_samples``: of the pass,
+        which count (but do not weigh) where the script has batches of its own."""
+        self._samples_in_iteration += self._batch[0] if self._has_loader else num_samples
+        self._weighed_in_iteration += self._batch[0]
         self._nominal_in_iteration += self._batch[1]
-        self._batch = 0, 0
-        if self._uses and not self._uses[-1].is_outdated:
-            return
-        staleness = Counter(max(0, self.clock - min_done) for min_done in self._min_done)
-        positions = replies = has_crc = crcs = np.empty(0, dtype=np.int64)
-        if self._history is not None:
-            positions, stamps = self._versions.numpy().T.copy()
-            replies, has_crc = stamps >> 1, stamps & 1 != 0
-            crcs = self._checksums(np.flatnonzero(has_crc))
-        self._uses.append(_Use(staleness, positions, replies, has_crc, crcs))
+        self._batch = 0, 0.0
+        self._uses.record(self._staleness_by_chunk)
 
-    def _checksums(self, chunks: IntArray) -> IntArray:
-        """crc32 of the memory that the forward pass reads, 0 for chunks not asked for."""
-        crcs = np.zeros(len(self._partition.chunks), dtype=np.int64)
-        if len(chunks):
-            self._flat.values_to_host()
-        for chunk in chunks:
-            crcs[chunk] = zlib.crc32(self._flat.parameter_bytes(self._partition.chunks[chunk]))
-        return crcs
+    def _staleness_by_chunk(self) -> Counter[int]:
+        return Counter(max(0, self.clock - min_done) for min_done in self._min_done)
 
     def step(self, gradient_scale: float, is_skipped: bool) -> None:
         """End iteration ``clock``: push, and bring the parameters for the next one.
@@ -196,113 +170,151 @@ class Trainer:
 
     def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
-        self._look_for_changes()
+        if self._reduced is None:
+            yield from self._reduce(gradient_scale, is_skipped=is_skipped)
+        elif gradient_scale != 1.0:
+            raise UsageError(
+                f"iteration {self.clock}: job.clip_grad_norm_ has clipped gradients that a "
+                "GradScaler had scaled; call scaler.unscale_(optimizer) before it"
+            )
+        elif self._flat.gradients_changed():
+            raise UsageError(
+                f"iteration {self.clock}: gradients have changed since job.clip_grad_norm_, which "
+                "has reduced them in the group already; call it last before optimizer.step()"
+            )
+        reduced, self._reduced = self._reduced, None
+        assert reduced is not None
+        if reduced.problem and not is_skipped and self._on_nonfinite == "error":
+            raise NonFiniteGradientError(
+                f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
+                f"nothing was pushed. {_NON_FINITE_REMEDY}"
+            )
+        yield from self._exchange(reduced)
+
+    def clip(self, max_norm: float) -> float:
+        """Reduce this iteration's gradients in the group, and clip what comes of it: the push of
+        the next step. Returns the norm before, NaN where a gradient of the group is not finite.
+
+        L2, as torch.nn.utils.clip_grad_norm_: coefficient min(1, max_norm / (norm + 1e-6)). Raises
+        :class:`UsageError` where workers of the group clip differently.
+        """
+        if self._max_norm:
+            raise UsageError(
+                f"job.prepare(max_grad_norm={self._max_norm:g}) clips in every step; leave "
+                "job.clip_grad_norm_ out"
+            )
+        if self._reduced is not None:
+            raise UsageError(
+                f"iteration {self.clock}: job.clip_grad_norm_ was called a second time; it is "
+                "called once, last before optimizer.step()"
+            )
+        for wait in self._reduce(1.0, clip_to=max_norm):
+            self._loop.carry_on(wait)
+        self._flat.note_gradients()
+        assert self._reduced is not None
+        return self._reduced.norm
+
+    def sit_out(self) -> None:
+        """This worker has no more data in this pass: take part with weight 0 in the iterations of
+        the group's others, until they have none either."""
+        for wait in self.iterate_for_others():
+            self._loop.carry_on(wait)
+
+    def iterate_for_others(self) -> Iterator[Wait]:
+        """As :meth:`sit_out`, but hands out what there is to wait for."""
+        while True:
+            mine = Row(weight=0.0, hyper=self._hyperparameters(), has_ended=True)
+            table = yield from self._steps.gather(mine)
+            if all(row.has_ended for row in table):
+                return
+            self.record_use()
+            self._flat.clear_gradients()
+            yield from self._exchange((yield from self._reduce_rows(table, mine)))
+
+    def _reduce(
+        self, gradient_scale: float, *, is_skipped: bool = False, clip_to: float | None = None
+    ) -> Generator[Wait, None, None]:
+        """``clip_to``: the script clips; whether an overflow is skipped its scaler says later."""
+        may_be_skipped = clip_to is not None
+        self._look_for_changes(self._flat, self.clock)
         self.record_use()
         absent = self._flat.collect_gradients(scale=gradient_scale)
         non_finite = [] if is_skipped else self._flat.non_finite()
         nominal = self._nominal_in_iteration
-        weight = self._samples_in_iteration / nominal if nominal else 1.0
-        hyper = self._hyperparameters()
-        mine = _Row(weight, is_skipped, not non_finite, _digest(hyper), frozenset(absent))
-        table = yield from self._agree(mine)
-        if any(row.hyper != mine.hyper for row in table):
-            yield from self._refuse_different(hyper)
-        if non_finite and self._on_nonfinite == "error":
+        mine = Row(
+            weight=self._weighed_in_iteration / nominal if nominal else 1.0,
+            hyper=self._hyperparameters(),
+            is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
+            is_finite=may_be_skipped or not non_finite,
+            max_norm=self._max_norm if clip_to is None else clip_to,
+            absent=frozenset(absent),
+        )
+        table = yield from self._steps.gather(mine)
+        self._reduced = yield from self._reduce_rows(table, mine)
+        if non_finite:
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
-            raise NonFiniteGradientError(
-                f"iteration {self.clock}: the gradient of {name}{more} holds NaN or infinity; "
-                f"nothing was pushed. {_NON_FINITE_REMEDY}"
-            )
-        group_weight = sum(row.weight for row in table)
-        if any(row.is_skipped or not row.is_finite for row in table):
-            if self._on_nonfinite == "error" and any(not row.is_finite for row in table):
-                members = self._loop.core.seat.members
-                who = describe_workers(
-                    worker for worker, row in zip(members, table, strict=True) if not row.is_finite
-                )
-                raise NonFiniteGradientError(
-                    f"iteration {self.clock}: the gradient of {who}, in this worker's group, "
-                    f"holds NaN or infinity; nothing was pushed. {_NON_FINITE_REMEDY}"
-                )
-            group_weight = 0.0
-        elif group_weight:
-            yield from self._reduce(share=weight / group_weight)
-        everywhere = set(absent).intersection(*(row.absent for row in table))
-        self._begin_push(weight, group_weight, hyper, sorted(everywhere))
+            self._reduced.problem = f"{name}{more}"
+        elif not all(row.is_finite for row in table):
+            members = zip(self._loop.core.seat.members, table, strict=True)
+            who = describe_workers(worker for worker, row in members if not row.is_finite)
+            self._reduced.problem = f"{who}, in this worker's group,"
+
+    def _reduce_rows(self, table: Sequence[Row], mine: Row) -> Generator[Wait, None, _Reduced]:
+        """This worker's slice of the gradients becomes the group's weighted mean, clipped where
+        that is asked for, and lies on the host."""
+        hyper = yield from self._steps.hyperparameters(table, mine.hyper, clock=self.clock)
+        is_usable = all(row.is_finite and not row.is_skipped for row in table)
+        reduced = _Reduced(
+            weight=mine.weight,
+            group_weight=sum(row.weight for row in table) if is_usable else 0.0,
+            hyper=hyper,
+            absent=frozenset.intersection(*(row.absent for row in table if not row.has_ended)),
+        )
+        max_norm = max_norm_of(table, clock=self.clock)
+        if not reduced.group_weight:
+            return reduced
+        if self._group.size > 1:
+            yield from self._average(share=mine.weight / reduced.group_weight)
+        if max_norm:
+            own = [
+                self._flat.gradients[span.buffer][span.start : span.stop]
+                for span in self._spans[self._group.place]
+            ]
+            squares = (torch.linalg.vector_norm(part, dtype=torch.float64) ** 2 for part in own)
+            total = yield from self._steps.total(float(sum(squares)))
+            reduced.norm = math.sqrt(total)
+            coefficient = max_norm / (reduced.norm + 1e-6)
+            if coefficient < 1:
+                for part in own:
+                    part.mul_(coefficient)
+        self._flat.gradients_to_host()
+        return reduced
+
+    def _average(self, share: float) -> Generator[Wait, None, None]:
+        """This worker's slice becomes the group's mean. ``share`` is this worker's, all shares add
+        up to 1."""
+        for flat in self._flat.gradients:
+            flat.mul_(share)
+        pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
+        yield from in_group(pending, "optimizer.step")
+
+    def _exchange(self, reduced: _Reduced) -> Generator[Wait, None, None]:
+        """Push and bring; the iteration is over."""
+        self._begin_push(reduced)
         pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
         self._waited_s += time.monotonic() - pushed_s
         yield from self._take_new_values("optimizer.step")
-        self._commit_uses()
+        self._uses.commit(self.clock)
         self._samples += self._samples_in_iteration
-        self._samples_in_iteration = self._nominal_in_iteration = 0
+        self._samples_in_iteration = self._weighed_in_iteration = 0
+        self._nominal_in_iteration = 0.0
         self.clock += 1
         self._on_iteration()
 
-    def _in_group(self, pending: Pending[T], what: str) -> Generator[Wait, None, T]:
-        if not pending.is_done():
-            yield wait_for_group(pending, what)
-        return pending.result()
-
-    def _look_for_changes(self) -> None:
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise UsageError(
-                    f"iteration {self.clock}: parameter {name} was frozen at job.prepare() but now "
-                    "requires gradients; servers train only parameters that required gradients "
-                    "at prepare(): set requires_grad before job.prepare()"
-                )
-        # No error: averages of weights are swapped in for an evaluation, and out again.
-        written = [] if self._has_warned_of_writes else self._flat.written_by_others()
-        if written:
-            self._has_warned_of_writes = True
-            logger.warning(
-                "the script has written to parameter %s (and %d more) since the servers sent it; "
-                "they do not see that, and their next values replace it: load and initialise "
-                "models before job.prepare",
-                self._partition.pieces[written[0]].name,
-                len(written) - 1,
-            )
-
-    def _agree(self, mine: _Row) -> Generator[Wait, None, list[_Row]]:
-        """What every worker of the group brings, by place."""
-        pending = self._group.agree(
-            "optimizer.step",
-            [mine.weight, mine.is_skipped, mine.is_finite, mine.hyper, *sorted(mine.absent)],
-        )
-        table = yield from self._in_group(pending, "optimizer.step")
-        return [
-            _Row(weight, bool(is_skipped), bool(is_finite), int(hyper), frozenset(map(int, absent)))
-            for weight, is_skipped, is_finite, hyper, *absent in table
-        ]
-
-    def _refuse_different(self, hyper: bytes) -> Generator[Wait, None, NoReturn]:
-        """Each worker's slice would be stepped with hyperparameters of its own: in every mode."""
-        pending = self._group.agree("optimizer.step", [self._worker, *hyper])
-        rows = yield from self._in_group(pending, "optimizer.step")
-        brought = [(int(worker), bytes(map(int, packed))) for worker, *packed in rows]
-        first, hyper = brought[0]
-        other, others = next(each for each in brought if each[1] != hyper)
-        differ = difference(unpack_hyperparameters(hyper), unpack_hyperparameters(others))
-        raise HyperparameterError(
-            f"iteration {self.clock}: workers {first} and {other} of one group disagree on "
-            f"hyperparameters: {differ}; nothing was pushed. Every worker must use the same "
-            "schedule: one that follows a loss must follow job.mean(loss)"
-        )
-
-    def _reduce(self, share: float) -> Generator[Wait, None, None]:
-        """This worker's slice of the gradients becomes the group's mean, and lies on the host.
-        ``share`` is this worker's, all shares add up to 1."""
-        if self._group.size > 1:
-            for flat in self._flat.gradients:
-                flat.mul_(share)
-            pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
-            yield from self._in_group(pending, "optimizer.step")
-        self._flat.gradients_to_host()
-
-    def _begin_push(self, own: float, weight: float, hyper: bytes, absent: list[int]) -> None:
-        gone = set(absent)
+    def _begin_push(self, reduced: _Reduced) -> None:
+        weight, gone = reduced.group_weight, reduced.absent
         chunks = self._partition.chunks
         empty = {
             chunk
@@ -310,9 +322,13 @@ class Trainer:
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
         if self._history is not None:
-            self._history.push(self.clock, own, weight, empty, len(self._mine))
+            self._history.push(self.clock, reduced.weight, weight, empty, len(self._mine))
         self._loop.begin_push(
-            clock=self.clock, hyper=hyper, absent=absent, weight=weight, empty=empty
+            clock=self.clock,
+            hyper=reduced.hyper,
+            absent=sorted(gone),
+            weight=weight,
+            empty=empty,
         )
 
     def pull(self) -> None:
@@ -326,7 +342,7 @@ class Trainer:
 
     def bring(self) -> Iterator[Wait]:
         """As :meth:`pull`, but hands out what there is to wait for."""
-        yield from self._in_group(self._group.agree("pull"), "pull")
+        yield from in_group(self._group.agree("pull"), "pull")
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()
         yield from self._take_new_values("pull")
@@ -341,24 +357,14 @@ class Trainer:
             version = self._loop.core.versions[chunk]
             self._min_done[index] = version.min_done
             if self._history is not None:
-                self._versions[chunk, 0] = version.position
-                self._versions[chunk, 1] = 2 * version.clock + version.is_checksummed
+                self._uses.versions[chunk, 0] = version.position
+                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
         flats, spans = self._flat.values, self._spans
         if self._history is not None:
-            flats, spans = [*flats, self._versions.view(-1)], self._recorded_spans
-        yield from self._in_group(self._group.all_gather(flats, spans), call)
+            flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
+        yield from in_group(self._group.all_gather(flats, spans), call)
         self._flat.values_changed()
-        for use in self._uses:
-            use.is_outdated = True
-
-    def _commit_uses(self) -> None:
-        chunks = np.arange(len(self._partition.chunks))
-        for use in self._uses:
-            self._staleness.update(use.staleness)
-            if self._history is not None:
-                versions = use.positions, use.replies, use.has_crc, use.crcs
-                self._history.uses(self.clock, chunks, self._owners, *versions)
-        self._uses.clear()
+        self._uses.values_changed()
 
     @property
     def flat(self) -> FlatModel:
@@ -387,11 +393,6 @@ class Trainer:
             samples=self._samples,
             bytes_pushed=counts.bytes_pushed,
             bytes_pulled=counts.bytes_pulled,
-            max_staleness_seen=max(self._staleness, default=0),
-            staleness=dict(sorted(self._staleness.items())),
+            max_staleness_seen=max(self._uses.staleness, default=0),
+            staleness=dict(sorted(self._uses.staleness.items())),
         )
-
-
-def _digest(hyper: bytes) -> int:
-    """48 bits: a float64 carries them exactly."""
-    return int.from_bytes(hashlib.blake2b(hyper, digest_size=6).digest(), "little")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -121,7 +121,7 @@ class _Checking:
         self.is_whole = np.asarray([log.is_complete for log in history.workers])
         self.staleness: Counter[int] = Counter()
         self.staleness_of_slices: Counter[int] = Counter()
-        self.leaves: list[dict[int, int]] = [{} for _ in history.run.groups]
+        self.leaves: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """For each group the clocks at which it left, by server."""
         self.dead: set[int] = set()
         self.num_applies = self.num_compared = 0
@@ -148,7 +148,7 @@ class _Checking:
         for group, clock in leave_clocks(replay).items():
             self.leaves[group][server] = clock
         if dead := dead_groups(replay):
-            self.dead |= dead
+            self.dead.update(dead)
             self.notes.append(f"server {server} declared these groups dead: {sorted(dead)}")
         if unsaid:
             self.notes.append(
@@ -169,7 +169,7 @@ class _Checking:
 
     def check_workers(self) -> None:
         run, findings = self.history.run, self.findings
-        for group, clocks in enumerate(self.leaves):
+        for group, clocks in self.leaves.items():
             if len(set(clocks.values())) > 1:
                 findings.add(
                     Rule.MEMBERSHIP, f"group {group} left different servers at clocks {clocks}"
@@ -179,21 +179,26 @@ class _Checking:
             group = int(group_of[log.worker])
             check_worker(run, log, self.leaves[group], findings)
             check_num_iterations(log, self.leaves[group], self.claims, findings)
-            if not log.is_complete:
-                why = ": its group died" if group in self.dead else ""
-                self.notes.append(
-                    f"the records of worker {log.worker} end early, after {len(log.uses)} uses{why}"
-                )
-                # A dead group's records end where it died; the run may be complete without it.
-                self.is_complete &= group in self.dead
+            if log.is_complete:
+                continue
+            line = f"the records of worker {log.worker} end early, after {len(log.uses)} uses"
+            # A dead group's records end where it died; the run may be complete without it.
+            if group in self.dead:
+                line += ": its group died"
+            else:
+                self.is_complete = False
+            self.notes.append(line)
         check_same_versions(self.history, findings)
 
     def compare(self, summary: Summary, servers: tuple[ShownServer, ...]) -> None:
         shown = Shown(
             servers=servers,
-            clocks=tuple(next(iter(clocks.values()), None) for clocks in self.leaves),
+            clocks=tuple(
+                next(iter(self.leaves[group].values()), None)
+                for group in range(len(self.history.run.groups))
+            ),
             staleness=self.staleness_of_slices,
-            max_staleness=max(self.staleness, default=0),
+            max_staleness=self.max_staleness,
         )
         if self.is_complete:
             check_claims(summary, shown, self.findings)
@@ -204,8 +209,13 @@ class _Checking:
                 f"recorded shows {shown.max_staleness}"
             )
 
+    @property
+    def max_staleness(self) -> int:
+        return max(self.staleness, default=0)
+
     def report(self) -> Report:
-        if not len(self.uses):
+        num_uses = sum(len(log.uses) for log in self.history.workers)
+        if not num_uses:
             self.notes.append("no use was recorded: there is nothing to prove")
         elif not self.num_compared:
             self.notes.append("no bytes were compared: no reply had a checksum")
@@ -217,11 +227,11 @@ class _Checking:
             violations_by_rule={
                 rule.value: findings.counts[rule] for rule in Rule if findings.counts[rule]
             },
-            num_uses=len(self.uses),
+            num_uses=num_uses,
             num_applies=self.num_applies,
             num_checksums=self.num_compared,
             staleness=dict(sorted(self.staleness.items())),
-            max_staleness=max(self.staleness, default=0),
+            max_staleness=self.max_staleness,
             notes=tuple(self.notes),
         )
 

@@ -42,7 +42,7 @@ def _take_part(context: RankContext, program: Program) -> int:
     context.reach("importing")
     # These import torch: only once the configuration is known to be good, and where a host on
     # which that fails ends the job.
-    from psdist import job
+    from psdist import joining
     from psdist.ranks import server as serve
 
     if context.role == "server":
@@ -54,7 +54,7 @@ def _take_part(context: RankContext, program: Program) -> int:
         parent.take_input()
     with parent.script() if parent is not None else nullcontext():
         run_or_fail(context, lambda: _run_as_main(program))  # sys.exit(0) is a good end
-    ran = job.the_job()
+    ran = joining.the_job()
     if ran is None:
         raise UsageError(
             f"the {program} ended without calling psdist.init(); add the four lines that "

@@ -2,10 +2,12 @@
 
     psdist run --workers 2 --group rank --mode ssp --staleness 3 psdist/examples/digits.py
     mpirun -n 4 psdist run --servers 2 --group rank psdist/examples/digits.py --slow-worker 1:3
+    psdist run --workers 2 psdist/examples/digits.py --patience 3 --save best.safetensors
     psdist run psdist/examples/digits.py        # one process: a server and a worker, to debug
 
 `--slow-worker 1:3` makes worker 1 three times slower: watch the others wait for it (sync), run
-ahead of it up to the bound (ssp), or leave it behind (async)."""
+ahead of it up to the bound (ssp), or leave it behind (async). `--patience 3` ends the training, on
+all workers together, after three epochs without a better accuracy, and saves the best model."""
 
 # mypy: allow-untyped-calls
 
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--batch-size", type=int, default=32, help="images per worker and step")
     parser.add_argument("--slow-worker", type=slow_worker, metavar="N:FACTOR", default=(0, 1.0))
+    parser.add_argument("--patience", type=int, metavar="EPOCHS", help="stop early, keep the best")
     parser.add_argument("--save", metavar="FILE", help="write the trained model there")
     args = parser.parse_args()
 
@@ -71,6 +74,7 @@ def main() -> None:
     model, optimizer = job.prepare(model, sgd)
 
     slow, factor = args.slow_worker
+    best, num_worse = 0.0, 0
     for epoch in range(args.epochs):
         started_s = time.perf_counter()
         for x, y in job.loader(
@@ -84,8 +88,16 @@ def main() -> None:
                 time.sleep((factor - 1) * (time.perf_counter() - started_s))
             started_s = time.perf_counter()
         job.pull()  # the freshest parameters; nobody waits for another group here
+        accuracy = measure_accuracy(model, test_set, job.device) if job.is_chief else 0.0
         if job.is_chief:
-            job.log(epoch=epoch, loss=loss, accuracy=measure_accuracy(model, test_set, job.device))
+            job.log(epoch=epoch, loss=loss, accuracy=accuracy)
+        if args.patience:
+            is_better = job.any(accuracy > best)  # the chief knows, and all do the same
+            best, num_worse = max(best, accuracy), 0 if is_better else num_worse + 1
+            if is_better and args.save:
+                job.save(args.save)
+            if num_worse == args.patience:
+                break
 
     last_loss = job.mean(loss.item())  # of all workers: from here on, every update is in
     job.pull()
@@ -93,7 +105,7 @@ def main() -> None:
         accuracy = measure_accuracy(model, test_set, job.device)
         job.log(accuracy=accuracy, mean_loss=last_loss)
         print(f"test accuracy {accuracy:.4f}")
-    if args.save:
+    if args.save and not args.patience:
         job.save(args.save)
 
 

@@ -217,6 +217,8 @@ class Reporter:
             summary = self._summary("completed")
             self._context.run_directory.write_json("summary.json", summary)
             self._context.run_directory.close()
+            if line := different_clocks_line(summary["clocks"]):
+                logger.warning("%s", line)
             for line in report_lines(summary, self._mode(), str(self._context.run_directory.path)):
                 print(line, flush=True)
 
@@ -284,6 +286,7 @@ class Reporter:
             "bytes_pulled": pulled if is_known else None,
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(wall_s, 3),
+            "samples": samples if is_known else None,
             "samples_per_s": (round(samples / trained_s, 1) if trained_s else 0.0)
             if is_known
             else None,
@@ -299,6 +302,19 @@ class Reporter:
         if plan is None or not plan.links or self._model_bytes is None:
             return None
         return plan.cost_s * self._model_bytes / plan.model_bytes
+
+
+def different_clocks_line(clocks: Sequence[int]) -> str:
+    """That some groups made fewer iterations than others; nothing where all made as many."""
+    least, most = min(clocks, default=0), max(clocks, default=0)
+    if least == most:
+        return ""
+    fewer = [group for group, clock in enumerate(clocks) if clock < most]
+    shown = ", ".join(map(str, fewer[:8])) + (f" and {len(fewer) - 8} more" * (len(fewer) > 8))
+    return (
+        f"group{'s' * (len(fewer) > 1)} {shown} made fewer iterations (from {least}) than others "
+        f"({most}): the last updates are of fewer samples"
+    )
 
 
 def empty_servers_line(partition: Partition, weights: Sequence[float], empty: Sequence[int]) -> str:

@@ -36,16 +36,16 @@ class Limits:
         """n -> groups that have stopped after n iterations."""
         self.contained = [0] * num_groups
         """By group: its updates that the chunks contain, summed over the chunks."""
-        self.changes = 0
-        """How often groups stopped or counted again."""
-        self.admissions = 0
-        """How often groups counted again."""
+        self.changes = object()
+        """Another one whenever a group has stopped or counts again."""
+        self.admissions = object()
+        """Another one whenever a group counts again."""
 
     def stop(self, group: int, clock: int) -> None:
         """Every chunk contains ``clock`` updates of ``group``: nobody waits for more of them."""
         self.of[group] = clock
         self.stopped[clock] = self.stopped.get(clock, 0) + 1
-        self.changes += 1
+        self.changes = object()
 
     def count(self, group: int) -> int:
         """``group`` counts from now on; returns the clock that it had stopped at."""
@@ -56,8 +56,7 @@ class Limits:
             self.stopped[clock] = left
         else:
             del self.stopped[clock]
-        self.changes += 1
-        self.admissions += 1
+        self.changes, self.admissions = object(), object()
         return clock
 
     def counts(self, group: int) -> bool:
@@ -81,14 +80,17 @@ class ChunkClock:
         self._how_many = {
             0: num_groups
         }  # done -> number of groups there, whether they count or not
+        self.changes: object = None
+        """Of the limits, when this chunk was last looked at."""
         self.catch_up()
 
     def catch_up(self) -> None:
         """Groups may have stopped, or count again, since this chunk was last looked at."""
-        stopped = self.limits.stopped
-        self.changes = self.limits.changes
+        if self.changes is self.limits.changes:
+            return
+        self.changes, stopped = self.limits.changes, self.limits.stopped
         self.min_done = min(
-            (done for done, groups in self._how_many.items() if groups > stopped.get(done, 0)),
+            (done for done, groups in self._how_many.items() if groups != stopped.get(done)),
             default=NEVER,
         )
 
@@ -123,7 +125,7 @@ class ChunkClock:
         if Counter(self.done) != self._how_many:
             raise InvariantError(f"clocks {self.done}, counted as {self._how_many}")
         lowest = min((done for done in self.done_of_counting()), default=NEVER)
-        if self.changes == self.limits.changes and self.min_done != lowest:
+        if self.changes is self.limits.changes and self.min_done != lowest:
             raise InvariantError(f"min_done {self.min_done}, but the groups are at {self.done}")
 
     def done_of_counting(self) -> list[int]:

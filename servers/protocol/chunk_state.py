@@ -48,9 +48,8 @@ class Gathering:
     weight: float = 0.0
     """The sum of theirs."""
     accumulator: Frame | None = None
-    hyper: bytes | None = None
-    hyper_group: int = -1
-    absent: frozenset[int] | None = None
+    absent: frozenset[int] = frozenset()
+    """The pieces that had no gradient in any of what is summed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,18 +71,11 @@ class ChunkState:
     """How many open replies read each of the two buffers."""
     pulls: dict[int, int] = field(default_factory=dict)
     """Peer -> number of the pull whose reply is parked, or waits for the initial values."""
-    _tokens: dict[int, list[ReplyToken]] = field(default_factory=dict)
-    _turn: int = 0
-    _turn_clock: int = 0
-    _admissions: int = 0
-
-    def catch_up(self) -> None:
-        """Groups have stopped, or count again, since this chunk was last looked at."""
-        self.clock.catch_up()
-        admissions = self.clock.limits.admissions
-        if admissions != self._admissions:
-            self._admissions = admissions
-            self._turn = 0  # who counts again may be in turn although later ones were looked at
+    _tokens: dict[int, set[ReplyToken]] = field(default_factory=dict)
+    _turn: int = field(init=False)
+    """Groups below it have had their turn, or none,"""
+    _turn_of: tuple[int, object] | None = None
+    """in this iteration, as many groups having come or come back."""
 
     # -- pushes --------------------------------------------------------------------------------
 
@@ -97,12 +89,11 @@ class ChunkState:
     def add_push(self, push: Push) -> None:
         self.pushes.setdefault(push.group, deque()).append(push)
 
-    def first_push_of(self, group: int) -> Push | None:
+    def take_push(self, group: int) -> Push | None:
+        """The first that waits, if any; it waits no more."""
         queue = self.pushes.get(group)
-        return queue[0] if queue else None
-
-    def take_push(self, group: int) -> Push:
-        queue = self.pushes[group]
+        if queue is None:
+            return None
         push = queue.popleft()
         if not queue:
             del self.pushes[group]
@@ -114,9 +105,11 @@ class ChunkState:
         """The next group, in group order, whose contribution to iteration min_done is waited for;
         None when all that count have contributed. The chunk has caught up."""
         clock, gathered = self.clock, self.gathering.pushes
-        if self._turn_clock != clock.min_done:
-            self._turn, self._turn_clock = 0, clock.min_done
         done, limit, min_done = clock.done, clock.limit, clock.min_done
+        # Who counts again may be in turn although later ones were looked at.
+        now = min_done, clock.limits.admissions
+        if self._turn_of != now:
+            self._turn, self._turn_of = 0, now
         for group in range(self._turn, len(done)):
             # As clock.is_required(group), without a call for each group of a round.
             if done[group] == min_done < limit[group] and group not in gathered:
@@ -139,16 +132,13 @@ class ChunkState:
         """A reply from the current buffer begins."""
         token = ReplyToken(peer, self.index, self.current, implied_by)
         self.open_replies[self.current] += 1
-        self._tokens.setdefault(peer, []).append(token)
+        self._tokens.setdefault(peer, set()).add(token)
         return token
 
     def close_reply(self, token: ReplyToken) -> None:
         token.is_sent = True
         self.open_replies[token.buffer] -= 1
-        tokens = self._tokens[token.peer]
-        tokens.remove(token)
-        if not tokens:
-            del self._tokens[token.peer]
+        self._tokens[token.peer].remove(token)
 
     def close_implied_replies(self, peer: int, clock: int) -> None:
         """A push of iteration ``clock`` proves that its sender has received what it was computed
@@ -156,11 +146,6 @@ class ChunkState:
         for token in tuple(self._tokens.get(peer, ())):
             if clock >= token.implied_by:
                 self.close_reply(token)
-
-    def close_replies_to(self, peer: int) -> None:
-        """A worker pulls when it waits for nothing: whatever went to it before has arrived."""
-        for token in tuple(self._tokens.get(peer, ())):
-            self.close_reply(token)
 
     @property
     def has_waiting(self) -> bool:
@@ -190,14 +175,11 @@ class ChunkState:
                 f"chunk {self.index}: groups {list(gathered)} were gathered for iteration "
                 f"{self.clock.min_done}, the clock says {self.clock.done}"
             )
-        is_this_round = (
-            self._turn_clock == self.clock.min_done
-            and self._admissions == self.clock.limits.admissions
-        )
+        is_this_round = self._turn_of == (self.clock.min_done, self.clock.limits.admissions)
         passed = [
             group
-            for group in range(self._turn if is_this_round else 0)
-            if self.clock.is_required(group) and group not in gathered
+            for group in self.clock.missing()
+            if is_this_round and group < self._turn and group not in gathered
         ]
         if passed:
             raise InvariantError(f"chunk {self.index}: groups {passed} have lost their turn")

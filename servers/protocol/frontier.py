@@ -29,39 +29,38 @@ class Frontier:
         """None on a server that holds nothing."""
         return self._chunks[self._at] if self._chunks else None
 
-    def move(self) -> bool:
-        """Pass chunks that have finished the iteration; whether it moved. One pass over all
-        chunks per iteration, however many groups there are."""
+    def move(self) -> ChunkState | None:
+        """Pass chunks that have finished the iteration; the new frontier, which has caught up, or
+        None if it is the old one. One pass over all chunks per iteration, however many groups
+        there are."""
         chunks, now = self._chunks, self._clock
         before = at = self._at
         while at < len(chunks):
-            chunk = chunks[at]
-            clock = chunk.clock
-            if clock.changes != clock.limits.changes:
-                chunk.catch_up()
+            clock = chunks[at].clock
+            clock.catch_up()
             if clock.min_done <= now:
                 break
             at += 1
         if at == before:
-            return False
+            return None
         self._at = at
         if at == len(chunks):
             self._search()
-        return True
+        return self.chunk
 
-    def admit(self, clock: int) -> bool:
-        """A group of which every chunk contains ``clock`` updates counts again; whether the
-        frontier moved."""
-        before = self._at, self._clock
-        if self._chunks and clock <= self._clock:
-            self._at, self._clock = 0, clock
-        return before != (self._at, self._clock)
+    def admit(self, clock: int) -> ChunkState | None:
+        """Groups of which every chunk contains ``clock`` updates or more count again; as move."""
+        if (clock, 0) >= (self._clock, self._at):
+            return None
+        self._at, self._clock = 0, clock
+        self._chunks[0].clock.catch_up()
+        return self._chunks[0]
 
     def _search(self) -> None:
         clocks: list[int] = []
         for chunk in self._chunks:
-            if chunk.clock.changes != chunk.clock.limits.changes:
-                chunk.catch_up()
-            clocks.append(chunk.clock.min_done)
+            clock = chunk.clock
+            clock.catch_up()
+            clocks.append(clock.min_done)
         self._clock = min(clocks)
         self._at = clocks.index(self._clock)

@@ -27,7 +27,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.chunk_state import ChunkState, Gathering, Push
 from psdist.servers.protocol.frontier import Frontier
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, NO_GROUP, STARTS
+from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS
 from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.updates import Updates
 
@@ -41,14 +41,12 @@ class Gathered(Updates):
         super().build(chunks, slots)
         self._frontier = Frontier(chunks)
 
-    def slots_needed(self, index: int, group: int) -> int:
-        if group == NO_GROUP:
+    def slots_needed(self, index: int, group: int | None) -> int:
+        if group is None:
             return ADDS
         chunk = self._chunks[index]
-        clock = chunk.clock
-        if clock.changes != clock.limits.changes:
-            chunk.catch_up()
-        if chunk.pushes.get(group) or chunk.next_in_turn() != group:
+        chunk.clock.catch_up()
+        if chunk.next_in_turn() != group:
             return EARLY
         if chunk.gathering.accumulator is not None:
             return ADDS
@@ -61,63 +59,57 @@ class Gathered(Updates):
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
-        while True:
-            group = chunk.next_in_turn()
+        while (group := chunk.next_in_turn()) is not None or chunk.gathering.pushes:
             if group is None:
-                if not chunk.gathering.pushes:
-                    return actions
                 target = chunk.target_buffer()
                 if target is None:
                     return actions  # on_free_buffer comes back here
                 actions += self._step(chunk, target)
                 continue
-            push = chunk.first_push_of(group)
+            push = chunk.take_push(group)
             if push is None:
-                actions += self.pool.reconsider(chunk.index, group)
-                return actions
-            chunk.take_push(group)
+                return actions + self.pool.reconsider(chunk.index, group)
             actions += self._fold(chunk, push)
+        return actions
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         return self.proceed(chunk) if chunk.gathering.pushes else []
 
     def on_stopped(self) -> list[Action]:
-        return self._reconsider_frontier() if self._frontier.move() else []
+        return self._reconsider(self._frontier.move())
 
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
-        has_moved = [self._frontier.admit(clock) for clock in clocks]
-        return self._reconsider_frontier() if any(has_moved) else []
+        return self._reconsider(self._frontier.admit(min(clocks, default=NEVER)))
 
     def _fold(self, chunk: ChunkState, push: Push) -> list[Action]:
         """Add the push of the group in turn to the sum."""
         gathering = chunk.gathering
         hyper, absent = push.settings
-        if gathering.hyper is None:
-            gathering.hyper, gathering.hyper_group = hyper, push.group
-        elif hyper != gathering.hyper:
+        first = next(iter(gathering.pushes.values()), push)
+        if hyper != first.settings.hyper:
             different = difference(
-                unpack_hyperparameters(gathering.hyper), unpack_hyperparameters(hyper)
+                unpack_hyperparameters(first.settings.hyper), unpack_hyperparameters(hyper)
             )
             raise HyperparameterError(
-                f"sync iteration {push.clock}: groups {gathering.hyper_group} and {push.group} "
-                f"disagree on hyperparameters: {different}; in sync mode every worker must use "
-                "the same schedule"
+                f"sync iteration {push.clock}: groups {first.group} and {push.group} disagree on "
+                f"hyperparameters: {different}; in sync mode every worker must use the same "
+                "schedule"
             )
         gathering.pushes[push.group] = push
         gathering.weight += push.weight
         if push.slot is None:
             return []
-        gathering.absent = absent if gathering.absent is None else gathering.absent & absent
         if gathering.accumulator is None:
-            gathering.accumulator = push.slot
+            gathering.accumulator, gathering.absent = push.slot, absent
             return [StartSum(chunk.index, push.slot, push.weight)]
+        gathering.absent = gathering.absent & absent
         fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
         return [fold, *self.pool.release(push.slot)]
 
     def _step(self, chunk: ChunkState, target: int) -> list[Action]:
         """All have contributed: one step on the weighted mean."""
         gathering, chunk.gathering = chunk.gathering, Gathering()
-        pushes = tuple(gathering.pushes.values())
+        first, *_ = pushes = tuple(gathering.pushes.values())
         contributions = tuple(
             [
                 Contribution(push.group, push.clock, push.weight, push.slot is None)
@@ -125,9 +117,9 @@ class Gathered(Updates):
             ]
         )
         slot = gathering.accumulator
-        actions: list[Action] = []
+        step: Step | EmptyStep
         if slot is None:
-            actions.append(EmptyStep(chunk.index, contributions))
+            step = EmptyStep(chunk.index, contributions)
         else:
             step = Step(
                 chunk=chunk.index,
@@ -135,32 +127,25 @@ class Gathered(Updates):
                 content=SlotContent.SUM,
                 gradient_scale=1.0 / gathering.weight,
                 lr_scale=1.0,
-                hyper=gathering.hyper or b"",
-                absent=gathering.absent or frozenset(),
+                hyper=first.settings.hyper,
+                absent=gathering.absent,
                 source=chunk.current,
                 target=target,
                 contributions=contributions,
             )
-            actions.append(self._begin_step(chunk, step))
-        actions += self._replies.advance(chunk, pushes)
-        # Only now: who may have the slot depends on whose turn it is.
+            self._begin_step(step, chunk)
+        actions = [step, *self._replies.advance(chunk, pushes)]
+        # Only now: who may have the slot depends on whose turn it is, and where the frontier is.
+        frontier = self._frontier.move()
         if slot is not None:
             actions += self.pool.release(slot)
-        if self._frontier.move():
-            actions += self._reconsider_frontier()
-        return actions
+        return actions + self._reconsider(frontier)
 
-    def _reconsider_frontier(self) -> list[Action]:
-        """The frontier may have moved: its next push needs fewer free slots than before."""
-        chunk = self._frontier.chunk
-        if chunk is None:
+    def _reconsider(self, frontier: ChunkState | None) -> list[Action]:
+        """Where the frontier has moved to: its next push needs fewer free slots than before."""
+        if frontier is None:
             return []
-        if chunk.clock.changes != chunk.clock.limits.changes:
-            chunk.catch_up()
-        group = chunk.next_in_turn()
-        if group is None:
-            return []
-        return self.pool.reconsider(chunk.index, group)
+        return self.pool.reconsider(frontier.index, frontier.next_in_turn())
 
     def check_invariants(self, index: int | None = None) -> None:
         super().check_invariants(index)
@@ -168,9 +153,10 @@ class Gathered(Updates):
         for chunk in chunks:
             if chunk.has_waiting and chunk.index not in self._replies.blocked:
                 raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
-            missing = sorted(set(chunk.clock.missing()) - chunk.gathering.pushes.keys())
-            is_ready = chunk.gathering.pushes and chunk.target_buffer() is not None
-            if missing[:1] in [[group] for group in chunk.pushes] or (is_ready and not missing):
+            gathered = chunk.gathering.pushes
+            missing = [group for group in chunk.clock.missing() if group not in gathered]
+            is_ready = gathered and chunk.target_buffer() is not None
+            if missing[0] in chunk.pushes if missing else is_ready:
                 raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
         if index is not None:
             return

@@ -7,6 +7,7 @@ other groups that bring no gradient are applied meanwhile.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from psdist.servers.protocol.actions import Action, Contribution, EmptyStep, SlotContent, Step
@@ -16,27 +17,26 @@ from psdist.servers.protocol.updates import Updates
 
 
 class OnArrival(Updates):
-    def slots_needed(self, index: int, group: int) -> int:  # noqa: ARG002 - the base's signature
+    def slots_needed(self, index: int, group: int | None) -> int:  # noqa: ARG002 - the base's
         return ADDS  # its slot is free again at once
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         chunk.add_push(push)
         chunk.waiting.append(push.group)
-        return self.proceed(chunk)
+        # The group's next push may have been held behind this one.
+        return self.proceed(chunk) + self.pool.reconsider(chunk.index, push.group)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
-        for _ in range(len(chunk.waiting)):
-            group = chunk.waiting.popleft()
+        waiting, chunk.waiting = chunk.waiting, deque()
+        for group in waiting:
             push = chunk.pushes[group][0]
-            target = chunk.current if push.slot is None else chunk.target_buffer()
-            if target is None:
-                chunk.waiting.append(group)
-                continue
-            chunk.take_push(group)
             contribution = Contribution(group, push.clock, push.weight, push.slot is None)
             if push.slot is None:
                 actions.append(EmptyStep(chunk.index, (contribution,)))
+            elif (target := chunk.target_buffer()) is None:
+                chunk.waiting.append(group)
+                continue
             else:
                 hyper, absent = push.settings
                 step = Step(
@@ -51,13 +51,18 @@ class OnArrival(Updates):
                     target=target,
                     contributions=(contribution,),
                 )
-                actions.append(self._begin_step(chunk, step))
+                self._begin_step(step, chunk)
+                actions.append(step)
                 actions += self.pool.release(push.slot)
+            chunk.take_push(group)
             actions += self._replies.advance(chunk, (push,))
         return actions
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
-        return self.proceed(chunk) if chunk.waiting else []
+        if not chunk.waiting:
+            return []
+        chunk.clock.catch_up()
+        return self.proceed(chunk)
 
     def on_stopped(self) -> list[Action]:
         return []

@@ -16,7 +16,6 @@ first c - s of every group.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -36,8 +35,9 @@ class Applying(Enum):
 class Policy(Protocol):
     """What a mode demands before parameters may be used, and how pushes are applied."""
 
-    def applying(self, round_number: int) -> Applying:
-        """The same for every round of a run: a server refuses a change.
+    @property
+    def applying(self) -> Applying:
+        """The same for every round of a run.
 
         A change needs to know that every server has the last round of the old kind behind it, which
         takes an event in two phases (proposed to all servers, committed at a round that none has
@@ -51,7 +51,8 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Sync:
-    def applying(self, round_number: int) -> Applying:  # noqa: ARG002 - the same in all rounds
+    @property
+    def applying(self) -> Applying:
         return Applying.GATHERED
 
     def required_min_done(self, round_number: int) -> int:
@@ -62,7 +63,8 @@ class Sync:
 class Ssp:
     staleness: int
 
-    def applying(self, round_number: int) -> Applying:  # noqa: ARG002 - the same in all rounds
+    @property
+    def applying(self) -> Applying:
         return Applying.ON_ARRIVAL
 
     def required_min_done(self, round_number: int) -> int:
@@ -71,7 +73,8 @@ class Ssp:
 
 @dataclass(frozen=True)
 class Async:
-    def applying(self, round_number: int) -> Applying:  # noqa: ARG002 - the same in all rounds
+    @property
+    def applying(self) -> Applying:
         return Applying.ON_ARRIVAL
 
     def required_min_done(self, round_number: int) -> int:  # noqa: ARG002 - the same in all rounds
@@ -92,29 +95,23 @@ class Scheduled:
                 f"a schedule of policies that begin at the rounds {starts}: the first must begin "
                 "at round 0, each other one after the one before"
             )
-        check_applying(self, starts)
+        for start, policy in self.parts:
+            if policy.applying is not self.applying:
+                raise ConfigError(
+                    f"from round {start} on updates would be applied {policy.applying.value} "
+                    f"instead of {self.applying.value}: within a run only the bound can change "
+                    "(between ssp and async), not to or from sync"
+                )
 
-    def applying(self, round_number: int) -> Applying:
-        return self._policy(round_number).applying(round_number)
+    @property
+    def applying(self) -> Applying:
+        return self.parts[0][1].applying
 
     def required_min_done(self, round_number: int) -> int:
         return self._policy(round_number).required_min_done(round_number)
 
     def _policy(self, round_number: int) -> Policy:
         return self.parts[bisect_right(self.parts, round_number, key=lambda part: part[0]) - 1][1]
-
-
-def check_applying(policy: Policy, rounds: Iterable[int]) -> None:
-    """Raise ConfigError if one of ``rounds`` is applied in another way than round 0."""
-    usual = policy.applying(0)
-    for round_number in rounds:
-        applying = policy.applying(round_number)
-        if applying is not usual:
-            raise ConfigError(
-                f"from round {round_number} on updates would be applied {applying.value} instead "
-                f"of {usual.value}: within a run only the bound can change (between ssp and "
-                "async), not to or from sync"
-            )
 
 
 def policy_for(mode: str, *, staleness: int) -> Policy:

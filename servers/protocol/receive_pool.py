@@ -29,10 +29,8 @@ from psdist.servers.protocol.actions import Accept, Action
 
 ADDS, FRONTIER, STARTS, EARLY = 1, 2, 3, 4
 
-NO_GROUP = -1
-"""Whose offer the chief's initial values are; they need one slot, which is free again at once."""
-
-Key = tuple[int, int]  # (chunk, group)
+Key = tuple[int, int | None]
+"""Chunk and group. None: the chief's initial values, whose slot is free again at once."""
 
 
 @dataclass(slots=True)
@@ -45,12 +43,12 @@ class _Held:
 
 
 class ReceivePool:
-    def __init__(self, slots: Sequence[Frame], *, need: Callable[[int, int], int]) -> None:
+    def __init__(self, slots: Sequence[Frame], *, need: Callable[[int, int | None], int]) -> None:
         """``need(chunk, group)`` tells how many free slots the next offer of the group needs."""
         self.num_slots = len(slots)
         self._free = list(slots)
         self._need = need
-        self._held: dict[int, dict[int, _Held]] = {}
+        self._held: dict[int, dict[int | None, _Held]] = {}
         # Ordered sets, by what the offers needed when they were looked at last.
         self._queues: dict[int, dict[Key, None]] = {n: {} for n in (ADDS, FRONTIER, STARTS, EARLY)}
         self.most_used = 0
@@ -59,11 +57,7 @@ class ReceivePool:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_held(self) -> int:
-        return sum(len(each.tickets) for held in self._held.values() for each in held.values())
-
-    def num_held_of(self, chunk: int, group: int) -> int:
+    def num_held_of(self, chunk: int, group: int | None) -> int:
         held = self._held.get(chunk, {}).get(group)
         return len(held.tickets) if held else 0
 
@@ -71,7 +65,7 @@ class ReceivePool:
         """Whether an offer about the chunk is held."""
         return chunk in self._held
 
-    def offer(self, chunk: int, group: int, ticket: Any) -> list[Action]:
+    def offer(self, chunk: int, group: int | None, ticket: Any) -> list[Action]:
         """A message is offered: receive it now, or hold its ticket."""
         held = self._held.get(chunk)
         if (held is None or group not in held) and len(self._free) >= self._need(chunk, group):
@@ -83,7 +77,7 @@ class ReceivePool:
         held[group].tickets.append(ticket)
         return self.reconsider(chunk, group)
 
-    def reconsider(self, chunk: int, group: int) -> list[Action]:
+    def reconsider(self, chunk: int, group: int | None) -> list[Action]:
         """The need of this group's offer may have changed (its turn came)."""
         held = self._held.get(chunk)
         if held is None or group not in held:
@@ -119,7 +113,7 @@ class ReceivePool:
             self._queues[need][key] = None
             held.need = need
 
-    def _take(self, chunk: int, group: int) -> Accept:
+    def _take(self, chunk: int, group: int | None) -> Accept:
         groups = self._held[chunk]
         held = groups[group]
         ticket = held.tickets.popleft()
@@ -134,9 +128,7 @@ class ReceivePool:
 
     def _use_slot(self) -> Frame:
         slot = self._free.pop()
-        used = self.num_slots - len(self._free)
-        if used > self.most_used:
-            self.most_used = used
+        self.most_used = max(self.most_used, self.num_slots - len(self._free))
         return slot
 
     def check_invariants(self) -> None:

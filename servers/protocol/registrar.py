@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NoReturn
 
-from psdist.errors import ProtocolError
+from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import MOST_TOLD, collected
 from psdist.protocol.control import (
     Absent,
@@ -79,9 +80,9 @@ class _Collective:
     name: str
     """What its first worker called."""
     entered: dict[int, Enter] = field(default_factory=dict)
-    earliest: dict[int, Progress] = field(default_factory=dict)
+    earliest: dict[int | None, Progress] = field(default_factory=dict)
     """Of those that have entered, the one with the fewest iterations, by the length of the loaders
-    that these were made of (0: not all of one length)."""
+    that these were made of (None: not all of one length)."""
     resumed: set[int] = field(default_factory=set)
     error: str = ""
     """Why it has failed: whoever comes later is told the same."""
@@ -111,34 +112,36 @@ class Registrar:
         """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
         a peer which speaks for another one or says what cannot be."""
         if isinstance(message, Progress):
-            self._require_worker(peer, message.worker, message)
+            self._require_worker(peer, message)
             return self._on_progress(message)
         if isinstance(message, Metrics):
             return self._on_metrics(peer, message.line)
         if isinstance(message, Enter):
-            self._require_worker(peer, message.worker, message)
+            self._require_worker(peer, message)
             return self._on_enter(peer, message)
         if isinstance(message, Resumed):
-            self._require_server(peer, message.server, message)
+            self._require_server(peer, message)
             return self._on_resumed(message)
         if isinstance(message, Done):
-            self._require_worker(peer, message.worker, message)
+            self._require_worker(peer, message)
             return self._on_done(peer, message)
         if isinstance(message, Finished):
-            self._require_server(peer, message.server, message)
+            self._require_server(peer, message)
             return self._on_finished(peer, message)
         if isinstance(message, WhoIsAbsent):
-            self._require_worker(peer, message.worker, message)
+            self._require_worker(peer, message)
             return self._on_who_is_absent(message)
         if isinstance(message, Failure):
             return [EndJob(message)]
-        return []
+        raise InvariantError(f"the registrar was given {type(message).__name__}")
 
-    def _require_worker(self, peer: int, worker: int, message: Control) -> None:
+    def _require_worker(self, peer: int, message: Progress | Enter | Done | WhoIsAbsent) -> None:
+        worker = message.worker
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
 
-    def _require_server(self, peer: int, server: int, message: Control) -> None:
+    def _require_server(self, peer: int, message: Resumed | Finished) -> None:
+        server = message.server
         if not 0 <= server < self._num_servers or peer != server_id(server):
             _refuse(peer, f"sent {type(message).__name__} of server {server}")
 
@@ -153,7 +156,7 @@ class Registrar:
 
     def _on_enter(self, peer: int, message: Enter) -> list[RegistrarAction]:
         entered = self._entered.get(message.worker, 0)
-        is_waiting = entered in self._collectives and not self._collectives[entered].error
+        is_waiting = self._is_waiting(message.worker)
         if message.seq != entered + 1 or is_waiting or message.worker in self.done:
             _refuse(
                 peer,
@@ -170,6 +173,10 @@ class Registrar:
             return self._tell(message.seq, collective.error, [message.worker])
         actions = self._check_missed_calls(message.seq, collective, message.worker)
         return actions if collective.error else actions + self._go_on(message, collective)
+
+    def _is_waiting(self, worker: int) -> bool:
+        """In a collective that has neither ended nor failed."""
+        return any(worker in each.entered and not each.error for each in self._collectives.values())
 
     def _go_on(self, message: Enter, collective: _Collective) -> list[RegistrarAction]:
         """``message.worker`` has come, and nobody has passed anybody."""
@@ -193,10 +200,8 @@ class Registrar:
                 f"{before.clock if before else 'none'}, {message.samples} samples",
             )
         self.progress[message.worker] = message
-        actions: list[RegistrarAction] = []
-        for seq, collective in sorted(self._collectives.items()):
-            actions += self._judge(seq, collective, message)
-        return actions
+        judged = (self._judge(seq, each, message) for seq, each in self._collectives.items())
+        return list(chain.from_iterable(judged))
 
     def _check_missed_calls(
         self, seq: int, collective: _Collective, worker: int
@@ -206,20 +211,21 @@ class Registrar:
         if mine is None:
             return []
         actions = self._judge(seq, collective, mine)
-        length = mine.loader_batches if mine.loader_until >= mine.clock else 0
-        earliest = collective.earliest.get(length)
-        if earliest is None or _order(mine) < _order(earliest):
-            collective.earliest[length] = mine
-            for other in sorted(self.progress.values(), key=_order):
-                actions += self._judge(seq, collective, other)
-        return actions
+        length = mine.loader_batches if mine.loader_until >= mine.clock else None
+        earliest = collective.earliest.get(length, mine)
+        if min(earliest, mine, key=_order) is not mine:
+            return actions
+        collective.earliest[length] = mine
+        others = sorted(self.progress.values(), key=_order)
+        judged = (self._judge(seq, collective, other) for other in others)
+        return [*actions, *chain.from_iterable(judged)]
 
     def _judge(self, seq: int, collective: _Collective, other: Progress) -> list[RegistrarAction]:
         """What to do if ``other`` has finished an iteration past somebody's entry."""
         if collective.error:
             return []
         name = collective.name
-        alike = collective.earliest.get(other.loader_batches) if other.loader_batches else None
+        alike = collective.earliest.get(other.loader_batches)
         if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:
             return self._fail(
                 seq,
@@ -228,13 +234,13 @@ class Registrar:
                 f"of {other.loader_batches} batches; {name} must be called by every worker, after "
                 "the same iteration",
             )
-        passed = [first for first in collective.earliest.values() if first.clock < other.clock]
-        if not passed or name in self._warned_of:
+        first = min(collective.earliest.values(), key=_order, default=other)
+        if first.clock >= other.clock or name in self._warned_of:
             return []
         self._warned_of.add(name)
         return [
             Warn(
-                f"{_describe_passing(name, min(passed, key=_order), other)}; {name} must be called "
+                f"{_describe_passing(name, first, other)}; {name} must be called "
                 f"by every worker: if worker {other.worker} never calls it, that will be an error "
                 "at the end of its script"
             )
@@ -288,15 +294,15 @@ class Registrar:
         return [SendControl(worker_id(worker), answer) for worker in workers]
 
     def _on_done(self, peer: int, message: Done) -> list[RegistrarAction]:
-        entered = self._entered.get(message.worker, 0)
-        collective = self._collectives.get(entered)
-        is_waiting = collective is not None and not collective.error
+        is_waiting = self._is_waiting(message.worker)
         if message.worker in self.done or is_waiting or not is_plain(message.statistics):
             _refuse(peer, "sent Done twice, inside a collective, or with what is no plain data")
         self.done[message.worker] = message.statistics
-        actions: list[RegistrarAction] = []
-        for seq, each in sorted(self._collectives.items()):
-            actions += self._fail_if_a_script_has_finished(seq, each)
+        failed = (
+            self._fail_if_a_script_has_finished(seq, each)
+            for seq, each in self._collectives.items()
+        )
+        actions = list(chain.from_iterable(failed))
         if len(self.done) == self._num_workers:
             actions += [
                 SendControl(server_id(server), Finish()) for server in range(self._num_servers)
@@ -357,9 +363,9 @@ def _describe_passing(name: str, first: Progress, other: Progress) -> str:
 
 
 def _who_called(collective: _Collective) -> str:
-    by_name: dict[str, list[int]] = {}
+    by_name: dict[str, set[int]] = {}
     for worker, enter in sorted(collective.entered.items()):
-        by_name.setdefault(enter.name, []).append(worker)
+        by_name.setdefault(enter.name, set()).add(worker)
     return "; ".join(
         f"{describe_workers(workers)} called {name}" for name, workers in by_name.items()
     )

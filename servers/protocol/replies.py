@@ -14,7 +14,7 @@ refused and nothing is asked twice.
 from __future__ import annotations
 
 from psdist.errors import ProtocolError
-from psdist.protocol.header import Flag, Header
+from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import Action, Reply
 from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
@@ -41,7 +41,7 @@ class Replies:
         number = header.pull_number
         if self._is_repeated(peer, number, chunk.index):
             return []
-        chunk.close_replies_to(peer)
+        chunk.close_implied_replies(peer, NEVER)  # who pulls waits for nothing
         pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number)
         if not chunk.is_loaded:
             self._note_waiting(chunk, pending)
@@ -58,10 +58,11 @@ class Replies:
     def _is_repeated(self, peer: int, number: int, chunk: int) -> bool:
         """Whether a pull of this number has asked for the chunk before: a second answer would be
         one whose arrival nothing proves."""
-        newest, chunks = self._asked.get(peer, (0, set()))
-        if number > newest:
+        asked = self._asked.get(peer)
+        if asked is None or number > asked[0]:
             self._asked[peer] = (number, {chunk})
             return False
+        newest, chunks = asked
         is_repeated = number < newest or chunk in chunks
         chunks.add(chunk)
         return is_repeated
@@ -90,7 +91,6 @@ class Replies:
         ones go out as far as the policy allows."""
         actions: list[Action] = []
         clock = chunk.clock
-        min_done_before = clock.min_done
         for push in pushes:
             clock.advance(push.group)
         for push in pushes:
@@ -100,15 +100,13 @@ class Replies:
                 actions.append(self._reply(chunk, pending))
             else:
                 self._park(chunk, needed, pending)
-        if clock.min_done != min_done_before:
-            actions += self.release(chunk)
-        return actions
+        return actions + self.release(chunk)
 
     def release(self, chunk: ChunkState) -> list[Action]:
         """Let the parked replies go that are allowed now: those that need least first."""
         if not chunk.parked:
             return []
-        allowed = [needed for needed in chunk.parked if needed <= chunk.clock.min_done]
+        allowed = {needed for needed in chunk.parked if needed <= chunk.clock.min_done}
         return [
             self._reply(chunk, pending)
             for needed in sorted(allowed)

@@ -19,6 +19,7 @@ A push goes this way, and this is the place to read how:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 from typing import Any, NoReturn
 
@@ -56,8 +57,7 @@ from psdist.servers.protocol.chunk_state import ChunkState, Push
 from psdist.servers.protocol.gathering import Gathered
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.on_arrival import OnArrival
-from psdist.servers.protocol.policy import Applying, Policy, check_applying
-from psdist.servers.protocol.receive_pool import NO_GROUP
+from psdist.servers.protocol.policy import Applying, Policy
 from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.updates import Updates
@@ -82,19 +82,18 @@ class ServerCore:
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first."""
         self._server = server
-        self._policy = policy
-        self._newest_round = 0
         self._chunks: dict[int, ChunkState] = {}  # ascending
         self._membership = Membership(server=server, groups=groups)
-        self._limits = self._membership.limits
-        self._group_of, self._pushing = self._membership.group_of, self._membership.pushing
+        self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
-        self._updates = _APPLIES[policy.applying(0)](
+        self._updates = _APPLIES[policy.applying](
             membership=self._membership, replies=self._replies
         )
+        self._ahead = 1 + pipeline
+        """By so many iterations a worker may be ahead of what others of its group have pushed."""
         # A push and its second delivery, for each iteration that may be under way.
-        self._most_held = 2 * (2 + pipeline)
+        self._most_held = 2 * (1 + self._ahead)
         self._initials = self._pushed = PayloadRule.of_nothing()
         self._is_described = False
         self._num_chunks: int | None = None
@@ -171,7 +170,6 @@ class ServerCore:
         self._on[Offered] = self._on_offered
         self._on[Arrived] = self._on_arrived
         held, self._before_built = self._before_built, []
-        self._num_before_built.clear()
         actions: list[Action] = []
         for each in held:
             actions += self.handle(each)
@@ -202,20 +200,24 @@ class ServerCore:
     def _stop(self, kind: str, group: int, clock: int) -> list[Action]:
         """Nobody waits for ``group``, of which every chunk contains ``clock`` updates: chunks go on
         on which something has waited for it."""
-        actions: list[Action] = [self._membership_event(kind, group, clock)]
+        event = self._membership_event(kind, group, clock)
         # Chosen before any of them acts: what one does may make another catch up.
-        for chunk in self._waiting_at(clock):
-            chunk.catch_up()
-            actions += self._updates.proceed(chunk)
-            actions += self._replies.release(chunk)
-        return actions + self._updates.on_stopped()
+        actions = chain.from_iterable(map(self._go_on, self._waiting_at(clock)))
+        return [event, *actions, *self._updates.on_stopped()]
 
-    def _waiting_at(self, clock: int) -> list[ChunkState]:
+    def _go_on(self, chunk: ChunkState) -> list[Action]:
+        chunk.clock.catch_up()
+        return self._updates.proceed(chunk) + self._replies.release(chunk)
+
+    def _waiting_at(self, clock: int) -> tuple[ChunkState, ...]:
         """Chunks at ``clock`` on which something waits; where nothing does is forgotten."""
-        blocked, holds = self._replies.blocked, self._updates.pool.holds
-        for index in [i for i, chunk in blocked.items() if not (chunk.has_waiting or holds(i))]:
-            del blocked[index]
-        return [chunk for chunk in blocked.values() if chunk.clock.min_done == clock]
+        replies, holds = self._replies, self._updates.pool.holds
+        replies.blocked = {
+            index: chunk
+            for index, chunk in replies.blocked.items()
+            if chunk.has_waiting or holds(index)
+        }
+        return tuple(chunk for chunk in replies.blocked.values() if chunk.clock.min_done == clock)
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != REGISTRAR:
@@ -227,7 +229,7 @@ class ServerCore:
 
     def _count(self, groups: Sequence[int]) -> list[Action]:
         """These groups count from now on, from where they have stopped."""
-        return self._updates.on_counting([self._limits.count(group) for group in groups])
+        return self._updates.on_counting(list(map(self._limits.count, groups)))
 
     def _membership_event(self, kind: str, group: int, clock: int) -> MembershipEvent:
         return MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
@@ -235,10 +237,12 @@ class ServerCore:
     def _on_who_is_missing(self, peer: int, message: WhoIsMissing) -> list[Action]:
         self._membership.require_worker(peer)
         chunk = self._chunks.get(message.chunk)
+        groups: list[int] = []
+        clocks: list[int] = []
         if chunk is not None:
-            chunk.catch_up()
-        groups = chunk.clock.missing() if chunk else []
-        clocks = [chunk.clock.done[group] for group in groups] if chunk else []
+            chunk.clock.catch_up()
+            groups = chunk.clock.missing()
+            clocks = [chunk.clock.min_done] * len(groups)
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
         return [SendControl(peer, answer)]
 
@@ -252,8 +256,7 @@ class ServerCore:
         chunk = self._chunks.get(index)
         if chunk is None:
             self._refuse_chunk(peer, index)
-        if chunk.clock.changes != self._limits.changes:
-            chunk.catch_up()
+        chunk.clock.catch_up()
         return chunk
 
     def _refuse_chunk(self, peer: int, index: int) -> NoReturn:
@@ -267,17 +270,16 @@ class ServerCore:
         peer, index = event.peer, event.chunk
         if index not in self._chunks:
             self._refuse_chunk(peer, index)
+        group: int | None = None
         if event.kind == Kind.PUSH:
             # Of a group that has stopped a second delivery may still come.
             group = self._membership.require_worker(peer)
-        elif event.kind == Kind.INIT and peer == CHIEF:
-            group = NO_GROUP
-        else:
+        elif event.kind != Kind.INIT or peer != CHIEF:
             self._refuse_kind(peer, event.kind)
         actions = self._updates.pool.offer(index, group, event.ticket)
         return actions or self._on_held(peer, index, group)
 
-    def _on_held(self, peer: int, index: int, group: int) -> list[Action]:
+    def _on_held(self, peer: int, index: int, group: int | None) -> list[Action]:
         """An offer stays with its sender for now."""
         self._replies.blocked[index] = self._chunks[index]
         if self._updates.pool.num_held_of(index, group) > self._most_held:
@@ -301,7 +303,7 @@ class ServerCore:
     def _on_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         group = self._membership.require_worker(peer)
         pushed = chunk.newest_round_of(group) + 1
-        if not 0 <= header.clock <= pushed + 1 or not header.pull_number:
+        if not 0 <= header.clock <= pushed + self._ahead or not header.pull_number:
             self._refuse(
                 peer,
                 f"sent pull {header.pull_number} of chunk {chunk.index} at iteration "
@@ -341,11 +343,7 @@ class ServerCore:
             return [*pool.release(slot), *pool.reconsider(chunk.index, group)]
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
-        if clock > self._newest_round:
-            check_applying(self._policy, [clock])
-            self._newest_round = clock
-        if peer not in self._pushing:
-            self._membership.require_pushing(peer)
+        self._membership.require_pushing(peer)
         if slot is None:
             if not 0 <= weight < inf:
                 self._refuse(peer, f"pushed no gradient, of weight {weight}")
@@ -362,8 +360,6 @@ class ServerCore:
         if (token := event.token).is_sent:
             return []
         chunk = self._chunks[token.chunk]
-        if chunk.clock.changes != self._limits.changes:
-            chunk.catch_up()
         chunk.close_reply(token)
         return self._updates.on_free_buffer(chunk)
 
@@ -387,8 +383,8 @@ class ServerCore:
         )
 
     def _num_updates(self) -> int:
-        clocks = [chunk.clock.done for chunk in self._chunks.values()]
-        return sum(min(done) for done in zip(*clocks, strict=True))
+        clocks = (chunk.clock.done for chunk in self._chunks.values())
+        return sum(map(min, zip(*clocks, strict=True)))
 
     def check_invariants(self, chunk: int | None = None) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything, or

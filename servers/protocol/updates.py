@@ -42,7 +42,7 @@ class Updates(ABC):
         self.pool = ReceivePool(slots, need=self.slots_needed)
 
     @abstractmethod
-    def slots_needed(self, index: int, group: int) -> int:
+    def slots_needed(self, index: int, group: int | None) -> int:
         """How many free slots the group's next push of a chunk needs, see
         psdist.servers.protocol.receive_pool."""
 
@@ -66,11 +66,10 @@ class Updates(ABC):
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
         """Groups count from now on that have made so many iterations, one number of each."""
 
-    def _begin_step(self, chunk: ChunkState, step: Step) -> Step:
+    def _begin_step(self, step: Step, chunk: ChunkState) -> None:
         chunk.current = step.target
         self.num_copies += step.source != step.target
         self.num_steps += 1
-        return step
 
     def _chunk(self, index: int) -> tuple[ChunkState, ...]:
         """That one, if this server holds it."""

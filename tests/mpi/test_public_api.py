@@ -99,6 +99,18 @@ def test_a_mean_takes_a_tree_of_numbers_and_tensors(seen: Seen) -> None:
         assert each["per_class"] == [0.0, 0.5, 1.0]
 
 
+def test_loaders_of_the_scripts_own_are_shared_out(seen: Seen) -> None:
+    first, second = seen.by_worker
+    assert (first["batches"], second["batches"]) == ([2], [3])
+    assert (first["sampled"], second["sampled"]) == ([0, 2, 4], [1, 3, 0])
+
+
+def test_flags_and_the_groups_norm_are_the_same_on_every_worker(seen: Seen) -> None:
+    first, second = seen.by_worker
+    assert first["flags"] == second["flags"] == [True, False, True]
+    assert first["norm"] == second["norm"] > 0.1
+
+
 def test_a_log_line_may_have_names_that_are_no_identifiers(seen: Seen) -> None:
     for line in seen.lines("metrics.jsonl"):
         assert (line["loss/train"], line["epoch"]) == (0.5, 1)
@@ -132,4 +144,4 @@ TOLD = {
 def test_mistakes_say_the_same_on_every_worker_and_can_be_caught(seen: Seen) -> None:
     assert [each["mistakes"] for each in seen.by_worker] == [TOLD, TOLD]
     summary = json.loads((seen.run_dir / "summary.json").read_text())
-    assert (summary["groups"], summary["clocks"]) == (1, [2])
+    assert (summary["groups"], summary["clocks"]) == (1, [3])

@@ -1,12 +1,16 @@
 """Messages that are well-formed and wrong: what a server, the registrar and a worker do.
 
-Each is an error that names who sent it, or dropped, or taken because it could have been honest;
-never another exception, never a state that contradicts itself, and nothing that only grows.
+A third of them is drawn freely, a third is what an honest peer might say, and a third the same but
+for one field: these get past the first look. Each is an error that names who sent it, or dropped,
+or taken because it could have been honest; never another exception, never a state that contradicts
+itself, and nothing that only grows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import itertools
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from psdist.errors import CollectiveError, ProtocolError
+from psdist.errors import CollectiveError, HyperparameterError, ProtocolError
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -40,7 +44,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
-from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
+from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
@@ -49,7 +53,8 @@ from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from psdist.workers.protocol.core import WorkerCore
-from tests.support.virtual.worker_machine import SETUP, make_core, push, register
+from psdist.workers.protocol.seat import Seat
+from tests.support.virtual.worker_machine import BYTES, OWNERS, SETUP, make_core, push, register
 
 GROUPS = ((0, 1), (2,), (3,))
 CHUNKS = (0, 2)
@@ -61,13 +66,26 @@ NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 0, 0, 1, 1, 1, 2, 3, 4, 7, 2**31, 2**6
 SMALL = (0, 0, 0, 1, 1, 1, 2, 3, 4, 7, 255, 2**31, 2**32 - 1)
 WEIGHTS = (1.0, 1.0, 0.5, 0.0, -1.0, 1e308, float("inf"), float("nan"))
 PEERS = (*map(server_id, range(4)), *map(worker_id, (0, 0, 1, 2, 2, 3, 4, 2**20)))
+LOOKED_AT = (
+    *("kind", "chunk", "clock", "length", "group", "settings", "weight", "flags"),
+    *("dtype", "codec", "pull_number"),
+)
+"""Fields of a header that say something to a receiver."""
+AGAIN = 40
+"""How often one message may come on end."""
+DEEP: list[Any] = [[[[[[[[[0]]]]]]]]]
+
+Said = tuple[int, Header | Control]
+"""(who, what)"""
 
 
 class Hostile:
     """Draws messages: any field may be anything that its place on the wire can hold."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, honest: Sequence[Said]) -> None:
+        """``honest``: what honest peers might say."""
         self.random = random.Random(seed)
+        self.honest = honest
 
     def pick(self, choices: Sequence[Any]) -> Any:
         return self.random.choice(choices)
@@ -79,7 +97,7 @@ class Hostile:
         return bytes(self.pick((HYPER, HYPER, b"", b"x", bytes(8), pack_hyperparameters([{}, {}]))))
 
     def plain(self) -> dict[str, Any]:
-        values = (0, 1.5, "text", None, True, b"bytes", [1, [b"x"]], {"a": {"b": 1}})
+        values = (0, 1.5, "text", None, True, b"bytes", [1, [b"x"]], {"a": {"b": 1}}, DEEP)
         return {key: self.pick(values) for key in ("a", "worker", "values")[: self.pick((0, 1, 3))]}
 
     def header(self) -> Header:
@@ -138,20 +156,114 @@ class Hostile:
         )
         return makers[self.random.randrange(len(makers))]()
 
-    def event(self) -> Any:
+    def nearly(self, said: Header | Control) -> Header | Control:
+        """The same but for one field, which may happen to be the same, too."""
+        if isinstance(said, Header):
+            name = self.pick(LOOKED_AT)
+            return said._replace(**{name: getattr(self.header(), name)})
+        names = [field.name for field in dataclasses.fields(said)]
+        if not names:
+            return said
+        name = self.pick(names)
+        wrong: dict[type, Callable[[], Any]] = {
+            int: lambda: self.pick(NUMBERS),
+            float: lambda: self.pick(WEIGHTS),
+            str: lambda: "other",
+            bytes: self.data,
+            list: self.numbers if name != "payloads" else lambda: [self.data()],
+            dict: self.plain,
+        }
+        return dataclasses.replace(said, **{name: wrong[type(getattr(said, name))]()})
+
+    def says(self) -> Said:
         peer = self.pick(PEERS)
-        if self.random.random() < 0.5:
-            return ControlArrived(peer, self.control())
-        header = self.header()
+        kind = self.pick(("free", "honest", "nearly"))
+        if kind == "free":
+            return peer, self.control() if self.random.random() < 0.5 else self.header()
+        honest_peer, said = self.pick(self.honest)
+        if kind == "honest":
+            return honest_peer, said
+        return peer if self.random.random() < 0.1 else honest_peer, self.nearly(said)
+
+    def event(self) -> Any:
+        peer, said = self.says()
+        if isinstance(said, Control):
+            return ControlArrived(peer, said)
         if self.random.random() < 0.4:
-            return Offered(peer, header.kind, header.chunk, header.length, header)
-        frame = Frame(capacity=256) if header.length else None
-        return Arrived(peer, header, frame)
+            return Offered(peer, said.kind, said.chunk, said.length, said)
+        frame = Frame(capacity=256) if said.length else None
+        return Arrived(peer, said, frame)
+
+
+def data_to_server() -> Iterator[Said]:
+    kinds, workers = (Kind.PUSH, Kind.PULL, Kind.INIT), ((0, 0), (1, 0), (2, 1), (3, 2))
+    for kind, (worker, group), chunk, clock in itertools.product(kinds, workers, CHUNKS, range(3)):
+        peer = worker_id(worker)
+        for number, length in itertools.product((1, 2), (0, 4)):
+            yield peer, Header(
+                kind=kind, sender=peer, group=group, chunk=chunk, clock=clock, settings=1,
+                weight=1.0, length=length, dtype=Dtype.FLOAT32, pull_number=number,
+            )  # fmt: skip
+
+
+TO_SERVER: tuple[Said, ...] = (
+    *data_to_server(),
+    *(
+        (worker_id(worker), Settings(version=version, hyper=HYPER, absent=[1]))
+        for worker in (0, 1, 2)
+        for version in (1, 2)
+    ),
+    (worker_id(3), Register(group=2, workers=[3], clock=0)),
+    (worker_id(2), Suspend(group=1, clock=1, seq=1)),
+    (worker_id(2), Leave(group=1, clock=1)),
+    (REGISTRAR, Resume(seq=1)),
+    (worker_id(1), WhoIsMissing(chunk=0)),
+)
+TO_REGISTRAR: tuple[Said, ...] = (
+    *(
+        (worker_id(worker), said)
+        for worker in range(4)
+        for said in (
+            Enter(worker=worker, seq=1, name="mean", payload=b""),
+            Enter(worker=worker, seq=2, name="mean", payload=b""),
+            Progress(worker=worker, clock=worker, samples=1, loader_batches=5, loader_until=worker),
+            WhoIsAbsent(worker=worker, seq=1),
+            Metrics(line={"worker": worker, "values": {"a": 1.0}}),
+            Done(worker=worker, statistics={}),
+        )
+    ),
+    *((server_id(server), Resumed(seq=1, server=server)) for server in (0, 1)),
+    *((server_id(server), Finished(server=server, statistics={})) for server in (0, 1)),
+)
+TO_WORKER: tuple[Said, ...] = (
+    *(
+        (
+            server_id(owner),
+            Header(
+                kind=Kind.REPLY, sender=server_id(owner), chunk=chunk, clock=clock, length=BYTES,
+                dtype=Dtype.FLOAT32, pull_number=number,
+            ),
+        )
+        for chunk, owner in enumerate(OWNERS)
+        for clock, number in ((0, 0), (0, 1), (1, 0))
+    ),
+    *((server_id(server), Registered(group=7, server=server)) for server in (0, 1)),
+    *((server_id(owner), Missing(chunk=chunk, groups=[1], clocks=[0]))
+      for chunk, owner in enumerate(OWNERS)),
+    (REGISTRAR, Collected(seq=1, payloads=[b""], runs=[0, 1], values=b"", error="")),
+    (REGISTRAR, Absent(seq=1, workers=[2], num_absent=1)),
+    (REGISTRAR, Stop()),
+)  # fmt: skip
+
+
+def unbuilt_server(mode: str) -> ServerCore:
+    """There is no model yet."""
+    return ServerCore(server=1, policy=policy_for(mode, staleness=1), groups=GROUPS)
 
 
 def server(mode: str) -> ServerCore:
     """In the middle of a run: one group has pushed twice, one once, one has not registered."""
-    core = ServerCore(server=1, policy=policy_for(mode, staleness=1), groups=GROUPS)
+    core = unbuilt_server(mode)
     sizes = (4,) * (CHUNKS[-1] + 1)
     rule = PayloadRule(
         codec=CodecCode.RAW,
@@ -180,27 +292,43 @@ def server(mode: str) -> ServerCore:
 class HostileServer:
     """A server that gets hostile messages; what it accepts arrives as it was announced, or not."""
 
-    def __init__(self, mode: str, hostile: Hostile) -> None:
-        self.hostile, self.mode = hostile, mode
-        self.core = server(mode)
-        self.accepted: list[tuple[int, Header, Frame]] = []
+    def __init__(self, mode: str, seed: int) -> None:
+        self.hostile, self.mode = Hostile(seed, TO_SERVER), mode
         self.errors = 0
+        self.start()
 
-    def step(self) -> None:
+    def start(self) -> None:
+        is_built = self.hostile.random.random() < 0.99
+        self.core = (server if is_built else unbuilt_server)(self.mode)
+        self.accepted: list[tuple[int, Header, Frame]] = []
+        self.again: list[Any] = []
+        if not is_built:  # and somebody has sent as much as a server keeps until there is
+            push = Arrived(worker_id(0), Header(kind=Kind.PUSH, sender=worker_id(0)), None)
+            for _ in range(self.hostile.pick((0, 0, 0, MOST_CREDITS))):
+                assert not self.core.handle(push)
+
+    def next_event(self) -> Any:
         if self.accepted and self.hostile.random.random() < 0.5:
             peer, header, slot = self.accepted.pop()
-            event: Any = Arrived(peer, header, slot)
-        else:
-            event = self.hostile.event()
-            if isinstance(event, Arrived) and event.frame is not None:
-                return  # a frame comes from accept alone
+            return Arrived(peer, header, slot)
+        event = self.hostile.event()
+        while isinstance(event, Arrived) and event.frame is not None:
+            event = self.hostile.event()  # a frame comes from accept alone
+        return event
+
+    def step(self) -> None:
+        event = self.again.pop() if self.again else self.next_event()
+        is_of_network = isinstance(event, Arrived) and event.frame is not None
+        if not is_of_network and not self.again and self.hostile.random.random() < 0.02:
+            self.again = [event] * AGAIN
         actions = self.core.handle(event)
         for action in actions:
             if isinstance(action, Fail):
-                assert isinstance(action.error, ProtocolError), action.error
-                assert f"server 1: {describe_peer(event.peer)} " in str(action.error)
+                if not isinstance(action.error, HyperparameterError):
+                    assert isinstance(action.error, ProtocolError), action.error
+                    assert f"server 1: {describe_peer(event.peer)} " in str(action.error)
                 self.errors += 1
-                self.core, self.accepted = server(self.mode), []  # such an error ends a job
+                self.start()  # such an error ends a job
                 return
             if isinstance(action, Accept):
                 header = action.ticket
@@ -210,17 +338,25 @@ class HostileServer:
 
 
 class HostileRegistrar:
-    def __init__(self, hostile: Hostile) -> None:
-        self.hostile = hostile
+    def __init__(self, seed: int) -> None:
+        self.hostile = Hostile(seed, TO_REGISTRAR)
         self.errors = 0
         self.start()
 
     def start(self) -> None:
         self.registrar = Registrar(num_workers=4, num_servers=2)
-        self.registrar.handle(worker_id(0), Enter(worker=0, seq=1, name="mean", payload=b""))
+        stage = self.hostile.random.random()
+        come, done = (
+            (range(4), ()) if stage < 0.2 else ((), range(4)) if stage < 0.4 else ((0,), ())
+        )
+        for worker in come:
+            enter = Enter(worker=worker, seq=1, name="mean", payload=b"")
+            self.registrar.handle(worker_id(worker), enter)
+        for worker in done:
+            self.registrar.handle(worker_id(worker), Done(worker=worker, statistics={}))
 
     def step(self) -> None:
-        peer, message = self.hostile.pick(PEERS), self.hostile.control()
+        peer, message = self.hostile.says()
         if not isinstance(message, Registrar.TAKES):
             return
         try:
@@ -235,15 +371,18 @@ class HostileRegistrar:
 
 
 class HostileWorker:
-    def __init__(self, hostile: Hostile) -> None:
-        self.hostile = hostile
+    def __init__(self, seed: int) -> None:
+        self.hostile = Hostile(seed, TO_WORKER)
         self.errors = 0
         self.start()
 
     def start(self) -> None:
         self.core: WorkerCore = make_core()
         stage = self.hostile.random.random()
-        if stage < 0.2:
+        if stage < 0.1:
+            self.core = WorkerCore(Seat(worker=0, group=7, members=(0,), num_servers=2))
+            self.core.begin_register()
+        elif stage < 0.2:
             self.core.begin_setup(SETUP)
         elif stage < 0.4:
             register(self.core)
@@ -268,9 +407,9 @@ class HostileWorker:
 
 def victims(seed: int) -> Iterator[HostileServer | HostileRegistrar | HostileWorker]:
     for mode in ("sync", "ssp", "async"):
-        yield HostileServer(mode, Hostile(seed))
-    yield HostileRegistrar(Hostile(seed))
-    yield HostileWorker(Hostile(seed))
+        yield HostileServer(mode, seed)
+    yield HostileRegistrar(seed)
+    yield HostileWorker(seed)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -141,7 +141,7 @@ def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
 
         def pull(worker: VirtualWorker = puller, is_fresh: bool = is_fresh) -> Iterator[Any]:
             worker.loop.begin_register()
-            yield from worker._until(lambda: worker.core.is_registered)
+            yield from worker._until(lambda: not worker.core.is_joining)
             yield from worker._collective("prepare")
             worker.loop.begin_pull(clock=1, chunks=worker.mine, is_fresh=is_fresh)
             yield from worker._until(lambda: worker.core.is_idle)
@@ -219,8 +219,8 @@ def test_a_worker_after_another_is_not_told_that_its_setup_is_sent() -> None:
     assert not first.turn()
     network.run()
     assert second.turn()
-    assert second.core.is_set_up
-    assert not first.core.is_set_up
+    assert not second.core.is_joining
+    assert first.core.is_joining
 
 
 # -- broken on purpose -------------------------------------------------------------------------

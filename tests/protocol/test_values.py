@@ -277,13 +277,13 @@ class WeighsLikeItsNeighbours(OnceWrongWorker):
 
     def bring_wrongly(self) -> None:
         size = len(self.job.groups[self.group])
-        reduce = self.trainer._reduce
+        average = self.trainer._average
 
-        def wrong(share: float) -> Iterator[Any]:
-            self.trainer._reduce = reduce  # type: ignore[method-assign]
-            return reduce(1 / size if size > 1 else share)
+        def wrong(share: float) -> Iterator[Any]:  # noqa: ARG001 - the right one
+            self.trainer._average = average  # type: ignore[method-assign]
+            return average(1 / size)
 
-        self.trainer._reduce = wrong  # type: ignore[assignment]
+        self.trainer._average = wrong  # type: ignore[assignment]
 
 
 class ComputesOnOldParameters(OnceWrongWorker):

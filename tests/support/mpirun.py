@@ -30,6 +30,8 @@ from typing import IO, Literal, NoReturn
 
 import pytest
 
+from psdist.install.quirks.session import own_session
+
 Mpi = Literal["openmpi", "mpich"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -94,7 +96,9 @@ def run_mpi(
     prefix = environment_prefix(mpi)
     argv = [str(prefix / "bin" / "mpiexec"), "-n", str(n), *_flags(mpi), *launcher_args]
     argv += [str(prefix / "bin" / "python"), *program_args]
-    return run_program(argv, timeout_s=timeout_s, env=env, cwd=cwd)
+    with tempfile.TemporaryDirectory(prefix="psdist-mpi-", ignore_cleanup_errors=True) as folder:
+        session = own_session(Path(folder), os.environ)
+        return run_program(argv, timeout_s=timeout_s, env={**session, **(env or {})}, cwd=cwd)
 
 
 def run_program(
@@ -104,25 +108,7 @@ def run_program(
     env: Mapping[str, str] | None = None,
     cwd: Path = REPOSITORY,
 ) -> Completed:
-    """Run any program (such as `psdist run -n 3 ...`) with the same deadline and clean-up.
-
-    Open MPI's launcher gives up when its own listener thread has not started in time, as happens
-    on a machine with much else to do; nothing of the program has begun then, and it is started
-    again.
-    """
-    for _ in range(2):
-        done = _run_once(argv, timeout_s=timeout_s, env=env, cwd=cwd)
-        if _NO_LISTENER not in done.stderr:
-            return done
-    return _run_once(argv, timeout_s=timeout_s, env=env, cwd=cwd)
-
-
-_NO_LISTENER = "The PMIx server's listener thread failed to start"
-
-
-def _run_once(
-    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None, cwd: Path
-) -> Completed:
+    """Run any program (such as `psdist run -n 3 ...`) with the same deadline and clean-up."""
     marker = uuid.uuid4().hex
     # Files, not pipes: a process that outlives the launcher would hold a pipe open, and we would
     # wait for it instead of reporting it.

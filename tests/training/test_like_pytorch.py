@@ -768,17 +768,15 @@ def test_a_model_moved_after_prepare_is_refused_in_the_next_step(tmp_path: Path)
     refused(UsageError, r"0\.weight no longer uses the memory.*before job\.prepare", move, tmp_path)
 
 
-def test_values_loaded_after_prepare_are_warned_of_once(tmp_path: Path) -> None:
+def test_values_written_after_prepare_are_warned_of_once(tmp_path: Path) -> None:
     def scenario(job: Job) -> Result:
-        model = PROBLEM.model()
-        saved = copy.deepcopy(model.state_dict())
-        model, optimizer = job.prepare(model, sgd(model))
+        model, optimizer = job.prepare(model := PROBLEM.model(), sgd(model))
         train(model, optimizer, PROBLEM.batches(size=24, count=3))
         job.pull()
         train(model, optimizer, PROBLEM.batches(size=24, count=1))
         assert not records
         for _ in range(2):
-            model.load_state_dict(saved)
+            nn.init.zeros_(model[0].weight)
             train(model, optimizer, PROBLEM.batches(size=24, count=1))
         return {}
 
@@ -792,8 +790,75 @@ def test_values_loaded_after_prepare_are_warned_of_once(tmp_path: Path) -> None:
     finally:
         logger.removeHandler(handler)
     (record,) = records
-    assert "parameter 0.weight (and 5 more)" in record.getMessage()
+    assert "parameter 0.weight (and 0 more)" in record.getMessage()
     assert "before job.prepare" in record.getMessage()
+
+
+def test_values_loaded_after_prepare_are_refused_in_the_next_step(tmp_path: Path) -> None:
+    def load(model: nn.Sequential, optimizer: torch.optim.Optimizer, _job: Job) -> None:
+        saved = copy.deepcopy(model.state_dict())
+        train(model, optimizer, PROBLEM.batches(size=24, count=1))
+        model.load_state_dict(saved)
+        train(model, optimizer, PROBLEM.batches(size=24, count=1))
+
+    told = r"iteration 1: load_state_dict\(\) has changed the model since .*before job\.prepare"
+    refused(UsageError, told, load, tmp_path)
+
+
+def test_a_part_that_is_loaded_after_prepare_is_refused_in_the_next_step(tmp_path: Path) -> None:
+    def load(model: nn.Sequential, optimizer: torch.optim.Optimizer, _job: Job) -> None:
+        model[2].load_state_dict({"weight": torch.zeros(32, 64), "bias": torch.zeros(32)})
+        train(model, optimizer, PROBLEM.batches(size=24, count=1))
+
+    refused(UsageError, r"iteration 0: load_state_dict\(\) has changed", load, tmp_path)
+
+
+def test_averages_may_be_loaded_for_an_evaluation_and_what_was_there_back(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model = PROBLEM.model()
+        average = copy.deepcopy(model.state_dict())
+        model, optimizer = job.prepare(model, sgd(model))
+        for _ in range(2):
+            train(model, optimizer, PROBLEM.batches(size=24, count=2))
+            trained = copy.deepcopy(model.state_dict())
+            model.load_state_dict(average)
+            model.load_state_dict(trained)
+        train(model, optimizer, PROBLEM.batches(size=24, count=1))
+        return {"clock": job.clock}
+
+    assert served(scenario, tmp_path).results[0]["clock"] == 5
+
+
+def replaced(model: nn.Sequential) -> None:
+    model[2] = nn.Linear(64, 32)
+
+
+def assigned(model: nn.Sequential) -> None:
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+def set_anew(model: nn.Sequential) -> None:
+    model[4].bias = nn.Parameter(torch.zeros(5))
+
+
+def taken_out(model: nn.Sequential) -> None:
+    del model[4]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(replaced, "2"), (assigned, r"0\.weight"), (set_anew, r"4\.bias"), (taken_out, "4")],
+)
+def test_parameters_that_are_not_the_prepared_ones_are_refused_in_the_next_step(
+    change: Callable[[nn.Sequential], None], name: str, tmp_path: Path
+) -> None:
+    def script(model: nn.Sequential, optimizer: torch.optim.Optimizer, _job: Job) -> None:
+        train(model, optimizer, PROBLEM.batches(size=24, count=1))
+        change(model)
+        optimizer.step()
+
+    told = rf"iteration 1: {name} is not any more what job\.prepare"
+    refused(UsageError, told, script, tmp_path)
 
 
 def test_a_parameter_unfrozen_after_prepare_is_refused_in_the_next_step(tmp_path: Path) -> None:

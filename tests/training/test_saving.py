@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from psdist.errors import CollectiveError, UsageError
 from psdist.job import Job
-from psdist.workers.data.loader import BatchPlan, epoch_order
+from psdist.workers.data.sharding import BatchPlan, epoch_order
 from tests.support.programs.training import saving_cases, sync_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage, run_over_mpi
 from tests.support.programs.training.problems import flat, relative_distance, train

@@ -1,10 +1,8 @@
-"""Which samples a worker sees in an epoch, and the loader that brings them.
+"""The loader that brings a worker its part of every epoch, in batches whose size is known.
 
-Owns the arithmetic of sharding (:class:`BatchPlan`, :func:`epoch_order`: no torch in there), the
-loader that ``job.loader`` hands out (:func:`shard_loader`), and the count of passes over a
-dataset (:class:`EpochCounter`). It never talks to another worker: every worker computes the same
-plan from (seed, epoch) and takes its part, so that the W workers together see, batch by batch,
-what one process with a batch W times as large would see.
+Owns what ``job.loader`` hands out (:func:`shard_loader`). It never talks to another worker: which
+samples are whose is the plan's (``sharding``), a sampler's that all workers draw alike
+(``samplers``), or for a dataset without indices that of ``stream``.
 
     epochs = EpochCounter()
     loader = shard_loader(
@@ -17,26 +15,25 @@ what one process with a batch W times as large would see.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from psdist.errors import UsageError
+from psdist.workers.data.sharding import BatchPlan, check_batch_size, epoch_order, random_of
+from psdist.workers.data.stream import split_stream
 
-OnBatch = Callable[[int, int], None]
-"""Called with (samples of this worker in the batch, batch_size) before the batch is handed out."""
+OnBatch = Callable[[int, float], None]
+"""Called with (samples of this worker in the batch, samples of a full one) before the batch is
+handed out."""
 
 REFUSED_OPTIONS = {
-    "sampler": "the workers share the samples out among themselves; to choose samples, pass "
-    "torch.utils.data.Subset(dataset, indices) as the dataset",
-    "batch_sampler": "the workers share the samples out among themselves; to choose samples, pass "
-    "torch.utils.data.Subset(dataset, indices) as the dataset",
+    "sampler": "the workers share the samples out among themselves; give a DataLoader that has the "
+    "sampler to job.prepare, or pass torch.utils.data.Subset(dataset, indices) as the dataset",
+    "batch_sampler": "the workers share the samples out among themselves; give a DataLoader that "
+    "has it to job.prepare",
     "generator": "the order must be the same on all workers and follows from the run's seed and "
     "the epoch; set the seed of the run instead",
     "in_order": "each batch is weighted by its own number of samples, so the order must hold",
@@ -44,133 +41,24 @@ REFUSED_OPTIONS = {
 """DataLoader options that would undo the sharding, each with the reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan:
-    """How an epoch of ``num_samples`` positions is cut into batches for ``num_workers`` workers.
+class Batches(Protocol):
+    """The index lists of one worker, pass by pass; a batch sampler of torch's."""
 
-    Joint batch i is positions [i * W * B, (i + 1) * W * B); worker w takes its w-th part. Sizes
-    of the parts differ by at most one. A last joint batch with fewer samples than workers would
-    leave some worker without a batch, so its samples join the batch before it, whose parts then
-    have up to B + 1 samples. All workers have the same number of batches, none of them empty.
-    """
+    def start_pass(self, epoch: int) -> None:
+        """What follows is of this epoch."""
+        ...
 
-    num_samples: int
-    batch_size: int
-    """Samples per worker."""
-    num_workers: int
-    drop_last: bool = False
-    """Leave out the last joint batch when it is incomplete."""
+    def sizes(self) -> Iterator[tuple[int, float]]:
+        """Of each batch: samples, and samples of a full one."""
+        ...
 
-    def __post_init__(self) -> None:
-        _check_batch_size(self.batch_size)
-        if self.num_samples == 0:
-            raise UsageError("the dataset is empty: job.loader needs at least one sample")
-        if self.num_samples < self.num_workers:
-            raise UsageError(
-                f"the dataset has {self.num_samples} samples and the job {self.num_workers} "
-                f"workers: each needs at least one; start fewer workers, or pass shard=False to "
-                f"give every worker all samples"
-            )
-        if self.num_batches == 0:
-            raise UsageError(
-                f"drop_last=True leaves no batch: the dataset has {self.num_samples} samples and "
-                f"one batch of all workers takes {self._joint_size} (batch_size "
-                f"{self.batch_size} x {self.num_workers} workers); use a smaller batch_size or "
-                f"drop_last=False"
-            )
+    def __iter__(self) -> Iterator[list[Any]]: ...
 
-    @property
-    def _joint_size(self) -> int:
-        return self.batch_size * self.num_workers
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of the epoch: the same for every worker."""
-        full, rest = divmod(self.num_samples, self._joint_size)
-        return full if self.drop_last or rest < self.num_workers else full + 1
-
-    def joint_batch(self, index: int) -> range:
-        """Positions in the epoch's order that all workers together take as their batch ``index``.
-
-        Raises IndexError beyond the last batch.
-        """
-        if not 0 <= index < self.num_batches:
-            raise IndexError(f"batch {index} of {self.num_batches}")
-        start = index * self._joint_size
-        takes_the_rest = index == self.num_batches - 1 and not self.drop_last
-        return range(start, self.num_samples if takes_the_rest else start + self._joint_size)
-
-    def part(self, index: int, worker: int) -> range:
-        """The positions of joint batch ``index`` that belong to ``worker``."""
-        joint = self.joint_batch(index)
-        # floor(n (w + 1) / W) - floor(n w / W) takes two neighbouring values only, and the parts
-        # of a full batch are exactly batch_size.
-        first = len(joint) * worker // self.num_workers
-        last = len(joint) * (worker + 1) // self.num_workers
-        return joint[first:last]
+    def __len__(self) -> int: ...
 
 
-def _check_batch_size(batch_size: object) -> None:
-    if type(batch_size) is not int or batch_size < 1:
-        raise UsageError(
-            f"batch_size must be a whole number >= 1 (samples per worker), got {batch_size!r}"
-        )
-
-
-def epoch_order(*, num_samples: int, shuffle: bool, seed: int, epoch: int) -> Sequence[int]:
-    """The samples in the order of this epoch: a permutation by (seed, epoch), or 0, 1, 2, ...
-
-    The same on every worker. Takes 8 bytes per sample when shuffled, nothing otherwise.
-    """
-    if not shuffle:
-        return range(num_samples)
-    # To a type checker an array is no Sequence; it has what samplers use, a length and items.
-    return cast(Sequence[int], _random(seed, epoch).permutation(num_samples))
-
-
-def _random(seed: int, epoch: int, *more: int) -> np.random.Generator:
-    """A generator for each key; ``spawn_key`` keeps (1, 0) and (1,) apart, a list would not."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch, *more)))
-
-
-class EpochCounter:
-    """The number of earlier passes over each dataset object.
-
-    A pass counts when its iteration starts, finished or not. Passes with ``shard=False`` have a
-    count of their own: an evaluation on the chief alone must not shift the chief's epoch, or the
-    workers would no longer agree on the order and samples would be lost.
-    """
-
-    def __init__(self) -> None:
-        # Datasets may be unhashable (a list), so the key is id(). An id is used again after its
-        # object is gone: the entry goes with the object where that can be watched, and keeps the
-        # object alive where it cannot.
-        self._passes: dict[tuple[int, bool], int] = {}
-        self._keepers: dict[int, object] = {}
-
-    def start_pass(self, dataset: object, *, shard: bool = True, epoch: int | None = None) -> int:
-        """Count a pass over ``dataset``; returns its epoch: ``epoch``, or the passes before it."""
-        key = (id(dataset), shard)
-        if id(dataset) not in self._keepers:
-            self._keepers[id(dataset)] = self._keeper(dataset)
-        num_earlier = self._passes.get(key, 0)
-        self._passes[key] = num_earlier + 1
-        return num_earlier if epoch is None else epoch
-
-    def _keeper(self, dataset: object) -> object:
-        try:
-            return weakref.ref(dataset, partial(self._forget, id(dataset)))
-        except TypeError:  # lists and other types without weak references
-            return dataset
-
-    def _forget(self, dataset_id: int, _dead: object) -> None:
-        self._keepers.pop(dataset_id, None)
-        self._passes.pop((dataset_id, True), None)
-        self._passes.pop((dataset_id, False), None)
-
-
-class _BatchSampler:
-    """The index lists of one worker; each ``iter`` is the epoch that was set before it."""
+class PlannedBatches:
+    """By the plan: every sample once, in the order of the dataset or of (seed, epoch)."""
 
     def __init__(
         self,
@@ -186,20 +74,24 @@ class _BatchSampler:
         self._shuffle = shuffle
         self._seed = seed
         self._worker = worker
-        self.epoch = 0
+        self._epoch = 0
 
     @property
     def plan(self) -> BatchPlan:
         return self._plan(len(self._dataset))  # asked each time: a dataset may grow
 
-    def sizes(self) -> Iterator[int]:
+    def start_pass(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def sizes(self) -> Iterator[tuple[int, float]]:
         plan = self.plan
-        return (len(plan.part(index, self._worker)) for index in range(plan.num_batches))
+        parts = (plan.part(index, self._worker) for index in range(plan.num_batches))
+        return ((len(part), plan.batch_size) for part in parts)
 
     def __iter__(self) -> Iterator[list[int]]:
         plan = self.plan
         order = epoch_order(
-            num_samples=plan.num_samples, shuffle=self._shuffle, seed=self._seed, epoch=self.epoch
+            num_samples=plan.num_samples, shuffle=self._shuffle, seed=self._seed, epoch=self._epoch
         )
         parts = (plan.part(index, self._worker) for index in range(plan.num_batches))
         return ([int(sample) for sample in order[part.start : part.stop]] for part in parts)
@@ -219,35 +111,52 @@ class _CountSamples:
         return len(samples), self._collate(samples)
 
 
+class _CountOne:
+    """For a dataset that makes its own batches: each counts as one sample."""
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self._convert = convert
+
+    def __call__(self, batch: Any) -> tuple[int, Any]:
+        return 1, self._convert(batch)
+
+
 class EpochLoader:
     """The batches of one worker; iterating again is the next pass. Made by :func:`shard_loader`."""
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        sampler: _BatchSampler | None,
+        batches: Batches | None,
         *,
-        batch_size: int,
+        batch_size: int | None,
         next_epoch: Callable[[], int],
         generator: torch.Generator,
         generator_seed: Callable[[int], int],
         on_batch: OnBatch,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
+        """``batches``: None for a dataset without indices; ``on_end`` is called at the end of a
+        pass, where workers may not have equally many batches."""
         self._loader = loader
-        self._sampler = sampler
+        self._batches = batches
+        self._on_end = on_end
         self._next_epoch = next_epoch
         self._generator = generator
         self._generator_seed = generator_seed
         self._on_batch = on_batch
         self.batch_size = batch_size
-        """Samples per worker in a full batch."""
+        """Samples per worker in a full batch; None where the script's own dataset or batch sampler
+        makes the batches."""
 
     @property
     def dataset(self) -> Any:
         return self._loader.dataset
 
     def __len__(self) -> int:
-        """Batches in a pass, the same on every worker. TypeError for a dataset without len()."""
+        """Batches in a pass, the same on every worker. TypeError where nobody knows."""
+        if self._batches is None and self._on_end is not None:
+            raise TypeError("the batches of a dataset without indices cannot be counted beforehand")
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -256,17 +165,20 @@ class EpochLoader:
         if type(epoch) is not int or epoch < 0:
             raise UsageError(f"epoch must be a whole number >= 0, got {epoch!r}")
         self._generator.manual_seed(self._generator_seed(epoch))
-        if self._sampler is None:
-            return self._hand_out(iter(self._loader))
-        self._sampler.epoch = epoch
-        # The sizes are the plan's and not counted in the collate_fn, which may get anything from
-        # a dataset with __getitems__.
-        return self._hand_out(zip(self._sampler.sizes(), iter(self._loader), strict=True))
+        if self._batches is None:
+            counted = iter(self._loader)
+            return self._hand_out(((size, self.batch_size or 1), batch) for size, batch in counted)
+        self._batches.start_pass(epoch)
+        # The sizes are those of the index lists and not counted in the collate_fn, which may get
+        # anything from a dataset with __getitems__.
+        return self._hand_out(zip(self._batches.sizes(), iter(self._loader), strict=True))
 
-    def _hand_out(self, sized_batches: Iterable[tuple[int, Any]]) -> Iterator[Any]:
-        for num_samples, batch in sized_batches:
-            self._on_batch(num_samples, self.batch_size)
+    def _hand_out(self, sized_batches: Iterable[tuple[tuple[int, float], Any]]) -> Iterator[Any]:
+        for (num_samples, nominal), batch in sized_batches:
+            self._on_batch(num_samples, nominal)
             yield batch
+        if self._on_end is not None:
+            self._on_end()
 
 
 def shard_loader(
@@ -275,12 +187,13 @@ def shard_loader(
     batch_size: int,
     shuffle: bool,
     drop_last: bool,
-    shard: bool,
+    shard: bool = True,
     epoch: int | Callable[[], int],
     seed: int,
     worker: int,
     num_workers: int,
     on_batch: OnBatch,
+    on_end: Callable[[], None] = lambda: None,
     loader_options: Mapping[str, Any] | None = None,
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
@@ -291,7 +204,8 @@ def shard_loader(
     and their random numbers follow from (seed, epoch, worker); with ``persistent_workers`` they
     live as long as the loader, so make the loader once, before the epochs.
 
-    An IterableDataset needs ``shard=False`` and splits itself.
+    An IterableDataset is split by worker and loader process (``stream``), so that workers may have
+    different numbers of batches: ``on_end`` is called when this one's are used up.
 
     Raises UsageError for options that would undo the sharding, for a dataset that is too small
     for the workers, and for loader processes by fork.
@@ -302,24 +216,22 @@ def shard_loader(
         is_default = value is None or (name == "in_order" and value)
         if not is_default:
             raise UsageError(f"job.loader does not take {name}: {reason}")
-    _start_processes_without_fork(options)
-    # DataLoader draws the seeds of its processes from this; without it, from the global generator,
-    # and the random numbers of the model would depend on the number of passes.
-    generator = options["generator"] = torch.Generator()
-
-    sampler = None
+    check_batch_size(batch_size)
+    batches = None
     if isinstance(dataset, IterableDataset):
-        _check_iterable(shard=shard, shuffle=shuffle)
-        _check_batch_size(batch_size)
-        options["collate_fn"] = _CountSamples(options.get("collate_fn") or default_collate)
-        options |= {"batch_size": batch_size, "drop_last": drop_last}
+        if shuffle:
+            raise UsageError(
+                "job.loader cannot shuffle an IterableDataset, which has no indices: let the "
+                "dataset shuffle, and pass shuffle=False"
+            )
+        options["drop_last"] = drop_last
     else:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise UsageError(
                 f"job.loader cannot share out a {type(dataset).__name__}: it needs len(dataset) "
-                f"and dataset[i], or must be a torch.utils.data.IterableDataset with shard=False"
+                f"and dataset[i], or must be a torch.utils.data.IterableDataset"
             )
-        sampler = _BatchSampler(
+        batches = PlannedBatches(
             dataset,
             plan=lambda num_samples: BatchPlan(
                 num_samples=num_samples,
@@ -331,32 +243,63 @@ def shard_loader(
             seed=seed,
             worker=worker if shard else 0,
         )
-        len(sampler)  # a dataset that is too small is refused here, not at the first pass
-        options["batch_sampler"] = sampler
-
-    return EpochLoader(
-        DataLoader(dataset, **options),
-        sampler,
+        len(batches)  # a dataset that is too small is refused here, not at the first pass
+    return make_loader(
+        dataset,
+        batches,
         batch_size=batch_size,
+        options=options,
+        seed=seed,
+        worker=worker,
+        num_workers=num_workers,
+        shard=shard,
         next_epoch=epoch if callable(epoch) else lambda: epoch,
-        generator=generator,
-        generator_seed=lambda epoch: int(_random(seed, epoch, worker).integers(2**62)),
         on_batch=on_batch,
+        on_end=on_end,
     )
 
 
-def _check_iterable(*, shard: bool, shuffle: bool) -> None:
-    if shard:
-        raise UsageError(
-            "job.loader cannot share out an IterableDataset, which has no indices: let its "
-            "__iter__ yield only the part of worker job.worker of job.num_workers, and pass "
-            "shard=False"
-        )
-    if shuffle:
-        raise UsageError(
-            "job.loader cannot shuffle an IterableDataset, which has no indices: let the dataset "
-            "shuffle, and pass shuffle=False"
-        )
+def make_loader(
+    dataset: Any,
+    batches: Batches | None,
+    *,
+    batch_size: int | None,
+    options: dict[str, Any],
+    seed: int,
+    worker: int,
+    num_workers: int,
+    shard: bool = True,
+    next_epoch: Callable[[], int],
+    on_batch: OnBatch,
+    on_end: Callable[[], None],
+) -> EpochLoader:
+    """``batches``: None for a dataset without indices, of which this worker takes its part.
+    ``batch_size``: None where dataset or batch sampler make the batches. ``options``: of torch's
+    DataLoader, without sampler, generator and batch size."""
+    _start_processes_without_fork(options)
+    # DataLoader draws the seeds of its processes from this; without it, from the global generator,
+    # and the random numbers of the model would depend on the number of passes.
+    generator = options["generator"] = torch.Generator()
+    is_uneven = batches is None and shard and num_workers > 1
+    if batches is not None:
+        options["batch_sampler"] = batches
+    else:
+        options["batch_size"] = batch_size
+        count = _CountOne if batch_size is None else _CountSamples
+        default = default_convert if batch_size is None else default_collate
+        options["collate_fn"] = count(options.get("collate_fn") or default)
+        if is_uneven:
+            dataset = split_stream(dataset, worker, num_workers)
+    return EpochLoader(
+        DataLoader(dataset, **options),
+        batches,
+        batch_size=batch_size,
+        next_epoch=next_epoch,
+        generator=generator,
+        generator_seed=lambda epoch: int(random_of(seed, epoch, worker).integers(2**62)),
+        on_batch=on_batch,
+        on_end=on_end if is_uneven else None,
+    )
 
 
 def _start_processes_without_fork(options: dict[str, Any]) -> None:

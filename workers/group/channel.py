@@ -26,7 +26,10 @@ import torch
 from psdist.errors import CollectiveError
 from psdist.protocol.partition import Span
 
-CALLS = ("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish")
+CALLS = (
+    *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
+    *("any", "all", "loader"),
+)
 """What workers of a group may meet in; an agreement carries the index."""
 
 Slices = Sequence[Sequence[Span]]

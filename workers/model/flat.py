@@ -68,6 +68,7 @@ class FlatModel:
                 )
         self._addresses = [parameter.data_ptr() for parameter in parameters]
         self._versions = [parameter._version for parameter in parameters]
+        self._noted: list[tuple[int, int]] = []
         self.values_to_host()
 
     @property
@@ -116,6 +117,19 @@ class FlatModel:
                 for flat in self._gradients.on_device:
                     flat.mul_(scale)
         return absent
+
+    def note_gradients(self) -> None:
+        """The gradients are used now: see :meth:`gradients_changed`."""
+        self._noted = [_identity(parameter.grad) for parameter in self._parameters]
+
+    def gradients_changed(self) -> bool:
+        """Whether a gradient is another one, or was written, since :meth:`note_gradients`."""
+        return self._noted != [_identity(parameter.grad) for parameter in self._parameters]
+
+    def clear_gradients(self) -> None:
+        """All zero: of a worker that has none to give."""
+        for flat in self._gradients.on_device:
+            flat.zero_()
 
     def written_by_others(self) -> list[int]:
         """Pieces whose parameter torch has seen written since :meth:`values_changed`."""
@@ -190,6 +204,10 @@ def _stretch(
     first = (flat.storage_offset() + start) * item_bytes
     storage = flat.untyped_storage()[first : first + math.prod(shape) * item_bytes]
     return torch.empty(0, dtype=flat.dtype, device=flat.device).set_(storage, 0, shape, stride)
+
+
+def _identity(gradient: torch.Tensor | None) -> tuple[int, int]:
+    return (0, 0) if gradient is None else (gradient.data_ptr(), gradient._version)
 
 
 def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> memoryview:

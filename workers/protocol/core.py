@@ -16,7 +16,7 @@ suspended, what may not begin before what is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
 from typing import Any
@@ -50,9 +50,9 @@ WorkerEvent = Offered | Arrived | ControlArrived | InitialSent | PeerLost
 class TransferCounts:
     """A snapshot; counts since the start."""
 
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    duplicates: int = 0
+    bytes_pushed: int
+    bytes_pulled: int
+    duplicates: int
     """Replies and answers that came a second time."""
 
 
@@ -82,7 +82,7 @@ class WorkerCore:
             Absent: self._collectives.on_absent,
             Missing: self._on_missing,
         }
-        self._checked = (0, 0, 0)
+        self._checked: tuple[int, ...] = ()
 
     # -- events --------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class WorkerCore:
 
     def begin_setup(self, setup: Setup) -> list[Action]:
         """The chief: describe the model to every server and send it its chunks' values;
-        :attr:`is_set_up` when the network has given all of them back."""
+        :attr:`is_joining` until the network has given all of them back."""
         transfers = self._transfers
         return self._membership.begin_setup(
             setup,
@@ -151,21 +151,14 @@ class WorkerCore:
         )
 
     def begin_register(self) -> list[Action]:
-        """A group's leader: every server counts the group; :attr:`is_registered` when all have
+        """A group's leader: every server counts the group; :attr:`is_joining` until all have
         answered."""
         return self._membership.begin_register()
 
     @property
-    def is_set_up(self) -> bool:
-        return self._membership.is_set_up
-
-    @property
-    def is_registered(self) -> bool:
-        return self._membership.is_registered
-
-    @property
     def is_joining(self) -> bool:
-        """Whether servers still owe answers to the setup or the registration."""
+        """Whether the network still has initial values, or servers owe answers to the
+        registration."""
         return self._membership.is_joining
 
     # -- push and pull -------------------------------------------------------------------------
@@ -193,8 +186,8 @@ class WorkerCore:
         return self._transfers.mine
 
     @property
-    def versions(self) -> Sequence[Version]:
-        """What each chunk in this worker's memory contains; kept for its own slice."""
+    def versions(self) -> Mapping[int, Version]:
+        """What each chunk in this worker's memory contains, once a reply has brought it."""
         return self._transfers.versions
 
     def begin_push(
@@ -325,13 +318,12 @@ class WorkerCore:
         return self._membership.describe_joining()
 
     def counts(self) -> TransferCounts:
+        transfers = self._transfers
         control = self._membership.duplicates + self._collectives.duplicates
-        if self._slice is None:
-            return TransferCounts(duplicates=control)
         return TransferCounts(
-            bytes_pushed=self._slice.bytes_pushed,
-            bytes_pulled=self._slice.bytes_pulled,
-            duplicates=self._slice.duplicates + control,
+            bytes_pushed=transfers.bytes_pushed,
+            bytes_pulled=transfers.bytes_pulled,
+            duplicates=transfers.duplicates + control,
         )
 
     def check_invariants(self) -> None:

@@ -56,7 +56,6 @@ class Membership:
                 f"worker {self._seat.worker} described the model; the chief does, once"
             )
         self._has_described = True
-        self._initial = set(range(len(owners)))
         sender = worker_id(self._seat.worker)
         actions = self._to_every_server(setup)
         for chunk, owner in enumerate(owners):
@@ -68,6 +67,7 @@ class Membership:
                 dtype=dtypes[chunk],
             )
             actions.append(SendInitial(server_id(owner), header))
+            self._initial.add(chunk)
         return actions
 
     def on_initial_sent(self, chunk: int) -> list[Action]:
@@ -75,11 +75,6 @@ class Membership:
             raise InvariantError(f"initial values of chunk {chunk} came back, but were not sent")
         self._initial.remove(chunk)
         return []
-
-    @property
-    def is_set_up(self) -> bool:
-        """Whether the memory of the initial values is the worker's again."""
-        return not self._initial
 
     def begin_register(self) -> list[Action]:
         """A group's leader: from now on every server counts the group."""
@@ -94,7 +89,7 @@ class Membership:
 
     def on_registered(self, peer: int, message: Registered) -> list[Action]:
         is_ours = self._has_asked and message.group == self._seat.group
-        is_known = 0 <= message.server < self._seat.num_servers
+        is_known = message.server < self._seat.num_servers
         if not is_ours or not is_known or peer != server_id(message.server):
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Registered for group "
@@ -118,16 +113,17 @@ class Membership:
 
     @property
     def is_joining(self) -> bool:
-        """Whether servers still owe answers to what was begun here."""
+        """Whether the network still has initial values, or servers owe answers to the
+        registration."""
         return bool(self._initial) or (self._has_asked and not self.is_registered)
 
     def describe_joining(self) -> list[Action]:
         """For people who have waited long: which servers have not answered."""
-        silent = set(range(self._seat.num_servers)) - self._registered if self._has_asked else set()
         warnings: list[Action] = []
-        if silent:
+        if self._has_asked and not self.is_registered:
+            silent = set(range(self._seat.num_servers)) - self._registered
             names = ", ".join(str(server) for server in sorted(silent))
-            warnings.append(Warn(f"not registered yet with server {names}"))
+            warnings = [Warn(f"not registered yet with server {names}")]
         if self._initial:
             warnings.append(Warn(f"{len(self._initial)} chunks of initial values not taken yet"))
         return warnings
@@ -149,7 +145,7 @@ class Membership:
 
     @property
     def _speaks_for_group(self) -> bool:
-        return self._seat.is_leader and self.is_registered and not self.has_left
+        return self.is_registered and not self.has_left
 
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
         """This worker's script has finished."""
@@ -180,10 +176,6 @@ class Membership:
         seat = self._seat
         if self._registered and not self._has_asked:
             raise InvariantError(f"servers {self._registered} registered a group unasked")
-        if not self._registered <= set(range(seat.num_servers)):
-            raise InvariantError(f"{self._registered} registered, of {seat.num_servers} servers")
-        if self._initial and not self._has_described:
-            raise InvariantError(f"initial values of {self._initial} without a description")
         if self.has_left and not self.is_registered:
             raise InvariantError(f"group {seat.group} has left before it was registered")
         if self.is_stopped and not self.is_done:

@@ -13,7 +13,7 @@ starts at another server. The reply to a push is the pull.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,10 +41,10 @@ _REPLY = int(Kind.REPLY)
 class Version:
     """What a chunk in the worker's memory contains. A copy that is made aside changes nothing."""
 
-    position: int = 0
-    min_done: int = 0
-    clock: int = -1
-    is_checksummed: bool = False
+    position: int
+    min_done: int
+    clock: int
+    is_checksummed: bool
 
 
 class Transfers:
@@ -61,10 +61,11 @@ class Transfers:
         """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
         ``chunk_bytes``: each chunk's gradient or parameters, as they lie in memory; ``replies``:
         which payloads bring parameters."""
-        if len(chunk_bytes) != len(owners) or not set(mine) <= set(range(len(owners))):
+        self._num_chunks = len(owners)
+        if len(chunk_bytes) != self._num_chunks:
             raise InvariantError(
-                f"worker {seat.worker}: a slice of chunks {sorted(mine)}, {len(owners)} owners and "
-                f"{len(chunk_bytes)} sizes do not fit together"
+                f"worker {seat.worker}: {self._num_chunks} owners and {len(chunk_bytes)} sizes of "
+                "chunks do not fit together"
             )
         self._seat = seat
         self.owners = owners
@@ -78,20 +79,23 @@ class Transfers:
         self.dtypes = replies.dtypes
         """Each chunk's, of gradients and parameters alike."""
         self._is_decoding = replies.codec != CodecCode.RAW
-        self._queues: dict[int, deque[Header]] = {server: deque() for server in sorted(set(owners))}
-        self._outstanding = dict.fromkeys(self._queues, 0)  # messages without a reply yet
+        self._queues: defaultdict[int, deque[Header]] = defaultdict(deque)
+        self._outstanding: defaultdict[int, int] = defaultdict(int)
+        """By server: messages without a reply yet."""
         self.awaited: dict[int, tuple[int, int]] = {}
-        """Chunk -> clock of the reply that is awaited and the number of the pull that it answers
-        (0: a push). Replies of one clock differ by what came between them, and any may come a
-        second time."""
+        """Chunk, ascending -> clock of the reply that is awaited and the number of the pull that it
+        answers (0: a push). Replies of one clock differ by what came between them, and any may come
+        a second time."""
         self._num_pulls = 0
-        self._is_pulling = self._is_copying = False
+        self._is_copying: bool
+        """Whether what is under way goes into memory aside."""
         # One transfer at a time may write a chunk's memory: a duplicate could otherwise land on
         # top of the reply that came first.
-        self._incoming: dict[int, deque[Offered]] = {}
+        self._incoming: dict[int, list[Offered]] = {}
         self.clock = 0
         """Iterations whose push has begun."""
-        self.versions = [Version() for _ in owners]
+        self.versions: dict[int, Version] = {}
+        """By chunk, once a reply has brought it."""
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.duplicates = 0
@@ -129,7 +133,6 @@ class Transfers:
         )
         actions = self._begin(headers, self._push_order)
         self.clock += 1
-        self._is_pulling = False
         return actions
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
@@ -145,7 +148,6 @@ class Transfers:
         self, clock: int, chunks: Collection[int], flags: int, *, is_copying: bool = False
     ) -> list[Action]:
         self._num_pulls += 1
-        self._is_pulling = True
         headers = (
             Header(
                 kind=Kind.PULL,
@@ -163,8 +165,9 @@ class Transfers:
 
     def _rotated(self, servers: list[int]) -> list[int]:
         """In the order in which this worker sends: each worker starts at another server."""
-        first = self._seat.worker % len(servers) if servers else 0
-        return servers[first:] + servers[:first]
+        order = deque(servers)
+        order.rotate(-self._seat.worker)
+        return list(order)
 
     def _begin(
         self, headers: Iterable[Header], servers: list[int], *, is_copying: bool = False
@@ -177,15 +180,10 @@ class Transfers:
         for header in headers:
             self._queues[self.owners[header.chunk]].append(header)
             self.awaited[header.chunk] = header.clock, header.pull_number
-        actions: list[Action] = []
-        for server in servers:
-            actions += self._send_next(server)
-        return actions
+        return [action for server in servers for action in self._send_next(server)]
 
     def _send_next(self, server: int) -> list[Action]:
         queue = self._queues[server]
-        if not queue:
-            return []
         actions: list[Action] = []
         outstanding = self._outstanding[server]
         while queue and outstanding < self._credits:
@@ -201,37 +199,27 @@ class Transfers:
     # -- events --------------------------------------------------------------------------------
 
     def on_offered(self, event: Offered) -> list[Action]:
-        if event.kind != _REPLY or event.chunk >= len(self.owners):
+        chunk = event.chunk
+        if event.kind != _REPLY or chunk >= self._num_chunks:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(event.peer)} sent a message of kind "
-                f"{event.kind} about chunk {event.chunk}, which no worker takes"
+                f"{event.kind} about chunk {chunk}, which no worker takes"
             )
-        if event.chunk in self._incoming:
-            self._incoming[event.chunk].append(event)
+        if chunk in self._incoming:
+            self._incoming[chunk].append(event)
             return []
-        return [self._accept(event)]
+        if chunk not in self.awaited:
+            self.duplicates += 1
+            return [DiscardReply(event.ticket, event.num_bytes)]
+        self._incoming[chunk] = []
+        accept = AcceptCopy if self._is_copying else AcceptReply
+        return [accept(event.ticket, chunk)]
 
     def on_arrived(self, event: Arrived) -> list[Action]:
         actions = self._on_reply(event.peer, event.header)
-        later = self._incoming.pop(event.header.chunk, None)
-        if later:
-            action = self._accept(later.popleft())
-            if isinstance(action, DiscardReply):
-                actions += [DiscardReply(each.ticket, each.num_bytes) for each in later]
-                self.duplicates += len(later)
-            else:
-                self._incoming[event.header.chunk] = later
-            actions.append(action)
+        for offer in self._incoming.pop(event.header.chunk, ()):
+            actions += self.on_offered(offer)
         return actions
-
-    def _accept(self, offer: Offered) -> AcceptReply | AcceptCopy | DiscardReply:
-        if offer.chunk in self.awaited:
-            self._incoming[offer.chunk] = deque()
-            if self._is_copying:
-                return AcceptCopy(offer.ticket, offer.chunk)
-            return AcceptReply(offer.ticket, offer.chunk)
-        self.duplicates += 1
-        return DiscardReply(offer.ticket, offer.num_bytes)
 
     def _on_reply(self, peer: int, header: Header) -> list[Action]:
         chunk = header.chunk
@@ -253,11 +241,12 @@ class Transfers:
         self._outstanding[server] -= 1
         self.bytes_pulled += header.length
         if not self._is_copying:
-            version = self.versions[chunk]
-            version.position = header.position
-            version.min_done = header.min_done
-            version.clock = header.clock
-            version.is_checksummed = bool(header.flags & Flag.RECORDED)
+            self.versions[chunk] = Version(
+                position=header.position,
+                min_done=header.min_done,
+                clock=header.clock,
+                is_checksummed=bool(header.flags & Flag.RECORDED),
+            )
         if not self._is_decoding:
             return self._send_next(server)
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
@@ -266,7 +255,7 @@ class Transfers:
     def _check_late(self, peer: int, header: Header) -> None:
         """A reply that nobody waits for must be one that was waited for: :class:`ProtocolError`."""
         chunk, pull = header.chunk, header.pull_number
-        if header.kind != _REPLY or chunk >= len(self.owners):
+        if header.kind != _REPLY or chunk >= self._num_chunks:
             problem = f"a message of kind {header.kind} about chunk {chunk}, which no worker takes"
         elif peer != server_id(self.owners[chunk]):
             problem = f"a reply about chunk {chunk} of server {self.owners[chunk]}"
@@ -284,18 +273,18 @@ class Transfers:
     # -- for people and tests ------------------------------------------------------------------
 
     def missing(self) -> list[tuple[int, int]]:
-        """(chunk, server) of the replies that are awaited."""
-        return [(chunk, self.owners[chunk]) for chunk in sorted(self.awaited)]
+        """(chunk, server) of the replies that are awaited, ascending."""
+        return [(chunk, self.owners[chunk]) for chunk in self.awaited]
 
     def describe(self) -> str:
-        """What the replies that are missing are replies to."""
-        return "parameters" if self._is_pulling else f"the replies to iteration {self.clock - 1}"
+        """What the replies that are missing, one at least, are replies to."""
+        clock, pull = next(iter(self.awaited.values()))
+        return "parameters" if pull else f"the replies to iteration {clock}"
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in the chunks."""
-        num_awaited = dict.fromkeys(self._queues, 0)
+        num_awaited = Counter(self.owners[chunk] for chunk in self.awaited)
         for chunk, (clock, pull) in self.awaited.items():
-            num_awaited[self.owners[chunk]] += 1
             is_known = (pull == self._num_pulls) if pull else (clock == self.clock - 1)
             if not is_known or (not pull and chunk not in self.mine):
                 raise InvariantError(
@@ -303,7 +292,7 @@ class Transfers:
                 )
         for server, queue in self._queues.items():
             outstanding = self._outstanding[server]
-            if not 0 <= outstanding <= self._credits:
+            if outstanding > self._credits:
                 raise InvariantError(
                     f"{outstanding} messages outstanding at server {server}, {self._credits} "
                     "credits"
@@ -318,7 +307,3 @@ class Transfers:
             chunks = [header.chunk for header in queue]
             if chunks != sorted(set(chunks)) or not self.awaited.keys() >= set(chunks):
                 raise InvariantError(f"chunks {chunks} wait for server {server}, not in order")
-        if not set(self._incoming) <= set(range(len(self.owners))):
-            raise InvariantError(
-                f"replies about chunks {sorted(self._incoming)} are being received"
-            )

@@ -40,6 +40,7 @@ from psdist.commands.launch.signals import ENDINGS, Signals
 from psdist.commands.launch.verdict import judge
 from psdist.commands.launch.view import View
 from psdist.errors import ProtocolError
+from psdist.install.quirks.session import own_session
 from psdist.report.facts import (
     EndNow,
     Fact,
@@ -122,8 +123,11 @@ class Parent:
         with Ranks() as self._ranks, Signals() as self._signals:
             self._selector.register(self._signals.descriptor, selectors.EVENT_READ, _nothing)
             self._selector.register(self._ranks.listener, selectors.EVENT_READ, self._accept)
+            session = own_session(self._ranks.folder, environment)
             self._launcher = start(
-                command, {**environment, **self._ranks.environment()}, death_signal=death_signal
+                command,
+                {**environment, **session, **self._ranks.environment()},
+                death_signal=death_signal,
             )
             try:
                 self._watch(self._launcher)

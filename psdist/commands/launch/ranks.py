@@ -135,8 +135,9 @@ class Ranks:
     """All ranks of this host. A context manager: at its end the lines and the folder are gone."""
 
     def __init__(self) -> None:
-        self._folder = _private_folder()
-        self._path = self._folder / "parent"
+        self.folder = _private_folder()
+        """The job's own on this host, and nobody else's to read."""
+        self._path = self.folder / "parent"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(self._path))
         self.listener.listen(_BACKLOG)
@@ -149,7 +150,7 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.hang_up()
         self.listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self) -> dict[str, str]:
         """What ranks need to find us."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from psdist.history.records import EventKind, Ints
+from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.memberships import leave_clocks
+from psdist.history.rules.memberships import leave_clocks, stated_by_group
 from psdist.history.rules.replay import ServerReplay
 
 
@@ -59,25 +59,19 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
 def _check_late(replay: ServerReplay, findings: Findings) -> None:
     """A worker enters a collective, or ends, when its replies have come (all but ``pipeline``):
     what a SUSPEND or LEAVE says was finished has been applied before it."""
-    stated = np.flatnonzero(np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE]))
-    if not len(stated):
-        return
-    stride = replay.num_events + 1
-    key = replay.members["group"][stated].astype(np.int64) * stride
-    key += replay.member_position[stated]
-    order = np.argsort(key)
-    key, clock = key[order], replay.members["clock"][stated][order]
-    last = np.searchsorted(key, replay.group * stride + replay.position) - 1
-    is_any = (last >= 0) & (key[last] // stride == replay.group)
-    finished = np.where(is_any, clock[last], 0)
-    findings.add_each(
-        Rule.APPLIES,
-        np.flatnonzero(replay.clock < finished - replay.run.pipeline),
-        lambda row: (
-            f"{replay.line(row)}: applied after the group had said that it had finished "
-            f"{finished[row]} iterations and waited for their replies"
-        ),
-    )
+    for rows, stated in zip(replay.rows_of_group, stated_by_group(replay), strict=True):
+        num_before = np.searchsorted(replay.member_position[stated], replay.position[rows])
+        rows, num_before = rows[num_before > 0], num_before[num_before > 0]
+        finished = replay.members["clock"][stated[num_before - 1]]
+        is_late = replay.clock[rows] < finished - replay.run.pipeline
+
+        def late(i: int, late: Ints = rows[is_late], finished: Ints = finished[is_late]) -> str:
+            return (
+                f"{replay.line(late[i])}: applied after the group had said that it had finished "
+                f"{finished[i]} iterations and waited for their replies"
+            )
+
+        findings.add_each(Rule.APPLIES, np.arange(np.count_nonzero(is_late)), late)
 
 
 def _check_total(
@@ -107,10 +101,9 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
             lambda row: f"{replay.line(row)}: not a whole step, as every apply is in this mode",
         )
         return
-    is_start = np.ones(replay.num_rows, np.bool_)
-    is_start[1:] = replay.is_last[:-1] | (replay.chunk[1:] != replay.chunk[:-1])
+    start_of = replay.step_of
+    is_start = start_of == np.arange(replay.num_rows)
     starts = np.flatnonzero(is_start)
-    start_of = starts[np.cumsum(is_start) - 1]
 
     same = np.flatnonzero(~is_start)
     findings.add_each(

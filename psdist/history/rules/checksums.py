@@ -21,17 +21,17 @@ from psdist.history.rules.uses import Uses
 from psdist.history.run_record import RunRecord
 
 
-def is_sampled(run: RunRecord, chunk: Ints, clock: Ints) -> Ints:
+def is_sampled(run: RunRecord, chunk_plus_clock: Ints) -> Ints:
     """Whether the reply of a chunk that is stamped with the clock carries a checksum."""
     if not run.checksum_every:
-        return np.zeros(len(chunk), np.bool_)
-    sampled: Ints = (chunk + clock) % run.checksum_every == 0
+        return np.zeros(len(chunk_plus_clock), np.bool_)
+    sampled: Ints = chunk_plus_clock % run.checksum_every == 0
     return sampled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checksums:
-    """A server's checksums, in columns, in the order of their keys."""
+    """A server's checksums, in columns, in the order of its record."""
 
     replay: ServerReplay
     position: Ints
@@ -82,16 +82,16 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     )
     findings.add_each(
         Rule.SAMPLING,
-        np.flatnonzero(~is_sampled(run, sums.chunk, sums.clock)),
+        np.flatnonzero(~is_sampled(run, sums.chunk + sums.clock)),
         lambda i: f"{sums.line(i)}: checksum_every {run.checksum_every} does not call for it",
     )
     if replay.is_complete:
         _check_replies_to_pushes(sums, findings)
 
     version = replay.version_of(sums.chunk, replay.row_of(sums.chunk, sums.position))
-    key = sums.chunk * (replay.num_rows + 1) + version
-    order = np.argsort(key, kind="stable")
-    is_same = key[order[1:]] == key[order[:-1]]
+    order = np.lexsort((version, sums.chunk))
+    chunk, version = sums.chunk[order], version[order]
+    is_same = (chunk[1:] == chunk[:-1]) & (version[1:] == version[:-1])
     findings.add_each(
         Rule.CHECKSUM,
         1 + np.flatnonzero(is_same & (sums.crc[order[1:]] != sums.crc[order[:-1]])),
@@ -108,19 +108,15 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     replay, run = sums.replay, sums.replay.run
     is_alive = np.ones(len(run.groups), np.bool_)
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
-    due = np.flatnonzero(is_sampled(run, replay.chunk, replay.clock) & is_alive[replay.group])
+    due = np.flatnonzero(is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group])
     worker = run.slice_owner(replay.group[due], replay.chunk[due])
-    taken, wanted = _keys_of(
-        [sums.worker, sums.chunk, sums.clock], [worker, replay.chunk[due], replay.clock[due]]
+    taken, wanted = _numbered(
+        (sums.worker, sums.chunk, sums.clock), (worker, replay.chunk[due], replay.clock[due])
     )
     # The last such reply: a pull of the same clock was answered before the push.
-    order = np.lexsort((sums.position, taken))
-    last = np.searchsorted(taken[order], wanted, side="right") - 1
-    is_there = last >= 0
-    found = order[last[is_there]]
-    is_there[is_there] = (taken[found] == wanted[is_there]) & (
-        sums.position[found] > replay.position[due[is_there]]
-    )
+    last = np.zeros(len(taken) + len(wanted), np.int64)
+    np.maximum.at(last, taken, sums.position)
+    is_there = last[wanted] > replay.position[due]
     findings.add_each(
         Rule.SAMPLING,
         due[~is_there],
@@ -147,7 +143,7 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
             f"of {oldest[use]} to {uses.iteration[use]}"
         ),
     )
-    is_due = is_sampled(run, uses.chunk, uses.reply)
+    is_due = is_sampled(run, uses.chunk + uses.reply)
     findings.add_each(
         Rule.SAMPLING,
         np.flatnonzero(is_due != uses.has_crc),
@@ -159,19 +155,17 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     )
     sampled = uses.take(np.flatnonzero(uses.has_crc))
     worker = run.slice_owner(sampled.group, sampled.chunk)
-    taken, wanted = _keys_of(
-        [sums.worker, sums.chunk, sums.clock, sums.position],
-        [worker, sampled.chunk, sampled.reply, sampled.position],
+    taken, wanted = _numbered(
+        (sums.worker, sums.chunk, sums.clock, sums.position),
+        (worker, sampled.chunk, sampled.reply, sampled.position),
     )
-    order = np.argsort(taken, kind="stable")
-    found = np.searchsorted(taken[order], wanted, side="right") - 1
-    is_known = found >= 0
-    is_known[is_known] = taken[order[found[is_known]]] == wanted[is_known]
-    known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
-    expected = sums.crc[order[np.where(is_known, found, 0)]] if len(order) else sampled.crc
+    crcs = np.zeros(len(taken) + len(wanted), np.uint32)
+    crcs[taken] = sums.crc
+    expected = crcs[wanted]
+    is_known = np.isin(wanted, taken)
     findings.add_each(
         Rule.CHECKSUM,
-        known[expected[known] != sampled.crc[known]],
+        np.flatnonzero(is_known & (expected != sampled.crc)),
         lambda use: (
             f"{sampled.line(use)}: used bytes with checksum {sampled.crc[use]:08x}, the server "
             f"sent worker {worker[use]} {expected[use]:08x}"
@@ -180,30 +174,24 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     if replay.is_complete:
         findings.add_each(
             Rule.CHECKSUM,
-            unknown,
+            np.flatnonzero(~is_known),
             lambda use: (
                 f"{sampled.line(use)}: was sampled, but the server recorded no checksum of its "
                 f"reply to clock {sampled.reply[use]} of worker {worker[use]}"
             ),
         )
-    return len(known), len(unknown)
+    num_known = int(np.count_nonzero(is_known))
+    return num_known, len(wanted) - num_known
 
 
-def _keys_of(columns: list[Ints], queries: list[Ints]) -> tuple[Ints, Ints]:
-    """One number for each row of ``columns``, and of ``queries``: equal where all columns are;
-    -1 for a query that equals no row."""
-    key, wanted = columns[0], queries[0]
-    for column, query in zip(columns[1:], queries[1:], strict=True):
-        key, wanted = _ranked(key, wanted)
-        stride = 1 + max(column.max(initial=0), query.max(initial=0))
-        wanted = np.where(wanted >= 0, wanted * stride + query, -1)
-        key = key * stride + column
-    return _ranked(key, wanted)
-
-
-def _ranked(key: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-    """Small numbers for the values of ``key``; for ``wanted`` the same, -1 for other values."""
-    values, ranks = np.unique(key, return_inverse=True)
-    found = np.minimum(np.searchsorted(values, wanted), max(0, len(values) - 1))
-    is_there = values[found] == wanted if len(values) else np.zeros(len(wanted), np.bool_)
-    return ranks, np.where(is_there, found, -1)
+def _numbered(columns: tuple[Ints, ...], queries: tuple[Ints, ...]) -> tuple[Ints, Ints]:
+    """A number for each row of ``columns``, and for each of ``queries``: equal where all columns
+    are, and below the number of rows of both."""
+    both = tuple(np.concatenate(pair) for pair in zip(columns, queries, strict=True))
+    order = np.lexsort(both)
+    is_new = np.zeros(len(order), np.bool_)
+    is_new[1:] = np.any(tuple(each[order[1:]] != each[order[:-1]] for each in both), axis=0)
+    number = np.zeros(len(order), np.int64)
+    number[order] = np.cumsum(is_new)
+    first, *_ = columns
+    return number[: len(first)], number[len(first) :]

@@ -37,7 +37,7 @@ class Rule(Enum):
 class Findings:
     """Collects; lists at most ``max_listed_per_rule`` lines of each rule, counts all."""
 
-    def __init__(self, *, max_listed_per_rule: int = 20) -> None:
+    def __init__(self, *, max_listed_per_rule: int) -> None:
         self._max_listed = max_listed_per_rule
         self._lines: dict[Rule, list[str]] = {rule: [] for rule in Rule}
         self.counts: Counter[Rule] = Counter()
@@ -50,7 +50,7 @@ class Findings:
     def add_each(self, rule: Rule, which: Ints, line: Callable[[int], str]) -> None:
         """One violation for each index in ``which``; ``line`` puts an index into words."""
         room = self._max_listed - len(self._lines[rule])
-        self._lines[rule].extend(line(int(index)) for index in which[: max(0, room)])
+        self._lines[rule].extend(line(int(index)) for index in which[:room])
         self.counts[rule] += len(which)
 
     @property

@@ -8,11 +8,10 @@ Owns the first part of rule 1 of docs/history.md. Pure: reads a replay, adds to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from psdist.history.records import EventKind
+from psdist.history.records import EventKind, Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.replay import ServerReplay
 
@@ -27,18 +26,12 @@ _ALLOWED_AFTER = {
 """What may be the next event of a group, by its event before."""
 
 
-@dataclass(slots=True)
-class _Group:
-    latest: EventKind | None = None
-    stated: int = 0
-    """The clock of its last SUSPEND or LEAVE."""
-
-
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
     """A group joins once, at 0; is suspended and resumed by turns; nothing comes after LEAVE or
     DEATH; the clocks that it states do not go back, and are where its updates stand; every event
     names the workers that run.json says it has; and a whole log ends when all groups have gone."""
-    groups = [_Group() for _ in replay.run.groups]
+    latest: dict[int, EventKind] = {}
+    stated: dict[int, int] = {}  # the clock of each group's last SUSPEND or LEAVE
     members = zip(
         replay.member_position.tolist(),
         replay.members["kind"].tolist(),
@@ -49,10 +42,10 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         strict=True,
     )
     for position, kind, group, clock, weight, lr_scale in members:
-        event, state = EventKind(kind), groups[group]
+        event = EventKind(kind)
         problems = [
-            _wrong_order(event, state.latest),
-            _wrong_clock(event, clock, state.stated),
+            _wrong_order(event, latest.get(group)),
+            _wrong_clock(event, clock, stated.get(group, clock)),
             _wrong_workers(weight, len(replay.run.groups[group])),
             None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
         ]
@@ -62,9 +55,9 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
                 f"server {replay.server}, position {position}: {event.name} of group {group}: "
                 f"{problem}",
             )
-        state.latest = event
+        latest[group] = event
         if event in (EventKind.SUSPEND, EventKind.LEAVE):
-            state.stated = clock
+            stated[group] = clock
     _check_stated_clocks(replay, findings)
     _check_deaths(replay, findings)
     if replay.is_complete:
@@ -108,29 +101,20 @@ def _wrong_workers(weight: float, num_workers: int) -> str | None:
 def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
     """Others do not wait for updates beyond the clock of SUSPEND and LEAVE: if it were stamped
     too low, the bound would be loosened unseen."""
-    order = np.lexsort((replay.position, replay.group))
-    stride = replay.num_events + 1
-    key = replay.group[order] * stride + replay.position[order]
-    # The highest clock so far, by group: the group in front keeps the maximum inside it.
-    highest = np.maximum.accumulate(replay.group[order] * 2**31 + replay.clock[order])
-
-    is_stated = np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE])
-    stated = np.flatnonzero(is_stated)
-    group = replay.members["group"][stated].astype(np.int64)
-    clock = replay.members["clock"][stated]
-    before = np.searchsorted(key, group * stride + replay.member_position[stated]) - 1
-    is_any = before >= 0
-    seen = np.full(len(stated), -1)
-    seen[is_any] = highest[before[is_any]] - group[is_any] * 2**31  # of another group: negative
-    findings.add_each(
-        Rule.MEMBERSHIP,
-        np.flatnonzero(seen >= clock),
-        lambda i: (
-            f"server {replay.server}, position {replay.member_position[stated[i]]}: "
-            f"{EventKind(replay.members['kind'][stated[i]]).name} of group {group[i]} "
-            f"after {clock[i]} iterations, but its update {seen[i]} was applied before"
-        ),
-    )
+    for group, (rows, stated) in enumerate(
+        zip(replay.rows_of_group, stated_by_group(replay), strict=True)
+    ):
+        positions, highest = replay.position[rows], np.maximum.accumulate(replay.clock[rows])
+        for index in stated:
+            position, clock = replay.member_position[index], replay.members["clock"][index]
+            before = highest[: np.searchsorted(positions, position)]
+            if len(before) and before[-1] >= clock:
+                findings.add(
+                    Rule.MEMBERSHIP,
+                    f"server {replay.server}, position {position}: "
+                    f"{EventKind(replay.members['kind'][index]).name} of group {group} "
+                    f"after {clock} iterations, but its update {before[-1]} was applied before",
+                )
 
 
 def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
@@ -138,15 +122,24 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
     owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
     for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH):
         group, clock = (int(replay.members[name][index]) for name in ("group", "clock"))
-        position = replay.member_position[index]
-        before = replay.chunk[(replay.group == group) & (replay.position < position)]
-        counts = np.bincount(before, minlength=replay.run.num_chunks)[owned]
+        position, rows = replay.member_position[index], replay.rows_of_group[group]
+        before = rows[: np.searchsorted(replay.position[rows], position)]
+        counts = np.bincount(replay.chunk[before], minlength=replay.run.num_chunks)[owned]
         if len(owned) and counts.min() != clock:
             findings.add(
                 Rule.MEMBERSHIP,
                 f"server {replay.server}, position {position}: DEATH of group {group} stamped "
                 f"{clock}, but the fewest updates that a chunk contains of it are {counts.min()}",
             )
+
+
+def stated_by_group(replay: ServerReplay) -> list[Ints]:
+    """Of each group its SUSPENDs and LEAVEs: indexes into ``replay.members``."""
+    is_stated = np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE])
+    return [
+        np.flatnonzero(is_stated & (replay.members["group"] == group))
+        for group in range(len(replay.run.groups))
+    ]
 
 
 def leave_clocks(replay: ServerReplay) -> dict[int, int]:
@@ -166,4 +159,5 @@ def dead_groups(replay: ServerReplay) -> set[int]:
 def unfinished_groups(replay: ServerReplay) -> list[int]:
     """Groups that neither left nor died by the end of the log."""
     last = replay.members[np.isin(replay.members["kind"], [EventKind.LEAVE, EventKind.DEATH])]
-    return sorted(set(range(len(replay.run.groups))) - set(last["group"].tolist()))
+    gone = set(last["group"].tolist())
+    return [group for group in range(len(replay.run.groups)) if group not in gone]

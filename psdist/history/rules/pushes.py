@@ -4,7 +4,7 @@ Owns the rule that every worker says it once, consistently with its group; what 
 held against it in :mod:`psdist.history.rules.weights`. Pure.
 
     claims = Claims.of(history, findings)
-    claims.index_of(workers, iterations)        # into claims.weight; -1 where nothing is said
+    entries, is_said = claims.index_of(workers, iterations)     # into claims.weight
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ class Claims:
     is_empty: Ints
     """Whether no chunk of the worker's slice had a gradient."""
     empty_chunks: Ints
-    """Sorted: entry * num_chunks + chunk of each chunk that alone had none."""
+    """entry * num_chunks + chunk of each chunk that alone had none."""
 
     @classmethod
     def of(cls, history: History, findings: Findings) -> Claims:
         """Refuses what contradicts itself; of a worker only what comes before that counts."""
         num_chunks = history.run.num_chunks
         group_of = history.run.group_of_worker()
-        first, columns, empty_chunks = [0], [], []
+        first, columns = [0], []
+        empty_chunks: list[int] = []
         for log in history.workers:
             is_whole = log.pushes["chunk"] == NO_CHUNK
             whole = log.pushes[is_whole]
             num = _check_order(log, whole["iteration"], findings)
             if not log.is_complete:
                 num = max(0, num - 1)  # its last iteration may lack chunks that were empty
-            columns.append(whole[:num])
-            _check_each(log, whole[:num], findings)
+            whole = whole[:num]
+            columns.append(whole)
+            _check_each(log, whole, findings)
             entry = np.cumsum(is_whole) - 1
             parts = np.flatnonzero(~is_whole & (entry < num))
-            if len(parts):
-                group = int(group_of[log.worker])
-                parts = _check_parts(history.run, log, group, parts, entry[parts], findings)
+            parts = _check_parts(history.run, log, int(group_of[log.worker]), parts, findings)
             chunks = log.pushes["chunk"][parts].astype(np.int64)
-            empty_chunks.append((first[-1] + entry[parts]) * num_chunks + chunks)
+            empty_chunks.extend(((first[-1] + entry[parts]) * num_chunks + chunks).tolist())
             first.append(first[-1] + num)
         claims = cls(
             num_chunks=num_chunks,
@@ -66,7 +66,7 @@ class Claims:
             weight=np.concatenate([each["weight"] for each in columns]),
             own=np.concatenate([each["own"] for each in columns]),
             is_empty=np.concatenate([each["is_empty"] for each in columns]) != 0,
-            empty_chunks=np.concatenate(empty_chunks),
+            empty_chunks=np.asarray(empty_chunks, np.int64),
         )
         for group in range(len(history.run.groups)):
             _check_group(history.run, group, claims, findings)
@@ -75,16 +75,15 @@ class Claims:
     def num_iterations(self, worker: int) -> int:
         return int(self.first[worker + 1] - self.first[worker])
 
-    def index_of(self, workers: Ints, iterations: Ints) -> Ints:
-        """The entry of each (worker, iteration), -1 where the worker says nothing of it."""
-        entries = self.first[workers] + iterations
-        return np.where(entries < self.first[workers + 1], entries, -1)
+    def index_of(self, workers: Ints, iterations: Ints) -> tuple[Ints, Ints]:
+        """The entry of each (worker, iteration), and whether there is one."""
+        entries: Ints = self.first[workers] + iterations
+        return entries, entries < self.first[workers + 1]
 
     def is_chunk_empty(self, entries: Ints, chunks: Ints) -> Ints:
         """Whether the worker says that it pushed the chunk without a gradient."""
-        is_empty: Ints = self.is_empty[entries].copy()
-        if len(self.empty_chunks):
-            is_empty |= np.isin(entries * self.num_chunks + chunks, self.empty_chunks)
+        is_alone_empty = np.isin(entries * self.num_chunks + chunks, self.empty_chunks)
+        is_empty: Ints = self.is_empty[entries] | is_alone_empty
         return is_empty
 
 
@@ -119,24 +118,24 @@ def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
 
 
 def _check_parts(
-    run: RunRecord, log: WorkerLog, group: int, parts: Ints, entry: Ints, findings: Findings
+    run: RunRecord, log: WorkerLog, group: int, parts: Ints, findings: Findings
 ) -> Ints:
     """Those of ``parts`` (records about one chunk) that are as the format says: behind their
     iteration's, ascending, of the worker's slice, and only where that one is not empty."""
     pushes = log.pushes
     chunk, before = pushes["chunk"][parts].astype(np.int64), pushes["chunk"][parts - 1]
-    # A part in front of all iterations (entry -1) stands for itself, and is refused as such.
-    wholes = np.append(np.flatnonzero(pushes["chunk"] == NO_CHUNK), parts[0])
-    whole = wholes[entry]
+    # Its iteration's record. In front of all of them the first part stands for it, and is refused
+    # because one of the two must say that it is empty, and the other that it is not.
+    whole = np.maximum.accumulate(np.arange(len(pushes)) * (pushes["chunk"] == NO_CHUNK))[parts]
     is_good = (
-        (entry >= 0)
-        & (pushes["is_empty"][parts] == 1)
+        (pushes["is_empty"][parts] == 1)
         & (pushes["is_empty"][whole] == 0)
         & ((before == NO_CHUNK) | (before < chunk))
         & (run.slice_owner(np.full(len(parts), group), chunk) == log.worker)
+        & (pushes["iteration"][parts] == pushes["iteration"][whole])
+        & (pushes["weight"][parts] == pushes["weight"][whole])
+        & (pushes["own"][parts] == pushes["own"][whole])
     )
-    for name in ("iteration", "weight", "own"):
-        is_good &= pushes[name][parts] == pushes[name][whole]
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(~is_good),
@@ -157,7 +156,8 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
     starts = [int(claims.first[worker]) for worker in members]
     weight = np.stack([claims.weight[start : start + num] for start in starts])
     own = np.stack([claims.own[start : start + num] for start in starts])
-    is_different = (weight != weight[0]).any(axis=0)
+    least = weight.min(axis=0)
+    is_different = least != weight.max(axis=0)
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(is_different),
@@ -167,12 +167,12 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
         ),
     )
     total = own.sum(axis=0)
-    is_sum = np.isclose(weight[0], total, rtol=_ROUNDING, atol=0.0) | (weight[0] == 0)
+    is_sum = np.isclose(least, total, rtol=_ROUNDING, atol=0.0) | (least == 0)
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(~is_different & ~is_sum),
         lambda i: (
-            f"group {group}, iteration {i}: pushed with weight {weight[0, i]}, its workers "
+            f"group {group}, iteration {i}: pushed with weight {least[i]}, its workers "
             f"brought {own[:, i].tolist()}"
         ),
     )

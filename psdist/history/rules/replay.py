@@ -23,7 +23,7 @@ import numpy.typing as npt
 from psdist.history.records import EventFlag, EventKind, Ints, ServerLog
 from psdist.history.run_record import RunRecord
 
-NEVER = 2**31 - 1
+NEVER = int(np.iinfo(np.int32).max)
 """The limit of an active group: its updates are required without end."""
 BLOCK_CELLS = 2**18
 """Counts worked on at a time; a MiB of them stays in a core's cache."""
@@ -43,6 +43,7 @@ class ServerReplay:
 
         is_apply = events["kind"] == EventKind.APPLY
         positions = np.flatnonzero(is_apply)
+        self.num_rows = len(positions)
         order = np.argsort(events["chunk"][positions], kind="stable")
         self.position: Ints = positions[order]
         """Of every row, as the other columns."""
@@ -54,20 +55,19 @@ class ServerReplay:
         self.lr_scale: Ints = applies["lr_scale"]
         self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
         self.is_empty: Ints = (applies["flags"] & EventFlag.EMPTY) != 0
-        self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks + 1))
-        """Of every chunk, and the number of rows."""
-        self._stride = self.num_events + 1
-        self._key = self.chunk * self._stride + self.position
+        self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
+        """Of every chunk."""
+        self.rows_of_group: list[Ints] = self._split_by_group()
+        """In the order of the log."""
+        self.step_of: Ints = self._first_rows_of_steps()
+        """Of every row the one with which its optimizer step begins."""
+        self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
         self.member_position: Ints = np.flatnonzero(~is_apply)
         self.members = events[self.member_position]
         self.limits = self._replay_membership()
         self.num_active_workers = self._count_active_workers()
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.position)
 
     @property
     def num_changes(self) -> int:
@@ -86,9 +86,15 @@ class ServerReplay:
         epochs: Ints = np.searchsorted(self.member_position, positions)
         return epochs
 
+    def key_of(self, chunks: Ints, positions: Ints) -> Ints:
+        """A number for each, in the order of chunk, then position. The end of the log in one chunk
+        is its beginning in the next: both are the next one's first row."""
+        keys: Ints = chunks * self.num_events + positions
+        return keys
+
     def row_of(self, chunks: Ints, positions: Ints) -> Ints:
         """The row before which all applies to the chunk lie before the position."""
-        rows: Ints = np.searchsorted(self._key, chunks * self._stride + positions)
+        rows: Ints = np.searchsorted(self._key, self.key_of(chunks, positions))
         return rows
 
     def version_of(self, chunks: Ints, rows: Ints) -> Ints:
@@ -99,8 +105,8 @@ class ServerReplay:
 
     def is_inside_a_step(self, chunks: Ints, rows: Ints) -> Ints:
         """Whether the chunk's last apply before the row left its step unfinished."""
-        is_whole: Ints = np.concatenate([[True], self.is_last])[rows]
-        is_inside: Ints = ~is_whole & (rows != self.first_row[chunks])
+        is_inside: Ints = rows > self.first_row[chunks]
+        is_inside[is_inside] = ~self.is_last[rows[is_inside] - 1]
         return is_inside
 
     def counts(self, chunks: Ints, rows: Ints) -> Iterator[tuple[slice, Counts]]:
@@ -112,14 +118,11 @@ class ServerReplay:
         num_groups = len(self.run.groups)
         block = max(1, BLOCK_CELLS // num_groups)
         carry = np.zeros(num_groups, np.int32)
-        begin = 0
-        for first in range(0, max(1, self.num_rows), block):
-            table = self._count_block(slice(first, first + block), carry)
-            stop = first + len(table)
-            if stop < self.num_rows and self.chunk[stop] == self.chunk[stop - 1]:
-                carry = table[-1]
-            else:
-                carry = np.zeros(num_groups, np.int32)
+        stop = begin = 0
+        is_over = False
+        while not is_over:
+            first, table = stop, self._count_block(slice(stop, stop + block), carry)
+            stop += len(table)
             end = int(np.searchsorted(rows, stop, side="right"))
             for start in range(begin, end, block):
                 part = slice(start, min(start + block, end))
@@ -128,46 +131,53 @@ class ServerReplay:
                 counts[~is_first] = table[rows[part][~is_first] - 1 - first]
                 yield part, counts
             begin = end
+            is_over = stop == self.num_rows
+            if not is_over:
+                carry = table[-1] * (self.chunk[stop] == self.chunk[stop - 1])
 
     def _count_block(self, rows: slice, carry: Counts) -> Counts:
         """Counts *after* each of the rows, within its chunk; ``carry``: those before the first."""
         groups, chunks = self.group[rows], self.chunk[rows]
         table = np.zeros((len(groups), len(carry)), np.int32)
-        if len(groups):
-            table[np.arange(len(groups)), groups] = 1
-            table[0] += carry
-            np.cumsum(table, axis=0, dtype=np.int32, out=table)
-            starts = np.flatnonzero(chunks[1:] != chunks[:-1]) + 1
-            if len(starts):
-                earlier = np.concatenate([np.zeros_like(table[:1]), table[starts - 1]])
-                table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
+        table[np.arange(len(groups)), groups] = 1
+        table[:1] += carry
+        np.cumsum(table, axis=0, dtype=np.int32, out=table)
+        starts = np.flatnonzero(chunks[1:] != chunks[:-1]) + 1
+        earlier = np.concatenate([np.zeros((1, len(carry)), np.int32), table[starts - 1]])
+        table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
         return table
+
+    def _split_by_group(self) -> list[Ints]:
+        order = np.lexsort((self.position, self.group))
+        groups = np.arange(len(self.run.groups))
+        return np.split(order, np.searchsorted(self.group[order], groups))[1:]
+
+    def _first_rows_of_steps(self) -> Ints:
+        is_first = np.ones(self.num_rows, np.bool_)
+        is_first[1:] = self.is_last[:-1] | (self.chunk[1:] != self.chunk[:-1])
+        rows: Ints = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+        return rows
 
     def _is_change(self) -> Ints:
         """[rows]: whether the row completes a step to which somebody brought a gradient."""
-        num_gradients = np.concatenate([[0], np.cumsum(~self.is_empty)])
-        ends = np.flatnonzero(self.is_last)
-        starts = np.maximum(
-            np.append(0, ends[:-1] + 1)[: len(ends)], self.first_row[self.chunk[ends]]
-        )
-        is_change = np.zeros(self.num_rows, np.bool_)
-        is_change[ends] = num_gradients[ends + 1] > num_gradients[starts]
+        is_gradient = ~self.is_empty
+        so_far = np.cumsum(is_gradient)
+        is_change: Ints = self.is_last & (so_far > (so_far - is_gradient)[self.step_of])
         return is_change
 
     def _count_active_workers(self) -> Ints:
         """[membership events + 1]: workers of groups that have joined, and neither left nor
         died, as the recorded weights say."""
         present: dict[int, float] = {}
-        changes = [0.0]
+        active = [0.0]
         members = self.members[["kind", "group", "weight"]].tolist()
         for kind, group, weight in members:
-            before = present.get(group, 0.0)
             if kind == EventKind.JOIN:
                 present[group] = weight
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
-                present[group] = 0.0
-            changes.append(present.get(group, 0.0) - before)
-        return np.cumsum(changes)
+                present.pop(group, None)
+            active.append(sum(present.values()))
+        return np.asarray(active)
 
     def _replay_membership(self) -> Counts:
         """[membership events + 1, groups]: how many updates of a group others must wait for.
@@ -175,9 +185,9 @@ class ServerReplay:
         NEVER for an active group; 0 for one that has not joined; n for one that is suspended,
         left or dead after n iterations.
         """
-        limits = np.zeros((len(self.members) + 1, len(self.run.groups)), np.int32)
-        for epoch, event in enumerate(self.members):
-            limits[epoch + 1] = limits[epoch]
+        limits = [np.zeros(len(self.run.groups), np.int32)]
+        for event in self.members:
+            limits.append(limits[-1].copy())
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)
-            limits[epoch + 1, event["group"]] = NEVER if is_active else event["clock"]
-        return limits
+            limits[-1][event["group"]] = NEVER if is_active else event["clock"]
+        return np.stack(limits)

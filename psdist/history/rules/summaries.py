@@ -38,24 +38,19 @@ class ShownServer:
 
     @classmethod
     def of(cls, replay: ServerReplay, num_checksums: int) -> ShownServer:
-        owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
-        num_groups = len(replay.run.groups)
-        fewest = np.zeros(num_groups, np.int64)
-        if len(owned):
-            # Sorted keys instead of a table: groups x chunks may be more than there are applies.
-            keys, counts = np.unique(
-                replay.group * replay.run.num_chunks + replay.chunk, return_counts=True
-            )
-            is_owned = np.isin(keys % replay.run.num_chunks, owned)
-            groups, counts = keys[is_owned] // replay.run.num_chunks, counts[is_owned]
-            fewest[:] = replay.num_rows
-            np.minimum.at(fewest, groups, counts)
-            fewest[np.bincount(groups, minlength=num_groups) < len(owned)] = 0
+        num_chunks, num_groups = replay.run.owners.count(replay.server), len(replay.run.groups)
+        # Sorted keys instead of a table: groups x chunks may be more than there are applies.
+        stride = replay.run.num_chunks
+        keys, counts = np.unique(replay.group * stride + replay.chunk, return_counts=True)
+        groups = keys // stride
+        fewest = np.full(num_groups, replay.num_rows)
+        np.minimum.at(fewest, groups, counts)
+        fewest[np.bincount(groups, minlength=num_groups) < num_chunks] = 0
         is_alive = np.ones(num_groups, np.bool_)
         is_alive[list(dead_groups(replay))] = False
         return cls(
             server=replay.server,
-            num_chunks=len(owned),
+            num_chunks=num_chunks,
             num_events=replay.num_events,
             num_checksums=num_checksums,
             num_applies=replay.num_rows,
@@ -80,7 +75,8 @@ class Shown:
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
     """run.json and summary.json are of one run."""
-    empty = tuple(sorted(set(range(run.num_servers)) - set(run.owners)))
+    owners = set(run.owners)
+    empty = tuple(server for server in range(run.num_servers) if server not in owners)
     pairs: list[tuple[str, object, object]] = [
         ("mode", summary.mode, run.mode),
         ("staleness", summary.staleness, run.staleness),
@@ -105,7 +101,7 @@ def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None
 
 def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     """What the run counted is what its history shows. A run that failed may not know all."""
-    updates = [server.num_updates for server in shown.servers if server.num_chunks]
+    updates = (server.num_updates for server in shown.servers if server.num_chunks)
     pairs: list[tuple[str, object, object]] = [
         ("updates_applied", summary.updates_applied, min(updates, default=0)),
         ("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness),

@@ -9,6 +9,7 @@ Owns rules 2 and 3 of docs/history.md. Pure: reads replays and workers' uses, ad
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
@@ -53,9 +54,6 @@ class Uses:
             crc=column("crc", np.uint32),
         )
 
-    def __len__(self) -> int:
-        return len(self.worker)
-
     def take(self, which: Ints) -> Uses:
         return Uses(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
@@ -67,7 +65,7 @@ class Uses:
         )
 
     def of_server(self, replay: ServerReplay, findings: Findings) -> tuple[Uses, int]:
-        """Those that a server's log can speak about, sorted by (chunk, position); and how many
+        """Those that a server's log can speak about, in the order of their rows; and how many
         lie beyond the end of a log that ends early: they are neither proved nor wrong."""
         mine = self.take(np.flatnonzero(self.server == replay.server))
         owners = np.asarray(replay.run.owners, np.int64)
@@ -85,7 +83,7 @@ class Uses:
                 lambda use: f"{mine.line(use)}: the server's log ends at {replay.num_events}",
             )
         known = np.flatnonzero(~is_foreign & ~is_beyond)
-        key = mine.chunk[known] * (replay.num_events + 1) + mine.position[known]
+        key = replay.key_of(mine.chunk[known], mine.position[known])
         return mine.take(known[np.argsort(key, kind="stable")]), int(np.count_nonzero(is_beyond))
 
 
@@ -105,7 +103,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
             lambda use: f"{uses.line(use)}: inside an optimizer step",
         )
     epochs = replay.epoch_of(uses.position)
-    staleness = np.zeros(len(uses), np.int64)
+    staleness = np.zeros(len(rows), np.int64)
     for part, counts in replay.counts(uses.chunk, rows):
         limits = replay.limits[epochs[part]]
         iteration = uses.iteration[part].astype(np.int32)
@@ -178,7 +176,8 @@ def check_worker(
     )
 
     num = int(iteration.max(initial=-1)) + 1
-    used = np.unique(iteration[np.diff(iteration, prepend=-1) != 0])  # few: repetitions first
+    is_new = np.append(True, iteration[1:] != iteration[:-1])[: len(iteration)]
+    used = np.unique(iteration[is_new])  # few: repetitions first
     if len(used) < num:
         missing = int(np.flatnonzero(np.append(used, num) != np.arange(len(used) + 1))[0])
         findings.add(
@@ -198,9 +197,11 @@ def check_worker(
 def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
     """The uses of one forward pass stand together: one of every chunk, ascending."""
     chunk, iteration = log.uses["chunk"], log.uses["iteration"]
-    expected = np.arange(len(chunk)) % max(1, num_chunks)
-    is_wrong = chunk != expected
-    is_wrong[1:] |= (expected[1:] > 0) & (iteration[1:] != iteration[:-1])
+    if not len(chunk):
+        return
+    expected = np.arange(len(chunk)) % num_chunks
+    is_torn = (expected > 0) & (iteration != np.roll(iteration, 1))
+    is_wrong = (chunk != expected) | is_torn
     if is_wrong.any():
         use = int(np.argmax(is_wrong))
         findings.add(
@@ -208,7 +209,7 @@ def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
             f"worker {log.worker}: record {use} of its uses, of chunk {chunk[use]} in iteration "
             f"{iteration[use]}, stands where chunk {expected[use]} of a forward pass belongs",
         )
-    elif log.is_complete and len(chunk) % max(1, num_chunks):
+    elif log.is_complete and len(chunk) % num_chunks:
         findings.add(
             Rule.COVERAGE,
             f"worker {log.worker}: its last forward pass used {len(chunk) % num_chunks} of "
@@ -219,11 +220,14 @@ def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
 def check_same_versions(history: History, findings: Findings) -> None:
     """In each iteration the last use of a chunk is of one version, and of one reply, for all
     workers of a group."""
+
+    @lru_cache(maxsize=2)
+    def last_uses(worker: int) -> _LastUses:
+        return _LastUses.of(history, worker)
+
     for group, (first, *others) in enumerate(history.run.groups):
-        reference = _LastUses.of(history, first) if others else None
         for worker in others:
-            assert reference is not None
-            _compare_versions(f"group {group}", reference, _LastUses.of(history, worker), findings)
+            _compare_versions(f"group {group}", last_uses(first), last_uses(worker), findings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,24 +243,23 @@ class _LastUses:
 
     @classmethod
     def of(cls, history: History, worker: int) -> _LastUses:
-        uses, num_chunks = history.workers[worker].uses, history.run.num_chunks
-        key = uses["iteration"].astype(np.int64) * num_chunks + uses["chunk"]
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        is_last = np.append(key[1:] != key[:-1], True)[: len(key)]
+        uses, num_chunks = history.workers[worker].uses[::-1], history.run.num_chunks
+        keys = uses["iteration"].astype(np.int64) * num_chunks + uses["chunk"]
+        key, first = np.unique(keys, return_index=True)  # of the latest to the earliest use
         return cls(
             worker=worker,
             num_chunks=num_chunks,
-            key=key[is_last],
-            position=uses["position"][order][is_last],
-            reply=uses["reply"][order][is_last],
+            key=key,
+            position=uses["position"][first],
+            reply=uses["reply"][first],
         )
 
 
 def _compare_versions(group: str, mine: _LastUses, theirs: _LastUses, findings: Findings) -> None:
-    keys, i, j = np.intersect1d(mine.key, theirs.key, assume_unique=True, return_indices=True)
-    is_different = mine.position[i] != theirs.position[j]
-    is_different |= mine.reply[i] != theirs.reply[j]
+    keys = mine.key[np.isin(mine.key, theirs.key)]
+    i, j = np.searchsorted(mine.key, keys), np.searchsorted(theirs.key, keys)
+    is_other_version = mine.position[i] != theirs.position[j]
+    is_different = is_other_version | (mine.reply[i] != theirs.reply[j])
     findings.add_each(
         Rule.SAME_VERSION,
         np.flatnonzero(is_different),

@@ -47,8 +47,8 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
         lambda row: f"{replay.line(row)}: weight {weight[row]:g}{_or_empty(is_empty[row])}",
     )
     worker = replay.run.slice_owner(replay.group, replay.chunk)
-    entry = claims.index_of(worker, replay.clock)
-    said = np.flatnonzero(entry >= 0)
+    entry, is_said = claims.index_of(worker, replay.clock)
+    said = np.flatnonzero(is_said)
     brought = claims.weight[entry[said]]
     findings.add_each(
         Rule.WEIGHTS,
@@ -68,13 +68,12 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
             f"{worker[row]} pushed it with{'out' * int(is_said_empty[row])} one"
         ),
     )
-    is_unknown = entry < 0
     findings.add_each(
         Rule.WEIGHTS,
-        np.flatnonzero(is_unknown & is_whole[worker]),
+        np.flatnonzero(~is_said & is_whole[worker]),
         lambda row: f"{replay.line(row)}: worker {worker[row]} says that it never pushed it",
     )
-    return int(np.count_nonzero(is_unknown & ~is_whole[worker]))
+    return int(np.count_nonzero(~is_said & ~is_whole[worker]))
 
 
 def _or_empty(is_empty: bool) -> str:

@@ -8,6 +8,9 @@ started through PMIx there.
 deleted when that fence waits, in all Slurm that is supported; or when Open MPI takes messages
 inside MPI_Init.
 
+``session``: Open MPI's mpirun does not start where one that was killed had the same pid. Can be
+deleted when it does, in all Open MPI that is supported.
+
 Each module says with which versions the fault was seen and how to find out whether it is gone, and
 does nothing where its launcher has not started the process. Imports nothing of psdist.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import psdist
 
@@ -25,7 +26,8 @@ def main(out: str) -> None:
     seen: dict[str, Any] = {"numbers": numbers(job)}
     model: torch.nn.Module = Problem(num_inputs=4).model()
     original = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer = job.prepare(model, original)
+    own = DataLoader(TensorDataset(torch.ones(5, 4)), batch_size=2)
+    model, optimizer, loader = job.prepare(model, original, own)
     seen["mistakes"] = mistakes_before_the_first_step(job, model, original)
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
@@ -35,6 +37,13 @@ def main(out: str) -> None:
     job.log({"loss/train": torch.tensor(0.5)}, epoch=1)
     seen["mean"] = job.mean({"worker": job.worker, "pair": (1, 2.0 * job.worker)})
     seen["per_class"] = job.mean(torch.arange(3.0) * job.worker).tolist()
+    seen["batches"] = [len(x) for (x,) in loader]
+    seen["sampled"] = list(job.sampler(range(5), shuffle=False))
+    seen["flags"] = [job.any(job.is_chief), job.all(job.is_chief), job.all(1)]
+    optimizer.zero_grad()
+    (model(torch.ones(3, 4)) * (1 + job.worker)).sum().backward()
+    seen["norm"] = float(job.clip_grad_norm_(0.1))
+    optimizer.step()
     job.save(Path(out).with_name("model.safetensors"))
     Path(f"{out}.{job.worker}").write_text(json.dumps(seen))
 

@@ -48,11 +48,11 @@ class SizeWorker(VirtualWorker):
         yield from self._until(lambda: self.core.is_idle)
 
     def record_use(self) -> None:
-        versions = self.core.versions
+        versions = [self.core.versions[chunk] for chunk in self.mine]
         self._staleness_seen |= {max(0, self.clock - version.min_done) for version in versions}
         positions = np.array([version.position for version in versions])
         replies = np.array([version.clock for version in versions])
-        chunks = np.arange(len(positions))
+        chunks = np.array(self.mine)
         self.history.uses(self.clock, chunks, self.job.owners, positions, replies)
 
     def iterate(self) -> Iterator[float | None]:

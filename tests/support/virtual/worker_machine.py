@@ -110,6 +110,7 @@ class Network:
         for action in actions:
             if isinstance(action, SendPush | SendPull):
                 assert action.peer == server_id(OWNERS[action.header.chunk])
+                self.core.count_pushed(action.header.length)
                 self.offers.append(reply_to(action.header))
                 if self.random.random() < self.duplicate_rate:
                     self.offers.append(reply_to(action.header))

@@ -98,7 +98,7 @@ def test_help_imports_neither_torch_nor_mpi_nor_numpy() -> None:
         "    main(['--help'])\n"
         "except SystemExit as exit:\n"
         "    assert exit.code == 0, exit.code\n"
-        "modules = {'torch', 'mpi4py', 'numpy', 'psdist.commands.run_rank', 'psdist.job'}\n"
+        "modules = {'torch', 'mpi4py', 'numpy', 'psdist.commands.run_rank', 'psdist.joining'}\n"
         "heavy = modules & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )

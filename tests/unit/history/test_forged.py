@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from psdist.history.records import NO_CHUNK, EventFlag, EventKind
+from psdist.history.rules import replay
 from psdist.history.rules.findings import Rule
 from tests.support.history.forged_words import expected
 from tests.support.history.forging import Fault, FaultList, Forgery
@@ -28,6 +29,7 @@ FAULTS = FaultList()
 fault, change = FAULTS.fault, FAULTS.change
 
 SYNC = {"mode": "sync"}
+ONCE = {"iterations": (1, 1, 1), "collectives": ()}
 
 # -- groups that join, stop, come back and leave ---------------------------------------------------
 
@@ -106,6 +108,33 @@ def _(forged: Forgery) -> None:
     forged.move(0, update, forged.find_event(0, SUSPEND, group=1) + 1)
 
 
+@fault("two groups are suspended at clocks one too low", Rule.MEMBERSHIP)
+def _(forged: Forgery) -> None:
+    for group in (1, 2):
+        forged.event(0, SUSPEND, group=group)["clock"] = 2
+
+
+@fault("a group is suspended and leaves at clocks one too low", Rule.MEMBERSHIP)
+def _(forged: Forgery) -> None:
+    forged.event(0, SUSPEND, group=1)["clock"] = 2
+    forged.event(0, LEAVE, group=1)["clock"] = 7
+
+
+@fault("two groups are suspended before their updates are there", Rule.APPLIES)
+def _(forged: Forgery) -> None:
+    for group in (1, 2):
+        at = forged.find_event(0, APPLY, group=group)
+        forged.move(0, forged.find_event(0, SUSPEND, group=group), at)
+
+
+@fault("a group is suspended at once, and has brought an update", Rule.MEMBERSHIP)
+def _(forged: Forgery) -> None:
+    first = forged.find_event(0, APPLY, group=1)
+    suspended = forged.event(0, SUSPEND, group=1).copy()
+    forged.insert(0, first + 1, suspended, clock=0)
+    forged.insert(0, first + 2, suspended, kind=RESUME, clock=0)
+
+
 def leaves(forged: Forgery) -> np.void:
     return forged.event(0, LEAVE, group=2)
 
@@ -152,6 +181,27 @@ def _(forged: Forgery) -> None:
     forged.insert(0, update, forged.event(0, LEAVE, group=2), kind=DEATH, clock=4)
 
 
+@fault(
+    "a live group is declared dead by the only server", Rule.APPLIES, num_servers=1, num_chunks=1
+)
+def _(forged: Forgery) -> None:
+    update = forged.find_event(0, APPLY, group=2, clock=4)
+    forged.insert(0, update, forged.event(0, LEAVE, group=2), kind=DEATH, clock=4)
+
+
+@fault("two deaths are stamped with fewer updates than there are", Rule.MEMBERSHIP)
+def _(forged: Forgery) -> None:
+    for group, clock in ((2, 5), (1, 7)):
+        leave = forged.event(0, LEAVE, group=group)
+        leave["clock"], leave["kind"] = clock, DEATH
+
+
+@fault("two groups leave one server later than the other", Rule.MEMBERSHIP)
+def _(forged: Forgery) -> None:
+    for group, clock in ((1, 9), (2, 7)):
+        forged.event(0, LEAVE, group=group)["clock"] = clock
+
+
 @fault("a death is stamped with fewer updates than there are", Rule.MEMBERSHIP)
 def _(forged: Forgery) -> None:
     forged.event(0, LEAVE, group=2)["clock"] = 5
@@ -169,6 +219,12 @@ def _(forged: Forgery) -> None:
 @fault("the last update of a group is lost", Rule.APPLIES)
 def _(forged: Forgery) -> None:
     forged.delete(0, forged.find_event(0, APPLY, group=2, chunk=2, clock=5))
+
+
+@fault("the last updates of two groups are lost", Rule.APPLIES)
+def _(forged: Forgery) -> None:
+    for group, clock in ((2, 5), (1, 7)):
+        forged.delete(0, forged.find_event(0, APPLY, group=group, chunk=2, clock=clock))
 
 
 @fault("a chunk never gets an update of a group", Rule.APPLIES)
@@ -383,6 +439,19 @@ change("a worker says that it pushed no gradient", Rule.WEIGHTS, pushes, is_empt
 change("a worker's record of a push is of another chunk", Rule.PUSHES, pushes, chunk=2)
 
 
+@fault("two groups count less than their workers bring", Rule.PUSHES)
+def _(forged: Forgery) -> None:
+    for worker in (2, 3):
+        forged.push(worker, 4)["own"] += 0.25
+
+
+@fault("a worker calls a chunk empty before its only push", Rule.PUSHES, **ONCE)
+def _(forged: Forgery) -> None:
+    part = forged.pushes[2][:1].copy()
+    part["chunk"], part["is_empty"] = 0, 1
+    forged.pushes[2] = np.concatenate([part, forged.pushes[2]])
+
+
 @fault("a group forgets one of its workers", Rule.PUSHES)
 def _(forged: Forgery) -> None:
     weight = forged.push(1, 4)["own"]
@@ -477,6 +546,23 @@ def _(forged: Forgery) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_faulty_server_or_worker_is_refused_in_these_words(fault: Fault) -> None:
+    assert fault.refused() == expected()[fault.what]
+
+
+@pytest.mark.parametrize("block_cells", [1, 7])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fault
+        for fault in [*FAULTS, *OTHERS]
+        if fault.rule in (Rule.BOUND, Rule.OWN, Rule.STEPS, Rule.WHOLE_STEPS)
+    ],
+    ids=lambda fault: fault.what,
+)
+def test_words_are_the_same_in_however_many_blocks_updates_are_counted(
+    fault: Fault, block_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "BLOCK_CELLS", block_cells)
     assert fault.refused() == expected()[fault.what]
 
 

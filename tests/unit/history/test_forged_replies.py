@@ -15,6 +15,8 @@ from tests.support.history.forged_words import expected
 from tests.support.history.forging import Fault, FaultList, Forgery
 from tests.support.history.toy_run import crc_of
 
+PAIRS = {"groups": ((0, 1, 2), (3, 4)), "iterations": (8, 8)}
+
 FAULTS = FaultList()
 fault, change = FAULTS.fault, FAULTS.change
 
@@ -41,6 +43,37 @@ def _(forged: Forgery) -> None:
 @fault("a worker uses parameters without its own last update", Rule.OWN)
 def _(forged: Forgery) -> None:
     give(forged, (2,), 5, 2, 4)
+
+
+@fault("a worker uses parameters without two of its updates", Rule.OWN, pipeline=1, mode="async")
+def _(forged: Forgery) -> None:
+    give(forged, (2,), 7, 2, 4)
+
+
+@fault("workers of two groups use other versions than the rest", Rule.SAME_VERSION, **PAIRS)
+def _(forged: Forgery) -> None:
+    for worker, chunk in ((1, 2), (2, 1), (4, 1)):
+        give(forged, (worker,), 5, chunk, 6)
+
+
+@fault("a worker uses the last chunk once more as before at its end", Rule.SAME_VERSION)
+def _(forged: Forgery) -> None:
+    give(forged, (1,), 7, 2, 6)
+
+
+@fault("a worker of a group leaves out an iteration", Rule.COVERAGE)
+def _(forged: Forgery) -> None:
+    forged.uses[1] = forged.uses[1][forged.uses[1]["iteration"] != 3]
+
+
+@fault("a forward pass begins in the iteration before", Rule.COVERAGE)
+def _(forged: Forgery) -> None:
+    forged.use(2, iteration=5, chunk=0)["iteration"] = 4
+
+
+@fault("the first use is of a reply to come", Rule.SAMPLING)
+def _(forged: Forgery) -> None:
+    forged.use(2, iteration=0, chunk=2)["reply"] = 1
 
 
 @fault("a worker uses newer parameters than its group", Rule.SAME_VERSION)
@@ -175,6 +208,12 @@ def _(forged: Forgery) -> None:
     more = forged.sums[0][4:5].copy()
     more["clock"] += 1
     forged.sums[0] = np.insert(forged.sums[0], 5, more)
+
+
+@fault("a push is answered before it is applied", Rule.SAMPLING)
+def _(forged: Forgery) -> None:
+    last = forged.find_event(0, 1, last=True, group=2, chunk=2)
+    forged.checksum(0, worker=3, chunk=2, clock=5)["position"] = last
 
 
 @fault("a server does not tell workers of its checksums", Rule.SAMPLING)

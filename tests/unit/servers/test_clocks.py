@@ -7,6 +7,7 @@ order that a server would apply them in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -88,10 +89,13 @@ class Clocks(RuleBasedStateMachine):
         self.chunks = [ChunkState(index, ChunkClock(self.limits)) for index in range(num_chunks)]
         self.frontier = Frontier(self.chunks)
 
-    def note_frontier(self, change: Callable[[], bool]) -> None:
+    def note_frontier(self, change: Callable[[], ChunkState | None]) -> None:
         before = self.frontier.chunk
-        has_moved = change()
-        assert has_moved or self.frontier.chunk is before
+        moved_to = change()
+        assert moved_to is self.frontier.chunk or (
+            moved_to is None and self.frontier.chunk is before
+        )
+        assert moved_to is None or moved_to.clock.changes == self.limits.changes
 
     @precondition(lambda self: self.plain.may_count())
     @rule(data=st.data())
@@ -120,7 +124,7 @@ class Clocks(RuleBasedStateMachine):
     def update(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(self.plain.chunks))
         group = data.draw(st.sampled_from(sorted(self.plain.counting)))
-        self.chunks[index].catch_up()
+        self.chunks[index].clock.catch_up()
         self.chunks[index].clock.advance(group)
         self.plain.done[index][group] += 1
         self.note_frontier(self.frontier.move)
@@ -138,7 +142,7 @@ class Clocks(RuleBasedStateMachine):
         """Chunks catch up when they are looked at, and need not be looked at."""
         index = data.draw(st.sampled_from(self.plain.chunks))
         chunk = self.chunks[index]
-        chunk.catch_up()
+        chunk.clock.catch_up()
         assert chunk.clock.done == self.plain.done[index]
         assert chunk.clock.min_done == self.plain.min_done(index)
         assert chunk.clock.missing() == self.plain.missing(index)
@@ -174,7 +178,7 @@ class Turns(Clocks):
             )
         )
         chunk = self.chunks[index]
-        chunk.catch_up()
+        chunk.clock.catch_up()
         group = plain.turn(index)
         assert chunk.next_in_turn() == group
         assert chunk.next_in_turn() == group
@@ -192,7 +196,7 @@ class Turns(Clocks):
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(self.plain.chunks))
-        self.chunks[index].catch_up()
+        self.chunks[index].clock.catch_up()
         assert self.chunks[index].next_in_turn() == self.plain.turn(index)
         self.check(self.chunks[index])
 
@@ -227,15 +231,70 @@ def test_the_frontier_says_whether_it_has_moved() -> None:
     chunks[2].clock.advance(0)
     assert not frontier.move()
     chunks[1].clock.advance(0)
-    assert frontier.move()
-    assert frontier.chunk is chunks[0]
+    assert frontier.move() is frontier.chunk is chunks[0]
     limits.stop(0, 3)
-    assert frontier.move()
+    assert frontier.move() is chunks[0]
     limits.count(0)
-    assert frontier.admit(3)
+    assert frontier.admit(3) is chunks[0]
     assert not frontier.admit(3)
     assert not frontier.admit(4)
-    assert frontier.admit(2)
+    assert frontier.admit(2) is chunks[0]
+
+
+def test_the_newest_round_is_that_of_the_last_push_that_has_come() -> None:
+    limits = Limits(2)
+    chunk = ChunkState(0, ChunkClock(limits))
+    assert chunk.newest_round_of(1) == -1
+    for clock in range(3):
+        chunk.add_push(push_of(1, clock))
+        assert chunk.newest_round_of(1) == clock
+    for clock in range(3):
+        push = chunk.take_push(1)
+        assert push is not None
+        assert push.clock == clock
+    assert chunk.take_push(1) is None
+    assert chunk.pushes == {}
+
+
+class Counted(list[int]):
+    """How often something was looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def test_a_round_costs_a_few_looks_at_each_group_however_often_it_is_asked_whose_turn_it_is() -> (
+    None
+):
+    limits = Limits(100)
+    for group in range(100):
+        limits.count(group)
+    chunk = ChunkState(0, ChunkClock(limits))
+    chunk.clock.done = counted = Counted(chunk.clock.done)
+    for group in range(100):
+        for _ in range(3):
+            assert chunk.next_in_turn() == group
+        chunk.gathering.pushes[group] = push_of(group, 0)
+    assert chunk.next_in_turn() is None
+    assert counted.looks <= 5 * 100
+    before = counted.looks
+    assert chunk.next_in_turn() is None
+    assert counted.looks == before
+
+
+def test_a_chunk_that_has_caught_up_looks_at_nothing() -> None:
+    limits = Limits(2)
+    limits.count(0)
+    clock = ChunkClock(limits)
+    clock._how_many = {}
+    clock.catch_up()
+    assert clock.min_done == 0
+    limits.count(1)
+    clock.catch_up()
+    assert clock.min_done == NEVER
 
 
 def test_who_counts_again_may_be_in_turn_although_later_ones_were_looked_at() -> None:
@@ -247,7 +306,7 @@ def test_who_counts_again_may_be_in_turn_although_later_ones_were_looked_at() ->
     chunk.gathering.pushes[1] = push_of(1, 0)
     assert chunk.next_in_turn() == 2
     limits.count(0)
-    chunk.catch_up()
+    chunk.clock.catch_up()
     assert chunk.next_in_turn() == 0
 
 
@@ -306,13 +365,13 @@ def test_a_chunk_that_contradicts_itself_is_caught(
     break_it: Callable[[Limits, ChunkState], None],
 ) -> None:
     limits = Limits(2)
+    chunk = ChunkState(0, ChunkClock(limits))
     limits.count(0)
     limits.count(1)
-    chunk = ChunkState(0, ChunkClock(limits))
+    chunk.clock.catch_up()
     for group, clock in ((0, 2), (1, 3)):
         for _ in range(clock):
             chunk.clock.advance(group)
-    chunk.catch_up()
     chunk.parked[3] = []
     chunk.add_push(push_of(1, 3))
     chunk.waiting.append(1)

@@ -316,14 +316,18 @@ DONE = Done(worker=1, statistics={})
         (worker_id(2), [enter(2)], "worker 2 sent Enter of worker 2"),
         (worker_id(-1), [enter(-1)], "server 1048575 sent Enter of worker -1"),
         (server_id(1), [enter(1)], "server 1 sent Enter of worker 1"),
-        (worker_id(1), [enter(1, seq=2)], "worker 1 entered collective 2 after collective 0"),
+        (worker_id(1), [enter(1, seq=2)], "worker 1 entered collective 2 after collective 0$"),
         (
             worker_id(1),
             [enter(1), enter(1, seq=2)],
-            "worker 1 entered collective 2 after collective 1, which is not over",
+            "worker 1 entered collective 2 after collective 1, which is not over$",
         ),
         (worker_id(1), [enter(1), enter(1)], "worker 1 entered collective 1 after collective 1"),
-        (worker_id(1), [DONE, enter(1)], "entered collective 1 after collective 0, and its script"),
+        (
+            worker_id(1),
+            [DONE, enter(1, seq=2)],
+            "entered collective 2 after collective 0, and its script has finished$",
+        ),
         (worker_id(1), [DONE, DONE], "worker 1 sent Done twice"),
         (worker_id(1), [enter(1), DONE], "worker 1 sent Done twice, inside a collective"),
         (worker_id(1), [Done(worker=1, statistics={"a": b"b"})], "what is no plain data"),
@@ -347,6 +351,7 @@ DONE = Done(worker=1, statistics={})
         (worker_id(1), [Metrics(line={"worker": 1, "values": {"a": b"b"}})], "or no plain data"),
         (server_id(1), [Resumed(seq=1, server=0)], "server 1 sent Resumed of server 0"),
         (server_id(2), [Resumed(seq=1, server=2)], "server 2 sent Resumed of server 2"),
+        (server_id(-1), [Resumed(seq=1, server=-1)], "server -1 sent Resumed of server -1"),
         (server_id(0), [Finished(server=1, statistics={})], "server 0 sent Finished of server 1"),
         (
             server_id(1),
@@ -367,11 +372,12 @@ def test_what_cannot_be_is_an_error_that_names_the_peer(
 
 
 def test_a_server_resumes_a_collective_once_and_reports_once() -> None:
-    registrar = Registrar(num_workers=1, num_servers=2)
+    registrar = Registrar(num_workers=1, num_servers=3)
     tell(registrar, enter(0))
+    tell(registrar, Resumed(seq=1, server=2))
     tell(registrar, Resumed(seq=1, server=1))
-    with pytest.raises(ProtocolError, match="server 1 resumed collective 1 twice"):
-        tell(registrar, Resumed(seq=1, server=1))
+    with pytest.raises(ProtocolError, match="server 2 resumed collective 1 twice"):
+        tell(registrar, Resumed(seq=1, server=2))
     tell(registrar, Resumed(seq=1, server=0))
     tell(registrar, Done(worker=0, statistics={}))
     with pytest.raises(ProtocolError, match=r"server 1 sent Finished .* no plain data"):
@@ -388,6 +394,9 @@ def test_plain_data_is_what_a_json_file_takes_and_no_deeper_than_needed() -> Non
     assert is_plain([[[[[[[[1]]]]]]]])
     assert not is_plain(deep)
     assert not is_plain({1: 2})
+    assert not is_plain({"a": 1, 1: "a"})
+    assert not is_plain({"a": 1, "b": b"b"})
+    assert not is_plain([1, b"b"])
     assert not is_plain((1,))
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from psdist.errors import InvariantError
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -195,7 +196,7 @@ def test_values_of_a_metrics_line_stand_beside_what_it_says_of_the_worker() -> N
 
 def test_the_chiefs_last_values_are_kept_and_nobody_elses() -> None:
     registrar = Registrar(num_workers=2, num_servers=1)
-    for worker, values in ((0, {"loss": 3.0, "epoch": 1}), (1, {"loss": 9.0}), (0, {"loss": 1.0})):
+    for worker, values in ((0, {"loss": 3.0, "epoch": 1}), (0, {"loss": 1.0}), (1, {"loss": 9.0})):
         tell(registrar, Metrics(line={"worker": worker, "values": values}))
     tell(registrar, Metrics(line={"worker": 0}))
     assert registrar.last == {"loss": 1.0, "epoch": 1}
@@ -207,9 +208,10 @@ def test_a_failure_ends_the_job() -> None:
     assert tell(registrar, failure) == [EndJob(failure)]
 
 
-def test_what_is_not_the_registrars_changes_nothing() -> None:
+def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
     registrar = Registrar(num_workers=1, num_servers=1)
-    assert tell(registrar, Stop()) == []
+    with pytest.raises(InvariantError, match="the registrar was given Stop"):
+        tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
     }
@@ -244,6 +246,13 @@ def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss(
         "mean was called by worker 1 only; absent: workers 2, 3, whose scripts have finished; "
         "mean must be called by every worker"
     )
+
+
+def test_calls_are_named_in_the_order_of_the_workers_that_made_them() -> None:
+    registrar = Registrar(num_workers=5, num_servers=1)
+    tell(registrar, enter(4, "mean"))
+    (error, _) = errors(tell(registrar, enter(2, "save"))).values()
+    assert "worker 2 called save; worker 4 called mean;" in error
 
 
 def test_an_error_is_told_as_the_answer_to_the_collective_that_was_entered() -> None:
@@ -360,6 +369,55 @@ def test_iterations_of_another_kind_at_the_end_do_not_count_as_the_loaders() -> 
     registrar = Registrar(num_workers=2, num_servers=1)
     tell(registrar, progress(0, 5, batches=12, until=4), enter(0))
     actions = tell(registrar, progress(1, 6, batches=12))
+    assert len(warnings(actions)) == len(actions) == 1
+
+
+def failed(actions: list[RegistrarAction]) -> list[tuple[int, int]]:
+    """Who was told of an error, as the answer to which collective."""
+    assert all(
+        isinstance(message, Collected) and "although both" in message.error
+        for _, message in sent(actions)
+    )
+    return [(peer - worker_id(0), getattr(message, "seq", 0)) for peer, message in sent(actions)]
+
+
+def end_a_collective(registrar: Registrar, num_workers: int) -> None:
+    tell(registrar, *[enter(worker) for worker in range(num_workers)])
+    tell(registrar, Resumed(seq=1, server=0))
+
+
+def test_whoever_enters_behind_others_ends_the_collective_and_nothing_is_resumed() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    end_a_collective(registrar, 2)
+    tell(registrar, progress(1, 6, batches=12), progress(0, 5, batches=12))
+    assert tell(registrar, enter(1, seq=2)) == []
+    assert failed(tell(registrar, enter(0, seq=2))) == [(0, 2), (1, 2)]
+
+
+def test_whoever_enters_past_others_ends_the_collective_for_all_who_are_in_it() -> None:
+    registrar = Registrar(num_workers=5, num_servers=1)
+    end_a_collective(registrar, 5)
+    tell(registrar, progress(4, 5, batches=12), enter(4, seq=2))
+    registrar.progress[3] = progress(3, 6, batches=12)
+    assert failed(tell(registrar, enter(3, seq=2))) == [(3, 2), (4, 2)]
+    assert failed(tell(registrar, enter(0, seq=2))) == [(0, 2)]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_several_that_were_passed_the_lowest_is_named(order: tuple[int, int]) -> None:
+    registrar = Registrar(num_workers=3, num_servers=1)
+    for worker in order:
+        tell(registrar, progress(worker, 3, batches=12), enter(worker))
+    actions = tell(registrar, progress(2, 4, batches=12))
+    assert failed(actions) == [(0, 1), (1, 1)]
+    (error,) = {*errors(actions).values()}
+    assert error.startswith("worker 0 called save after 3 iterations, but worker 2 continued")
+
+
+def test_iterations_of_no_one_length_are_not_those_of_loaders_of_one_batch() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    tell(registrar, progress(0, 5, batches=3, until=2), enter(0))
+    actions = tell(registrar, progress(1, 6, batches=1))
     assert len(warnings(actions)) == len(actions) == 1
 
 

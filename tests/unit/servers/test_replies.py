@@ -15,11 +15,11 @@ from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.settings import PushSettings
 
 
-def chunk_of(groups: int = 2, *, is_loaded: bool = True) -> ChunkState:
+def chunk_of(groups: int = 2, *, is_loaded: bool = True, index: int = 0) -> ChunkState:
     limits = Limits(groups)
     for group in range(groups):
         limits.count(group)
-    return ChunkState(0, ChunkClock(limits), is_loaded=is_loaded)
+    return ChunkState(index, ChunkClock(limits), is_loaded=is_loaded)
 
 
 def replies_of(policy: Policy, *, pipeline: int = 0) -> Replies:
@@ -76,6 +76,21 @@ def test_one_pull_of_each_worker_waits_at_most(is_loaded: bool) -> None:
     assert replies.answer_pull(chunk, worker_id(1), pull(1, number=4)) == []
     with pytest.raises(ProtocolError, match="server 0: worker 0 sent pull 4 of chunk 0 before its"):
         replies.answer_pull(chunk, worker_id(0), pull(1, number=4))
+    waiting = [
+        *chunk.unloaded_pulls,
+        *(each for parked in chunk.parked.values() for each in parked),
+    ]
+    assert [each.pull_number for each in waiting] == [3, 4]
+
+
+def test_a_pull_of_several_chunks_is_answered_once_for_each() -> None:
+    replies = replies_of(Sync())
+    chunks = [chunk_of(index=index) for index in range(3)]
+    answers = [
+        len(replies.answer_pull(chunk, worker_id(0), pull(0, number=number)))
+        for number, chunk in [(2, each) for each in (*chunks, *chunks)] + [(1, chunks[0])]
+    ]
+    assert answers == [1, 1, 1, 0, 0, 0, 0]
 
 
 def test_parked_replies_leave_in_the_order_of_what_they_need() -> None:
@@ -83,7 +98,7 @@ def test_parked_replies_leave_in_the_order_of_what_they_need() -> None:
     for worker, clock in enumerate((3, 1, 2)):
         assert replies.answer_pull(chunk, worker_id(worker), pull(clock)) == []
     chunk.clock.limits.stop(1, 0)  # group 1 is not waited for any more
-    chunk.catch_up()
+    chunk.clock.catch_up()
     chunk.clock.advance(0)
     chunk.clock.advance(0)
     assert [clock for _, clock, _ in brief(replies.release(chunk))] == [1, 2]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from psdist.config.settings import MAX_CREDITS
-from psdist.errors import ProtocolError
+from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import (
     Done,
     Leave,
     Register,
+    Registered,
     Resume,
     Resumed,
     Settings,
@@ -21,7 +23,7 @@ from psdist.protocol.control import (
     Suspend,
     WhoIsMissing,
 )
-from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
@@ -73,11 +75,12 @@ def groups_of(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(range(at, at + size)) for at, size in zip(first, sizes, strict=True)]
 
 
-def make_core(mode: str, *, groups: int = 2, server: int = 0) -> ServerCore:
+def make_core(mode: str, *, groups: int = 2, server: int = 0, pipeline: int = 0) -> ServerCore:
     return ServerCore(
         server=server,
         policy=policy_for(mode, staleness=1),
         groups=[(worker,) for worker in range(groups)],
+        pipeline=pipeline,
     )
 
 
@@ -250,6 +253,40 @@ def test_what_comes_before_the_shard_is_built_is_handled_when_it_is() -> None:
     assert isinstance(reply, Reply)  # to the pull, which waited for the initial values
 
 
+def test_what_comes_before_the_shard_is_built_is_handled_in_its_order() -> None:
+    core = make_core("ssp")
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    for worker in (1, 0):
+        core.handle(Offered(worker_id(worker), Kind.PUSH, 0, 4, f"from {worker}"))
+    slots = [Frame(capacity=4), Frame(capacity=4)]
+    accepts = core.handle(built(1, slots))
+    assert [each.ticket for each in accepts if isinstance(each, Accept)] == ["from 1", "from 0"]
+
+
+@pytest.mark.parametrize("kind", [Kind.PUSH, Kind.INIT])
+def test_initial_values_and_pushes_have_a_rule_each(kind: Kind) -> None:
+    core = make_core("ssp")
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    event = built(1, [Frame(capacity=8)])
+    event.initials = replace(event.pushes, smallest=(8,), largest=(8,))
+    core.handle(event)
+    core.handle(ControlArrived(worker_id(0), Register(group=0, workers=[0], clock=0)))
+    core.handle(ControlArrived(worker_id(0), Settings(version=1, hyper=HYPER, absent=[])))
+    for length in (4, 8):
+        (accept,) = core.handle(Offered(worker_id(0), kind, 0, length, "ticket"))
+        header = Header(
+            kind=kind, sender=worker_id(0), length=length, settings=1, weight=1.0,
+            dtype=Dtype.FLOAT32,
+        )  # fmt: skip
+        actions = core.handle(Arrived(worker_id(0), header, accept.slot))
+        is_right = length == (4 if kind == Kind.PUSH else 8)
+        assert bool(only(actions, Fail)) == (not is_right)
+        if is_right:
+            assert only(actions, Load, Step)
+            return
+        core._updates.pool.release(accept.slot)
+
+
 def test_a_second_model_is_refused_whether_or_not_the_first_is_built() -> None:
     core = make_core("ssp", server=3)
     core.handle(ControlArrived(worker_id(0), SETUP))
@@ -280,6 +317,88 @@ def test_initial_values_that_come_a_second_time_undo_nothing() -> None:
     assert [len(each) for each in loads] == [1, 0]
     assert core.statistics().duplicates == 1
     core.check_invariants()
+
+
+def test_initial_values_that_come_a_second_time_make_room_for_whoever_waits() -> None:
+    core = core_of("async", slots=1)
+    init = Header(kind=Kind.INIT, sender=worker_id(0), chunk=0, length=4, dtype=Dtype.FLOAT32)
+    for is_second in (False, True):
+        (accept,) = core.handle(Offered(worker_id(0), Kind.INIT, 0, 4, "initial"))
+        if is_second:
+            assert core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, "push")) == []
+        actions = core.handle(Arrived(worker_id(0), init, accept.slot))
+    (next_accept,) = actions
+    assert next_accept == Accept("push", accept.slot)
+
+
+@pytest.mark.parametrize("kind", [Kind.INIT, Kind.REPLY])
+def test_headers_without_a_payload_are_pushes_or_pulls(kind: Kind) -> None:
+    header = Header(kind=kind, sender=worker_id(0), dtype=Dtype.FLOAT32)
+    (fail,) = core_of("ssp").handle(Arrived(worker_id(0), header, None))
+    assert str(fail.error) == (
+        f"server 0: worker 0 sent a message of kind {kind:d}, which no server takes from it"
+    )
+
+
+def test_an_offer_of_a_chunk_that_another_server_holds_fails_the_job() -> None:
+    (fail,) = core_of("ssp").handle(Offered(worker_id(1), Kind.PUSH, 7, 4, "ticket"))
+    assert str(fail.error).startswith(
+        "server 0: worker 1 sent a message about chunk 7, which this server does not hold"
+    )
+
+
+def test_whoever_is_lost_ends_the_job() -> None:
+    (fail,) = core_of("ssp").handle(PeerLost(worker_id(1), "worker 1 has died"))
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, PeerLostError)
+    assert "worker 1 has died" in str(fail.error)
+
+
+def test_every_error_names_the_server_that_found_it() -> None:
+    core = make_core("sync", server=3, pipeline=1)
+    pull = Header(kind=Kind.PULL, sender=worker_id(0), pull_number=1)
+    second = pull._replace(pull_number=2)
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    core.handle(built(1, [Frame(capacity=4)]))
+    core.handle(Arrived(worker_id(0), pull, None))
+    register = Register(group=0, workers=[0], clock=0)
+    answer = core.handle(ControlArrived(worker_id(0), register))[1]
+    assert answer == SendControl(worker_id(0), Registered(group=0, server=3))
+    wrong = [
+        ControlArrived(worker_id(0), SETUP),
+        ControlArrived(worker_id(0), register),
+        ControlArrived(worker_id(0), Settings(version=5, hyper=HYPER, absent=[])),
+        Arrived(worker_id(0), second, None),
+    ]
+    fails = [core.handle(event)[0] for event in wrong]
+    assert {str(each.error).partition(" sent")[0].partition(" reg")[0] for each in fails} == {
+        "server 3: worker 0"
+    }
+    assert core.handle(ControlArrived(REGISTRAR, Resume(seq=1))) == [
+        SendControl(REGISTRAR, Resumed(seq=1, server=3))
+    ]
+
+
+@pytest.mark.parametrize("pipeline", [0, 1, 2])
+def test_more_is_outstanding_and_kept_the_deeper_the_pipeline_is(pipeline: int) -> None:
+    core = make_core("async", server=5, pipeline=pipeline)
+    core.handle(ControlArrived(worker_id(0), SETUP))
+    core.handle(built(1, [Frame(capacity=4)]))
+    core.handle(ControlArrived(worker_id(1), Register(group=1, workers=[1], clock=0)))
+    for clock in range(4):  # how far a worker may be ahead of its group
+        pull = Header(kind=Kind.PULL, sender=worker_id(1), clock=clock, pull_number=1)
+        actions = core.handle(Arrived(worker_id(1), pull, None))
+        assert bool(only(actions, Fail)) == (clock > 1 + pipeline)
+    for version in range(1, 5):  # under which settings it may still push
+        core.handle(ControlArrived(worker_id(1), Settings(version=version, hyper=HYPER, absent=[])))
+    known = [each for each in range(1, 5) if each in core._settings._known[worker_id(1)]]
+    assert known == list(range(4 - pipeline, 5))
+    offer = Offered(worker_id(1), Kind.PUSH, 0, 4, "ticket")
+    assert only(core.handle(offer), Accept)
+    for _ in range(2 * (2 + pipeline)):
+        assert core.handle(offer) == []
+    (fail,) = core.handle(offer)
+    assert isinstance(fail, Fail)
 
 
 NEW_SETTINGS = Settings(version=2, hyper=HYPER, absent=[])
@@ -455,6 +574,42 @@ def test_a_suspension_that_its_resumption_overtook_is_forgotten_whatever_came_be
     assert only(core.handle(Arrived(worker_id(1), header, None)), EmptyStep)
     assert core.handle(ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=1))) == []
     core.check_invariants()
+
+
+def test_after_a_collective_what_is_in_turn_is_received_as_before() -> None:
+    core = core_of("sync", groups=1, chunks=2, slots=3)
+    core.handle(ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=1)))
+    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    assert only(core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "ticket")), Accept)
+
+
+def test_the_push_behind_one_that_had_to_wait_is_received_when_that_has_come() -> None:
+    core = core_of("ssp", slots=1)
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(0), settings=1, weight=1.0, length=4, dtype=Dtype.FLOAT32
+    )
+    (accept,) = core.handle(Offered(worker_id(0), Kind.PUSH, 0, 4, "first"))
+    for ticket in ("second", "third"):
+        assert core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, ticket)) == []
+    tickets = []
+    for worker, clock in ((0, 0), (1, 0), (1, 1)):
+        pushed = header._replace(sender=worker_id(worker), group=worker, clock=clock)
+        accepts = only(core.handle(Arrived(worker_id(worker), pushed, accept.slot)), Accept)
+        tickets += [each.ticket for each in accepts]
+    assert tickets == ["second", "third"]
+
+
+def test_who_stops_lets_chunks_go_on_in_the_order_in_which_they_came_to_wait() -> None:
+    core = core_of("ssp", chunks=3)
+    for clock in (0, 1):
+        for chunk in (2, 0, 1):
+            header = Header(
+                kind=Kind.PUSH, sender=worker_id(0), clock=clock, chunk=chunk, settings=1
+            )
+            replies = only(core.handle(Arrived(worker_id(0), header, None)), Reply)
+            assert len(replies) == (clock == 0)
+    actions = core.handle(ControlArrived(worker_id(1), Suspend(group=1, clock=0, seq=1)))
+    assert [each.token.chunk for each in only(actions, Reply)] == [2, 0, 1]
 
 
 def test_a_group_pushes_on_when_its_collective_is_over() -> None:

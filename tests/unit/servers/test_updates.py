@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psdist.errors import InvariantError
+from psdist.errors import HyperparameterError, InvariantError
 from psdist.protocol.control import Register, Resume, Resumed, Settings, Setup, Suspend
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
@@ -215,6 +215,15 @@ def test_steps_that_had_to_wait_for_a_buffer_are_made_in_the_order_of_their_push
     ]
 
 
+def test_a_sum_is_in_a_slot_as_much_as_what_waits_for_its_turn() -> None:
+    core = loaded("sync")
+    send(core, Kind.PUSH, 0, clock=0)
+    core.check_invariants()
+    core._updates.pool._free.append(Frame(capacity=4))
+    with pytest.raises(InvariantError, match="1 receive slots in use, more than were taken"):
+        core.check_invariants()
+
+
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
 def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
     core = server(mode)
@@ -225,9 +234,141 @@ def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
         core.check_invariants(1)
     core = server(mode)
     core._updates.pool._free.append(core._updates.pool._free[0])  # the pool is no chunk's
+    core._membership.pushing.clear()  # nor are the workers
     core.check_invariants(0)
     with pytest.raises(InvariantError):
         core.check_invariants()
+
+
+def test_what_waits_on_one_chunk_is_no_matter_of_another() -> None:
+    core = server("sync")
+    core._chunks[1].pushes[0] = core._chunks[0].pushes[1]
+    core.check_invariants(0)
+    with pytest.raises(InvariantError, match="on chunk 1 something waits, and nobody knows"):
+        core.check_invariants(1)
+
+
+def test_the_frontier_is_checked_with_all_chunks_only() -> None:
+    core = server("sync")
+    lose_the_frontier(core)
+    core.check_invariants(0)
+    core.check_invariants(1)
+    with pytest.raises(InvariantError, match="the frontier, chunk 1"):
+        core.check_invariants()
+
+
+def test_in_sync_all_groups_have_the_same_schedule() -> None:
+    core = loaded("sync", groups=3)
+    send(core, Kind.PUSH, 0, clock=0)
+    hyper = pack_hyperparameters([{"lr": 0.2}])
+    core.handle(ControlArrived(worker_id(2), Settings(version=2, hyper=hyper, absent=[])))
+    assert [type(each) for each in send(core, Kind.PUSH, 1, clock=0)] == [Fold]
+    (fail,) = send(core, Kind.PUSH, 2, clock=0, settings=2)
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, HyperparameterError)
+    assert str(fail.error).startswith(
+        "sync iteration 0: groups 0 and 2 disagree on hyperparameters: "
+    )
+
+
+def test_of_a_push_that_was_offered_twice_one_offer_is_received_when_its_turn_comes() -> None:
+    core = loaded("sync")
+    (first,) = core.handle(Offered(worker_id(0), Kind.PUSH, 0, 4, "first"))
+    held = [core.handle(Offered(worker_id(1), Kind.PUSH, 0, 4, f"{each}")) for each in range(2)]
+    assert held == [[], []]
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(0), settings=1, weight=1.0, length=4, dtype=Dtype.FLOAT32
+    )
+    actions = core.handle(Arrived(worker_id(0), header, first.slot))
+    assert [each.ticket for each in actions if isinstance(each, Accept)] == ["0"]
+
+
+def suspend(core: ServerCore, group: int, clock: int = 0) -> list[Any]:
+    message = Suspend(group=group, clock=clock, seq=1)
+    return core.handle(ControlArrived(worker_id(group), message))
+
+
+def test_a_chunk_on_which_nothing_waits_any_more_is_forgotten() -> None:
+    core = loaded("sync", groups=3)
+    send(core, Kind.PUSH, 0, clock=0)
+    assert [*core._replies.blocked] == [0]
+    for group in (1, 2):
+        send(core, Kind.PUSH, group, clock=0)
+    suspend(core, 0, 1)
+    assert [*core._replies.blocked] == []
+
+
+def test_who_stops_makes_those_chunks_go_on_that_stand_where_it_has_stopped() -> None:
+    core = loaded("sync", groups=3)
+    for group in (0, 1, 2):
+        send(core, Kind.PUSH, group, clock=0)
+    send(core, Kind.PUSH, 0, clock=1)
+    assert core._waiting_at(0) == ()
+    assert core._waiting_at(1) == (core._chunks[0],)
+    assert core._waiting_at(2) == ()
+
+
+def test_a_group_that_comes_while_a_step_waits_for_a_buffer_is_waited_for() -> None:
+    """It registers before anything was done without it."""
+    core = ServerCore(server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,), (2,)])
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    rule = PayloadRule(
+        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,), smallest=(4,), largest=(4,)
+    )
+    slots = [Frame(capacity=4) for _ in range(4)]
+    core.handle(Built([0], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1))
+    register(core, 0)
+    send(core, Kind.INIT, 0)
+    chunk = core._chunks[0]
+    chunk.open_replies[:] = [1, 1]  # both buffers are read by somebody
+    assert [type(each) for each in send(core, Kind.PUSH, 0, clock=0)] == [StartSum]
+    register(core, 1)
+    chunk.open_replies[:] = [0, 1]
+    token = chunk.open_reply(worker_id(2), implied_by=9)
+    assert core.handle(ReplySent(token)) == []
+    chunk.open_replies[:] = [0, 0]
+    _, step, *_ = send(core, Kind.PUSH, 1, clock=0)
+    assert [each.group for each in step.contributions] == [0, 1]
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_reply_that_was_sent_matters_where_a_step_waits_for_its_buffer_only(mode: str) -> None:
+    core = loaded(mode)
+    (reply,) = send(core, Kind.PULL, 0, pull_number=1, flags=Flag.FRESH)
+
+    def proceed(_: Any) -> list[Any]:
+        raise AssertionError
+
+    core._updates.proceed = proceed  # type: ignore[method-assign]
+    assert core.handle(ReplySent(reply.token)) == []
+
+
+def test_who_stops_may_make_the_next_chunk_the_one_that_a_slot_is_kept_for() -> None:
+    """Chunk 0 waits for group 1 alone, chunk 1 for both; two slots serve the lower one."""
+    core = ServerCore(server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)])
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    rule = PayloadRule(
+        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,) * 2, smallest=(4, 4),
+        largest=(4, 4),
+    )  # fmt: skip
+    slots = [Frame(capacity=4), Frame(capacity=4)]
+    core.handle(
+        Built([0, 1], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1)
+    )
+    register(core, 0)
+    send(core, Kind.PUSH, 0, clock=0)
+    register(core, 1)
+    assert core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "next")) == []
+    event, accept = suspend(core, 1)
+    assert event == MembershipEvent("suspend", 1, 0, 1)
+    assert accept.ticket == "next"
+
+
+def register(core: ServerCore, group: int) -> None:
+    peer = worker_id(group)
+    hyper = pack_hyperparameters([{"lr": 0.1}])
+    core.handle(ControlArrived(peer, Register(group=group, workers=[group], clock=0)))
+    core.handle(ControlArrived(peer, Settings(version=1, hyper=hyper, absent=[])))
 
 
 def test_what_changes_is_recorded_before_the_registrar_is_answered() -> None:
@@ -254,6 +395,7 @@ def test_what_was_summed_is_told_although_the_step_must_wait_for_a_buffer() -> N
     send(core, Kind.PULL, 3, pull_number=1, flags=Flag.FRESH)
     assert [type(each) for each in send(core, Kind.PUSH, 0, clock=1)] == [StartSum]
     assert [type(each) for each in send(core, Kind.PUSH, 1, clock=1)] == [Fold]
+    core.check_invariants()
 
 
 def test_a_push_that_comes_while_the_one_before_is_being_summed_is_no_duplicate() -> None:

@@ -101,14 +101,15 @@ def test_a_failed_collective_is_an_error_in_the_registrars_words_and_is_over() -
     assert core.begin_collective("save", b"")
 
 
-@pytest.mark.parametrize("peer", [REGISTRAR, server_id(1), worker_id(3)])
+@pytest.mark.parametrize(
+    ("peer", "seq"), [(REGISTRAR, 0), (REGISTRAR, 2), (server_id(1), 1), (worker_id(3), 1)]
+)
 @pytest.mark.parametrize("kind", ["Collected", "Absent"])
 def test_an_answer_to_what_was_not_entered_is_an_error_that_names_the_peer(
-    peer: int, kind: str
+    peer: int, seq: int, kind: str
 ) -> None:
     core = make_core()
     core.begin_collective("mean", b"")
-    seq = 2 if peer == REGISTRAR else 1
     message = (
         Collected(seq=seq, payloads=[], runs=[], values=b"", error="")
         if kind == "Collected"
@@ -128,5 +129,13 @@ def test_who_is_absent_is_said_while_it_matters_and_not_afterwards() -> None:
     assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=1)) == [
         Warn("the collective waits for worker 5")
     ]
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=2)) == [
+        Warn("the collective waits for worker 5 and 1 more")
+    ]
+    assert control(core, REGISTRAR, Absent(seq=1, workers=[], num_absent=0)) == [
+        Warn("the collective waits for workers that are on their way")
+    ]
     collect(core, 1)
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=1)) == []
+    for num_absent in (1, 9):
+        late = Absent(seq=1, workers=[5], num_absent=num_absent)
+        assert control(core, REGISTRAR, late) == []

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from psdist.codecs.raw import RAW
+from psdist.codecs.wire import payload_rule
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.control import (
     Collected,
@@ -14,21 +16,24 @@ from psdist.protocol.control import (
     Missing,
     Registered,
     Settings,
+    Stop,
     WhoIsAbsent,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, PeerLost
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.partition import Partition, Piece
 from psdist.workers.protocol.actions import (
     InitialSent,
     SendControl,
     SendPush,
     Warn,
 )
-from psdist.workers.protocol.core import WorkerCore
+from psdist.workers.protocol.core import TransferCounts, WorkerCore
 from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import (
+    BYTES,
     OWNERS,
     PARTITION,
     RULE,
@@ -79,6 +84,11 @@ def in_a_collective(core: WorkerCore) -> None:
     core.begin_collective("mean", b"")
 
 
+def answered(core: WorkerCore) -> None:
+    core.begin_collective("mean", b"")
+    collect(core, 1)
+
+
 def in_a_push(core: WorkerCore) -> None:
     push(core)
 
@@ -107,6 +117,7 @@ FORBIDDEN: list[tuple[str, Callable[[WorkerCore], None], Callable[[WorkerCore], 
     ("a push after the end", done, push),
     ("a collective after the end", done, in_a_collective),
     ("done twice", done, done),
+    ("a collective before the last one's answer was taken", answered, in_a_collective),
     ("an iteration left out", nothing, lambda core: push(core, clock=1)),
     ("a second slice", nothing, second_slice),
     ("an answer before it is here", in_a_collective, lambda core: core.take_collected()),
@@ -144,6 +155,27 @@ def test_the_loss_of_a_peer_is_an_error_that_names_it() -> None:
         core.handle(PeerLost(server_id(1), "server 1 (rank 3 on n2)"))
 
 
+def test_sizes_of_chunks_are_those_of_the_partition_one_by_one() -> None:
+    uneven = Partition.cut(
+        [Piece(name="p", shape=(192,), stride=(1,), dtype="float32", optimizer_group=0)],
+        chunk_bytes=2 * BYTES,
+    )
+    core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=1))
+    core.take_slice(uneven, owners=(0, 0), credits=2, replies=payload_rule(RAW, uneven))
+    sent = [each.header.length for each in push(core) if isinstance(each, SendPush)]
+    assert sent == [2 * BYTES, BYTES]
+
+
+def test_what_has_left_and_what_has_come_is_counted_apart() -> None:
+    core = make_core(credits=9)
+    push(core)
+    core.count_pushed(100)
+    core.count_pushed(20)
+    header = reply_to(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
+    core.handle(Arrived(server_id(0), header, None))
+    assert core.counts() == TransferCounts(bytes_pushed=120, bytes_pulled=BYTES, duplicates=0)
+
+
 # -- long waits ---------------------------------------------------------------------------------
 
 
@@ -174,6 +206,28 @@ def test_a_long_wait_says_what_for_and_asks_whoever_knows_more() -> None:
         Warn("waiting for chunk 0 from server 0"),
         SendControl(server_id(0), WhoIsMissing(chunk=0)),
     ]
+
+
+def test_a_long_wait_names_what_was_asked_for_and_nothing_else() -> None:
+    core = make_core(num_servers=9)
+    core.begin_setup(SETUP)
+    assert core.ask_who_is_missing() == [Warn("6 chunks of initial values not taken yet")]
+    core = make_core(num_servers=9)
+    assert core.ask_who_is_missing() == []
+    core.begin_register()
+    for server in (0, 2, 3, 4, 5, 6, 7):
+        control(core, server_id(server), Registered(group=7, server=server))
+    assert core.ask_who_is_missing() == [Warn("not registered yet with server 1, 8")]
+    for server in (1, 8):
+        control(core, server_id(server), Registered(group=7, server=server))
+    assert core.ask_who_is_missing() == []
+
+
+def test_nothing_is_awaited_once_the_job_is_complete() -> None:
+    core = make_core()
+    core.begin_done({})
+    control(core, REGISTRAR, Stop())
+    assert core.awaits() == "nothing"
 
 
 def test_a_long_wait_for_parameters_and_for_the_end_is_named() -> None:
@@ -266,17 +320,36 @@ def hold_an_old_answer(core: WorkerCore) -> None:
     core._collectives._answer = Collected(seq=3, payloads=[], runs=[], values=b"", error="")
 
 
-def receive_no_chunk(core: WorkerCore) -> None:
-    core._transfers._incoming[99] = (
-        core._transfers._incoming.get(99) or type(core._transfers._queues[0])()
-    )
-
-
 BREAKS = [
     break_credits, lose_a_message, forget_a_reply, leave_a_credit_unused, queue_out_of_order,
     await_another_iteration, go_back, invent_settings, answer_the_future, be_registered_unasked,
-    leave_unregistered, stop_before_done, be_done_in_a_push, hold_an_old_answer, receive_no_chunk,
+    leave_unregistered, stop_before_done, be_done_in_a_push, hold_an_old_answer,
 ]  # fmt: skip
+
+
+def test_a_worker_that_is_done_inside_a_collective_contradicts_itself() -> None:
+    core = make_core()
+    core.begin_collective("mean")
+    core.check_invariants()
+    be_done_in_a_push(core)
+    with pytest.raises(InvariantError, match="is done and waits for the other workers in mean"):
+        core.check_invariants()
+
+
+def test_one_collective_at_a_time_is_not_answered() -> None:
+    core = make_core()
+    core._collectives.seq = 2
+    with pytest.raises(InvariantError, match="0 collectives answered, 2 entered"):
+        core.check_invariants()
+
+
+def test_no_answer_is_kept_into_the_next_collective() -> None:
+    core = make_core()
+    answered(core)
+    core.check_invariants()
+    core._collectives.seq = 2
+    with pytest.raises(InvariantError, match="holds the answer to collective 1, not to 2"):
+        core.check_invariants()
 
 
 @pytest.mark.parametrize("break_it", BREAKS, ids=lambda each: each.__name__)

@@ -12,7 +12,7 @@ import torch
 from psdist.errors import CollectiveError, UsageError
 from psdist.protocol.collected import Brought, collected
 from psdist.protocol.control import Enter
-from psdist.workers.metrics import OWN_NAMES, logged, mean_of, pack
+from psdist.workers.metrics import FALSE, OWN_NAMES, TRUE, logged, mean_of, pack, packed_flag
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -143,3 +143,32 @@ def test_a_log_line_that_cannot_be_written_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         logged(values, more)
+
+
+@pytest.mark.parametrize(
+    ("flag", "packed"),
+    [
+        (True, TRUE),
+        (0, FALSE),
+        (0.5, TRUE),
+        (torch.tensor([0]), FALSE),
+        (torch.tensor(2.0), TRUE),
+        (np.bool_(False), FALSE),
+    ],
+)
+def test_a_flag_is_a_bool_a_number_or_a_tensor_of_one_value(flag: Any, packed: bytes) -> None:
+    assert packed_flag("any", flag) == packed
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        (torch.ones(2), r"job\.all: the tensor has 2 values, .* job\.all\(flags\.all\(\)\)"),
+        (np.ones(3), r"job\.all: the tensor has 3 values"),
+        ("yes", r"job\.all: a str; it takes a bool, a number or a tensor of one value"),
+        (None, r"job\.all: a NoneType"),
+    ],
+)
+def test_what_is_no_flag_is_refused(flag: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        packed_flag("all", flag)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.events import Arrived, Offered
+from psdist.protocol.control import Missing
+from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
@@ -72,17 +72,16 @@ def sends(actions: list[Action]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("mine", "num_bytes", "is_right"),
-    [((0, 3), 4, True), ((), 4, True), ((4,), 4, False), ((-1,), 4, False), ((0,), 3, False),
-     ((0,), 5, False)],
-)  # fmt: skip
+    ("mine", "num_sizes", "is_right"),
+    [((0, 3), 4, True), ((), 4, True), ((0,), 3, False), ((0,), 5, False)],
+)
 def test_a_slice_is_of_chunks_that_have_owners_and_sizes(
-    mine: tuple[int, ...], num_bytes: int, is_right: bool
+    mine: tuple[int, ...], num_sizes: int, is_right: bool
 ) -> None:
     seat = Seat(worker=0, group=5, members=(0,), num_servers=3)
 
     def take() -> Transfers:
-        sizes = (4,) * num_bytes
+        sizes = (4,) * num_sizes
         return Transfers(
             seat, owners=OWNERS, mine=mine, chunk_bytes=sizes, credits=1, replies=rule(0)
         )
@@ -90,7 +89,7 @@ def test_a_slice_is_of_chunks_that_have_owners_and_sizes(
     if is_right:
         assert take().mine == list(mine)
     else:
-        with pytest.raises(InvariantError, match=r"worker 0: a slice of chunks .* do not fit"):
+        with pytest.raises(InvariantError, match=f"4 owners and {num_sizes} sizes of chunks do"):
             take()
 
 
@@ -107,6 +106,19 @@ def test_a_pull_asks_each_server_in_turn_from_the_workers_own_on() -> None:
     transfers = make(worker=1, credits=9)
     actions = transfers.begin_pull(clock=0, chunks=(3, 0, 1), is_fresh=False)
     assert sends(actions) == [(2, 1), (2, 3), (0, 0)]
+
+
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_a_pull_says_whether_it_wants_the_newest_and_a_copy_always_does(is_fresh: bool) -> None:
+    transfers = make(credits=9)
+    pulls = transfers.begin_pull(clock=3, chunks=(2,), is_fresh=is_fresh)
+    copies = make(worker=7, credits=9).begin_copy(clock=3, chunks=(2,))
+    for actions, flags in ((pulls, Flag.FRESH if is_fresh else Flag.NONE), (copies, Flag.FRESH)):
+        (sent,) = actions
+        assert isinstance(sent, SendPull)
+        header = sent.header
+        assert (header.flags, header.clock, header.pull_number) == (flags, 3, 1)
+        assert (header.group, header.chunk, header.length) == (5, 2, 0)
 
 
 def test_a_second_push_or_pull_waits_until_the_first_is_answered() -> None:
@@ -146,7 +158,7 @@ def test_an_encoded_reply_is_decoded_once_it_is_known_to_be_the_awaited_one(
     assert first == decode
     assert sends([then]) == [(0, 2)]
     assert arrive(transfers, reply(0, pull=1, codec=3)) == []
-    assert transfers.versions[0] == Version(clock=-1 if is_copying else 0)
+    assert (0 in transfers.versions) is not is_copying
 
 
 def test_a_raw_reply_lies_where_it_belongs_already() -> None:
@@ -162,7 +174,7 @@ def test_all_duplicates_that_wait_behind_a_reply_are_discarded() -> None:
     assert transfers.on_offered(offers[0]) == [AcceptReply(0, 0)]
     assert [transfers.on_offered(offer) for offer in offers[1:]] == [[], [], []]
     discards = arrive(transfers, reply(0))
-    assert discards == [DiscardReply(number, 4 + number) for number in (2, 3, 1)]
+    assert discards == [DiscardReply(number, 4 + number) for number in (1, 2, 3)]
     assert transfers.duplicates == 3
     assert transfers.on_offered(Offered(0, Kind.REPLY, 0, 8, "late")) == [DiscardReply("late", 8)]
     assert transfers.duplicates == 4
@@ -226,23 +238,26 @@ def test_offers_of_a_chunk_beyond_the_last_are_refused() -> None:
 
 def test_what_a_reply_says_is_what_the_chunk_contains() -> None:
     transfers = make(mine=(1,))
-    assert transfers.versions == [Version(position=0, min_done=0, clock=-1)] * 4
+    assert transfers.versions == {}
     begin(transfers)
     header = reply(1)._replace(position=8, min_done=3, flags=Flag.RECORDED | Flag.FOR_PULL)
     arrive(transfers, header)
     expected = Version(position=8, min_done=3, clock=0, is_checksummed=True)
-    assert transfers.versions[1] == expected
+    assert transfers.versions == {1: expected}
     transfers.begin_pull(clock=1, chunks=(1,), is_fresh=False)
     arrive(transfers, reply(1, clock=1, pull=1)._replace(flags=Flag.FOR_PULL))
-    assert transfers.versions[1] == Version(clock=1)
+    expected = Version(position=0, min_done=0, clock=1, is_checksummed=False)
+    assert transfers.versions == {1: expected}
 
 
 def test_a_worker_without_a_model_has_moved_nothing() -> None:
     core = WorkerCore(Seat(worker=3, group=1, members=(2, 3), num_servers=1))
-    assert core.counts() == TransferCounts(bytes_pushed=0, bytes_pulled=0, duplicates=0)
-    assert TransferCounts() == TransferCounts(bytes_pushed=0, bytes_pulled=0, duplicates=0)
     assert (core.clock, core.is_idle, core.awaits()) == (0, True, "nothing")
+    late = Missing(chunk=0, groups=[], clocks=[])
+    assert core.handle(ControlArrived(server_id(0), late)) == []
     core.check_invariants()
+    nothing = TransferCounts(bytes_pushed=0, bytes_pulled=0, duplicates=0)
+    assert make_core().counts() == nothing
 
 
 def test_a_seat_says_who_speaks_for_the_group() -> None:
@@ -292,17 +307,13 @@ def send_what_is_not_awaited(transfers: Transfers) -> None:
     transfers._queues[0][0] = transfers._queues[0][0]._replace(chunk=9)
 
 
-def receive_a_chunk_that_is_none(transfers: Transfers) -> None:
-    transfers._incoming[4] = deque()
-
-
 @pytest.mark.parametrize(
     "break_it",
     [
         *(await_a_pull_that_was_not_made, await_the_next_iteration, await_an_earlier_iteration),
         *(await_a_chunk_of_another_slice, have_more_outstanding_than_credits),
         *(have_fewer_than_none_outstanding, leave_a_credit_unused, send_a_chunk_twice),
-        *(send_what_is_not_awaited, receive_a_chunk_that_is_none),
+        send_what_is_not_awaited,
     ],
     ids=lambda each: each.__name__,
 )
@@ -315,6 +326,28 @@ def test_transfers_that_contradict_themselves_are_caught(
     break_it(transfers)
     with pytest.raises(InvariantError):
         transfers.check_invariants()
+
+
+def test_chunks_wait_for_a_server_in_ascending_order_whatever_their_numbers() -> None:
+    seat = Seat(worker=0, group=5, members=(0,), num_servers=1)
+    everything = PayloadRule(
+        codec=0, name="c", dtypes=(Dtype.FLOAT32,) * 9, smallest=(4,) * 9, largest=(4,) * 9
+    )
+    transfers = Transfers(
+        seat, owners=(0,) * 9, mine=(0, 1, 8), chunk_bytes=(4,) * 9, credits=1, replies=everything
+    )
+    begin(transfers)
+    transfers.check_invariants()
+    assert transfers.missing() == [(0, 0), (1, 0), (8, 0)]
+
+
+def test_all_chunks_may_be_received_at_once() -> None:
+    transfers = make(credits=2)
+    begin(transfers)
+    for chunk, owner in enumerate(OWNERS):
+        offer = Offered(server_id(owner), Kind.REPLY, chunk, 4, chunk)
+        assert transfers.on_offered(offer) == [AcceptReply(chunk, chunk)]
+    transfers.check_invariants()
 
 
 def test_a_push_says_whose_it_is_and_what_it_was_made_under() -> None:
@@ -330,6 +363,7 @@ def test_a_group_that_has_left_says_nothing_more_for_itself() -> None:
     core = make_core()
     register(core)
     assert len(core.begin_leave()) == 2
+    core.check_invariants()
     assert core.begin_leave() == []
     (enter,) = core.begin_collective("mean")
     assert isinstance(enter, SendControl)

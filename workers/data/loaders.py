@@ -1,0 +1,136 @@
+"""All loaders of one worker: what makes and counts their passes, and tells where each one is.
+
+loaders = Loaders(seed=0, worker=1, num_workers=4, on_batch=..., on_end=..., collective=...)
+loader = loaders.make(dataset, batch_size=64, shuffle=True)
+loader = loaders.share_out(user_loader)
+sampler = loaders.sampler(dataset)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from psdist.errors import CollectiveError, UsageError
+from psdist.protocol.collected import Brought
+from psdist.protocol.ids import describe_workers
+from psdist.workers.data.loader import EpochLoader, shard_loader
+from psdist.workers.data.position import Position, length_of
+from psdist.workers.data.samplers import WorkerSampler, share_out
+from psdist.workers.data.sharding import EpochCounter, Share
+
+
+class Loaders:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        worker: int,
+        num_workers: int,
+        on_batch: Callable[[Position, int, float], None],
+        on_end: Callable[[], None],
+        collective: Callable[[str, bytes], Brought],
+    ) -> None:
+        """``on_batch(position, samples, samples of a full batch)``: before a batch is handed out by
+        a loader that shares samples out; ``on_end()``: after the last batch of a pass in which
+        other workers may have more; ``collective(name, payload)``: what all workers bring."""
+        self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
+        self._on_batch = on_batch
+        self._on_end = on_end
+        self._collective = collective
+        self._passes = EpochCounter()
+
+    def make(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        shard: bool,
+        epoch: int | None,
+        epochs: int | None,
+        options: Mapping[str, Any],
+    ) -> EpochLoader:
+        """See :meth:`psdist.job.Job.loader`."""
+        return self._follow(
+            partial(
+                shard_loader,
+                dataset,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                shard=shard,
+                loader_options=options,
+            ),
+            dataset,
+            Position(epochs=epochs),
+            shard=shard,
+            epoch=epoch,
+        )
+
+    def share_out(self, loader: object) -> EpochLoader:
+        """``loader``'s batches, shared out among the workers; those of one made here are."""
+        if isinstance(loader, EpochLoader):
+            return loader
+        if not isinstance(loader, DataLoader):
+            raise UsageError(
+                "job.prepare(model, optimizer, ...) takes DataLoaders behind the optimizer, not a "
+                f"{type(loader).__name__}; schedulers and losses stay as they are in your script"
+            )
+        return self._follow(
+            partial(share_out, loader, compare=self._compare_order),
+            loader.dataset,
+            Position(),
+        )
+
+    def _compare_order(self, digest: bytes) -> None:
+        drawn = self._collective("loader", digest)
+        if others := drawn.unlike(drawn.payloads[0]):
+            raise CollectiveError(
+                f"{describe_workers([0])} and {describe_workers(others[:1])} have drawn different "
+                "samples from the sampler of a prepared DataLoader: it must depend on nothing but "
+                "the random numbers of torch, numpy and Python and its own generator"
+            )
+
+    def sampler(
+        self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
+    ) -> WorkerSampler:
+        """See :meth:`psdist.job.Job.sampler`."""
+        return WorkerSampler(
+            dataset,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            epoch=lambda: self._passes.start_pass(dataset, epoch=epoch),
+            **self._share,
+        )
+
+    def _follow(
+        self,
+        make: Callable[..., EpochLoader],
+        dataset: Any,
+        position: Position,
+        *,
+        shard: bool = True,
+        epoch: int | None = None,
+    ) -> EpochLoader:
+        def start_pass() -> int:
+            number = self._passes.start_pass(dataset, shard=shard, epoch=epoch)
+            position.start_pass(epoch=number, num_batches=length_of(loader))
+            return number
+
+        loader = make(
+            epoch=start_pass,
+            # Validation batches of a whole dataset neither weigh nor count.
+            on_batch=partial(self._on_batch, position) if shard else _ignore_batch,
+            on_end=self._on_end,
+            **self._share,
+        )
+        return loader
+
+
+def _ignore_batch(_num_samples: int, _nominal: float) -> None:
+    """Of a loader that gives every worker all samples."""

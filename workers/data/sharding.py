@@ -1,0 +1,155 @@
+"""Which samples a worker sees in an epoch: arithmetic, no torch, nothing sent.
+
+Every worker computes the same plan from (seed, epoch) and takes its part, so that the W workers
+together see, batch by batch, what one process with a batch W times as large would see.
+
+    plan = BatchPlan(num_samples=1000, batch_size=64, num_workers=4)
+    order = epoch_order(num_samples=1000, shuffle=True, seed=0, epoch=3)
+    part = plan.part(0, worker=1)
+    order[part.start : part.stop]             # the samples of worker 1's first batch
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict, cast
+
+import numpy as np
+
+from psdist.errors import UsageError
+
+
+class Share(TypedDict):
+    """Whose part it is, and the seed that all have in common."""
+
+    seed: int
+    worker: int
+    num_workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How an epoch of ``num_samples`` positions is cut into batches for ``num_workers`` workers.
+
+    Joint batch i is positions [i * W * B, (i + 1) * W * B); worker w takes its w-th part. Sizes
+    of the parts differ by at most one. A last joint batch with fewer samples than workers would
+    leave some worker without a batch, so its samples join the batch before it, whose parts then
+    have up to B + 1 samples. All workers have the same number of batches, none of them empty.
+    """
+
+    num_samples: int
+    batch_size: int
+    """Samples per worker."""
+    num_workers: int
+    drop_last: bool = False
+    """Leave out the last joint batch when it is incomplete."""
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+        if self.num_samples == 0:
+            raise UsageError("the dataset is empty: job.loader needs at least one sample")
+        if self.num_samples < self.num_workers:
+            raise UsageError(
+                f"the dataset has {self.num_samples} samples and the job {self.num_workers} "
+                f"workers: each needs at least one; start fewer workers, or pass shard=False to "
+                f"give every worker all samples"
+            )
+        if self.num_batches == 0:
+            raise UsageError(
+                f"drop_last=True leaves no batch: the dataset has {self.num_samples} samples and "
+                f"one batch of all workers takes {self._joint_size} (batch_size "
+                f"{self.batch_size} x {self.num_workers} workers); use a smaller batch_size or "
+                f"drop_last=False"
+            )
+
+    @property
+    def _joint_size(self) -> int:
+        return self.batch_size * self.num_workers
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch: the same for every worker."""
+        full, rest = divmod(self.num_samples, self._joint_size)
+        return full if self.drop_last or rest < self.num_workers else full + 1
+
+    def joint_batch(self, index: int) -> range:
+        """Positions in the epoch's order that all workers together take as their batch ``index``.
+
+        Raises IndexError beyond the last batch.
+        """
+        if not 0 <= index < self.num_batches:
+            raise IndexError(f"batch {index} of {self.num_batches}")
+        start = index * self._joint_size
+        takes_the_rest = index == self.num_batches - 1 and not self.drop_last
+        return range(start, self.num_samples if takes_the_rest else start + self._joint_size)
+
+    def part(self, index: int, worker: int) -> range:
+        """The positions of joint batch ``index`` that belong to ``worker``."""
+        joint = self.joint_batch(index)
+        # floor(n (w + 1) / W) - floor(n w / W) takes two neighbouring values only, and the parts
+        # of a full batch are exactly batch_size.
+        first = len(joint) * worker // self.num_workers
+        last = len(joint) * (worker + 1) // self.num_workers
+        return joint[first:last]
+
+
+def check_batch_size(batch_size: object) -> None:
+    if type(batch_size) is not int or batch_size < 1:
+        raise UsageError(
+            f"batch_size must be a whole number >= 1 (samples per worker), got {batch_size!r}"
+        )
+
+
+def epoch_order(*, num_samples: int, shuffle: bool, seed: int, epoch: int) -> Sequence[int]:
+    """The samples in the order of this epoch: a permutation by (seed, epoch), or 0, 1, 2, ...
+
+    The same on every worker. Takes 8 bytes per sample when shuffled, nothing otherwise.
+    """
+    if not shuffle:
+        return range(num_samples)
+    # To a type checker an array is no Sequence; it has what samplers use, a length and items.
+    return cast(Sequence[int], random_of(seed, epoch).permutation(num_samples))
+
+
+def random_of(seed: int, epoch: int, *more: int) -> np.random.Generator:
+    """A generator for each key; ``spawn_key`` keeps (1, 0) and (1,) apart, a list would not."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch, *more)))
+
+
+class EpochCounter:
+    """The number of earlier passes over each dataset object.
+
+    A pass counts when its iteration starts, finished or not. Passes with ``shard=False`` have a
+    count of their own: an evaluation on the chief alone must not shift the chief's epoch, or the
+    workers would no longer agree on the order and samples would be lost.
+    """
+
+    def __init__(self) -> None:
+        # Datasets may be unhashable (a list), so the key is id(). An id is used again after its
+        # object is gone: the entry goes with the object where that can be watched, and keeps the
+        # object alive where it cannot.
+        self._passes: dict[tuple[int, bool], int] = {}
+        self._keepers: dict[int, object] = {}
+
+    def start_pass(self, dataset: object, *, shard: bool = True, epoch: int | None = None) -> int:
+        """Count a pass over ``dataset``; returns its epoch: ``epoch``, or the passes before it."""
+        key = (id(dataset), shard)
+        if id(dataset) not in self._keepers:
+            self._keepers[id(dataset)] = self._keeper(dataset)
+        num_earlier = self._passes.get(key, 0)
+        self._passes[key] = num_earlier + 1
+        return num_earlier if epoch is None else epoch
+
+    def _keeper(self, dataset: object) -> object:
+        try:
+            return weakref.ref(dataset, partial(self._forget, id(dataset)))
+        except TypeError:  # lists and other types without weak references
+            return dataset
+
+    def _forget(self, dataset_id: int, _dead: object) -> None:
+        self._keepers.pop(dataset_id, None)
+        self._passes.pop((dataset_id, True), None)
+        self._passes.pop((dataset_id, False), None)

@@ -1,0 +1,106 @@
+"""Whether the model is still what was prepared: looked at before every push.
+
+    watch = ModelWatch(module, names=[...], frozen=[...])
+    watch.look(flat, clock=3)            # UsageError for what would train wrongly
+
+What the script puts into the model behind psdist's back the servers never see: their next values
+replace it, and parameters that are other objects than the prepared ones do not train at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from psdist.errors import UsageError
+from psdist.workers.model.flat import FlatModel
+
+logger = logging.getLogger("psdist")
+
+_REMEDY: Final = "load and initialise models before job.prepare"
+
+
+class ModelWatch:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        names: Sequence[str],
+        frozen: Sequence[tuple[str, torch.nn.Parameter]],
+    ) -> None:
+        """``names`` of the pieces; ``frozen``: parameters, with their names, that must stay so."""
+        self._names = names
+        self._frozen = frozen
+        self._places = [
+            (table, key, value, f"{path}.{key}" if path else key)
+            for path, each in module.named_modules()
+            for table in (each._modules, each._parameters)
+            for key, value in table.items()
+            if value is not None
+        ]
+        """What lay where: tables of the modules, their keys and values, and names."""
+        self._before_load: list[torch.Tensor] = []
+        self._has_warned = False
+        self._parameters = tuple(module.parameters())
+        hook = _LoadHook(self._keep_values)
+        for each in module.modules():
+            each.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call] # torch's
+
+    def look(self, flat: FlatModel, *, clock: int) -> None:
+        """``clock``: of the iteration that is about to end. Raises :class:`UsageError`."""
+        for table, key, value, name in self._places:
+            if table.get(key) is not value:
+                raise UsageError(
+                    f"iteration {clock}: {name} is not any more what job.prepare() was given "
+                    "(replaced, or loaded with assign=True), and what is there now is not trained; "
+                    "change the model before job.prepare()"
+                )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"iteration {clock}: parameter {name} was frozen at job.prepare() but now "
+                    "requires gradients; servers train only parameters that required gradients "
+                    "at prepare(): set requires_grad before job.prepare()"
+                )
+        self._look_for_a_load(clock)
+        written = [] if self._has_warned else flat.written_by_others()
+        if written:
+            self._has_warned = True
+            logger.warning(
+                "the script has written to parameter %s (and %d more) since the servers sent it; "
+                f"they do not see that, and their next values replace it: {_REMEDY}",
+                self._names[written[0]],
+                len(written) - 1,
+            )
+
+    def _keep_values(self) -> None:
+        if not self._before_load:
+            self._before_load = [each.detach().clone() for each in self._parameters]
+
+    def _look_for_a_load(self, clock: int) -> None:
+        """Averages of weights may be loaded for an evaluation, if what was there is loaded back."""
+        before, self._before_load = self._before_load, []
+        for value, parameter in zip(before, self._parameters, strict=bool(before)):
+            if not torch.equal(value, parameter.detach()):
+                raise UsageError(
+                    f"iteration {clock}: load_state_dict() has changed the model since "
+                    "job.prepare(), and the servers, which hold the parameters, have not seen it: "
+                    f"{_REMEDY}"
+                )
+
+
+class _LoadHook:
+    """Told before every load_state_dict. A copied or pickled model's tells nobody."""
+
+    def __init__(self, on_load: Callable[[], None] | None = None) -> None:
+        self._on_load = on_load
+
+    def __call__(self, *_arguments: Any) -> None:
+        if self._on_load is not None:
+            self._on_load()
+
+    def __reduce__(self) -> tuple[type[_LoadHook], tuple[()]]:
+        return _LoadHook, ()

@@ -1,0 +1,119 @@
+"""What the workers of a group bring to an iteration, on which they must agree before they reduce.
+
+    steps = StepTable(group, worker=3)
+    table = yield from steps.gather(Row(...))              # a row of each worker, by place
+    hyper = yield from steps.hyperparameters(table, hyper, clock=7)
+    total = yield from steps.total(4.5)
+
+Generators hand out what there is to wait for, as :meth:`psdist.workers.trainer.Trainer.iterate`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psdist.errors import HyperparameterError, UsageError
+from psdist.protocol.optimizers import difference, unpack_hyperparameters
+from psdist.workers.group.channel import GroupChannel, Pending, T
+from psdist.workers.loop import Wait, wait_for_group
+
+_CALL: Final = "optimizer.step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Of one worker."""
+
+    weight: float
+    hyper: bytes
+    """Packed; of another worker's row a digest."""
+    is_skipped: bool = False
+    is_finite: bool = True
+    max_norm: float = 0.0
+    """The norm to which the group's gradient is clipped; 0: it is not."""
+    has_ended: bool = False
+    """It has no more data in this pass, and takes part for the others' sake."""
+    absent: frozenset[int] = frozenset()
+
+
+def in_group(pending: Pending[T], what: str) -> Generator[Wait, None, T]:
+    """The result of an operation of the group."""
+    if not pending.is_done():
+        yield wait_for_group(pending, what)
+    return pending.result()
+
+
+class StepTable:
+    def __init__(self, group: GroupChannel, *, worker: int) -> None:
+        self._group = group
+        self._worker = worker
+
+    def gather(self, mine: Row) -> Generator[Wait, None, list[Row]]:
+        flags = mine.is_skipped + 2 * mine.is_finite + 4 * mine.has_ended
+        row = [mine.weight, flags, mine.max_norm, _digest(mine.hyper), *sorted(mine.absent)]
+        table = yield from in_group(self._group.agree(_CALL, row), _CALL)
+        return [
+            Row(
+                weight=weight,
+                hyper=int(hyper).to_bytes(_DIGEST_BYTES, "little"),
+                is_skipped=bool(int(flags) & 1),
+                is_finite=bool(int(flags) & 2),
+                has_ended=bool(int(flags) & 4),
+                max_norm=max_norm,
+                absent=frozenset(map(int, absent)),
+            )
+            for weight, flags, max_norm, hyper, *absent in table
+        ]
+
+    def hyperparameters(
+        self, table: Sequence[Row], mine: bytes, *, clock: int
+    ) -> Generator[Wait, None, bytes]:
+        """Those of the workers that bring a gradient, which must be alike in every mode: each
+        worker's slice would be stepped with hyperparameters of its own. Raises
+        :class:`HyperparameterError`."""
+        if all(row.hyper == table[0].hyper for row in table):
+            return mine
+        rows = yield from in_group(self._group.agree(_CALL, [self._worker, *mine]), _CALL)
+        brought = [
+            (int(worker), bytes(map(int, packed)))
+            for row, (worker, *packed) in zip(table, rows, strict=True)
+            if not row.has_ended
+        ]
+        first, hyper = brought[0]
+        for other, others in brought:
+            if others != hyper:
+                differ = difference(unpack_hyperparameters(hyper), unpack_hyperparameters(others))
+                raise HyperparameterError(
+                    f"iteration {clock}: workers {first} and {other} of one group disagree on "
+                    f"hyperparameters: {differ}; nothing was pushed. Every worker must use the "
+                    "same schedule: one that follows a loss must follow job.mean(loss)"
+                )
+        return hyper
+
+    def total(self, value: float) -> Generator[Wait, None, float]:
+        """The sum of what all bring, in the order of the workers: the same bits on each."""
+        table = yield from in_group(self._group.agree(_CALL, [value]), _CALL)
+        return sum(row[0] for row in table)
+
+
+def max_norm_of(table: Sequence[Row], *, clock: int) -> float:
+    """To which the group's gradient is clipped; 0: it is not. Raises :class:`UsageError`."""
+    norms = {row.max_norm for row in table if not row.has_ended}
+    if len(norms) > 1:
+        raise UsageError(
+            f"iteration {clock}: workers of one group clip to different norms: "
+            f"{', '.join(f'{norm:g}' if norm else 'none' for norm in sorted(norms))}; every worker "
+            "must call job.clip_grad_norm_ in the same iterations, with the same norm"
+        )
+    return norms.pop()
+
+
+_DIGEST_BYTES: Final = 6
+"""A float64 carries 48 bits exactly."""
+
+
+def _digest(hyper: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(hyper, digest_size=_DIGEST_BYTES).digest(), "little")
