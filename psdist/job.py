@@ -194,7 +194,7 @@ class Job:
             )
         description = ModelDescription.of(model, optimizer)
         agree_on_model(
-            [*description.lines(optimizer), f"gradients clipped to norm {max_norm or None}"],
+            [f"max_grad_norm {max_norm or None}", *description.lines(optimizer)],
             worker=self.worker,
             ranks=self._context.roles.worker_ranks,
             collective=lambda payload: self._collective("prepare", payload),

@@ -39,12 +39,12 @@ trap 'rm -- "$log"' EXIT
 ) >"$log" 2>&1 &
 checks=$!
 
-# Three tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an
-# end, so that two keep two cores busy for half of it.
+# Four tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an
+# end, so that three keep two cores busy for 70 % of it.
 # A test that pytest-timeout cannot end (it hangs inside C) ends the run, with every stack.
 printf '== pytest\n'
 "$venv/bin/python" -m pytest -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
-    --numprocesses 3 --dist loadscope --no-loadscope-reorder "$@" || failed+=" pytest"
+    --numprocesses 4 --dist loadscope --no-loadscope-reorder "$@" || failed+=" pytest"
 wait "$checks" || failed+=" checks"
 cat -- "$log"
 
