@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, stamped, verify
@@ -25,7 +25,7 @@ from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup
-from psdist.protocol.events import Arrived, Frame, Sent
+from psdist.protocol.events import Arrived, Event, Frame, Sent
 from psdist.protocol.header import Flag
 from psdist.protocol.ids import REGISTRAR
 from psdist.protocol.partition import Chunk, Partition
@@ -100,6 +100,16 @@ class _InitialValues:
     chunk: int
 
 
+_DISCARDED: Final = object()
+"""Owns the memory of a message that nobody waits for."""
+
+
+def _is_discarded(event: Event) -> bool:
+    if not isinstance(event, Arrived) or event.frame is None:
+        return False
+    return event.frame.owner is _DISCARDED
+
+
 class WorkerLoop:
     def __init__(self, transport: Transport, core: WorkerCore, *, waiting: Waiting) -> None:
         self.transport = transport
@@ -168,7 +178,7 @@ class WorkerLoop:
         while event is not None:
             if isinstance(event, Sent):
                 self._on_sent(event.frame)
-            else:
+            elif not _is_discarded(event):
                 if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
                     who = f"worker {self.core.seat.worker}"
                     verify(event.header, event.frame, receiver=who)
@@ -240,7 +250,9 @@ class WorkerLoop:
         frame.decode()
 
     def _discard_reply(self, action: DiscardReply) -> None:
-        self.transport.accept(action.ticket, Frame(memoryview(bytearray(action.num_bytes))))
+        frame = Frame(memoryview(bytearray(action.num_bytes)))
+        frame.owner = _DISCARDED
+        self.transport.accept(action.ticket, frame)
 
     def _warn(self, action: Warn) -> None:
         logger.warning("%s", action.text)

@@ -412,6 +412,7 @@ def victims(seed: int) -> Iterator[HostileServer | HostileRegistrar | HostileWor
     yield HostileWorker(seed)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_is_wrong_is_an_error_or_dropped_and_nothing_grows(seed: int) -> None:
     """By hand 100,000 messages to each, in the suite 2,000."""

@@ -73,6 +73,7 @@ def test_a_large_schedule_ends_and_keeps_its_modes_rules(large_seed: int) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(10_000, 30_000, 10 * BLOCK))
 def test_many_more_small_schedules_end_and_keep_their_modes_rules(first: int) -> None:
     for seed in range(first, first + 10 * BLOCK):
@@ -80,6 +81,7 @@ def test_many_more_small_schedules_end_and_keep_their_modes_rules(first: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(1_000, 1_500, BLOCK))
 def test_many_more_large_schedules_end_and_keep_their_modes_rules(first: int) -> None:
     for seed in range(first, first + BLOCK):

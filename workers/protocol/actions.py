@@ -78,7 +78,8 @@ class DecodeCopy:
 
 @dataclass(slots=True)
 class DiscardReply:
-    """Receive an offered message that nobody waits for, and forget it."""
+    """Receive an offered message that nobody waits for, and forget it: its arrival is not told,
+    which would be taken for that of another reply about the chunk, still on its way into place."""
 
     ticket: Any
     num_bytes: int

@@ -23,7 +23,6 @@ from psdist.workers.protocol.actions import (
     AcceptCopy,
     AcceptReply,
     Action,
-    DiscardReply,
     SendControl,
     SendPull,
     SendPush,
@@ -114,7 +113,9 @@ class Network:
                 self.offers.append(reply_to(action.header))
                 if self.random.random() < self.duplicate_rate:
                     self.offers.append(reply_to(action.header))
-            elif isinstance(action, AcceptReply | AcceptCopy | DiscardReply):
+            elif isinstance(action, AcceptReply | AcceptCopy):
+                chunk = action.ticket.chunk
+                assert chunk not in [each.chunk for each in self.transfers], "one at a time"
                 self.transfers.append(action.ticket)
                 if isinstance(action, AcceptCopy):
                     self.copied.append(action.chunk)
