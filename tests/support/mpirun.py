@@ -96,9 +96,7 @@ def run_mpi(
     prefix = environment_prefix(mpi)
     argv = [str(prefix / "bin" / "mpiexec"), "-n", str(n), *_flags(mpi), *launcher_args]
     argv += [str(prefix / "bin" / "python"), *program_args]
-    with tempfile.TemporaryDirectory(prefix="psdist-mpi-", ignore_cleanup_errors=True) as folder:
-        session = own_session(Path(folder), os.environ)
-        return run_program(argv, timeout_s=timeout_s, env={**session, **(env or {})}, cwd=cwd)
+    return run_program(argv, timeout_s=timeout_s, env=env, cwd=cwd)
 
 
 def run_program(
@@ -108,7 +106,17 @@ def run_program(
     env: Mapping[str, str] | None = None,
     cwd: Path = REPOSITORY,
 ) -> Completed:
-    """Run any program (such as `psdist run -n 3 ...`) with the same deadline and clean-up."""
+    """Run any program on this host (such as `psdist run -n 3 ...`) with the same deadline and
+    clean-up. An mpirun that it starts has files of its own: those of others may be in its way."""
+    with tempfile.TemporaryDirectory(prefix="psdist-mpi-", ignore_cleanup_errors=True) as folder:
+        session = own_session(Path(folder), os.environ)
+        return run_anywhere(argv, timeout_s=timeout_s, env={**session, **(env or {})}, cwd=cwd)
+
+
+def run_anywhere(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None, cwd: Path
+) -> Completed:
+    """As :func:`run_program`, where the program may run on other hosts."""
     marker = uuid.uuid4().hex
     # Files, not pipes: a process that outlives the launcher would hold a pipe open, and we would
     # wait for it instead of reporting it.

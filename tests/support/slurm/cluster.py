@@ -35,7 +35,7 @@ from tests.support.mpirun import (
     environment_prefix,
     program_environment,
     require,
-    run_program,
+    run_anywhere,
     skip_or_fail,
     wait_until_gone,
 )
@@ -65,7 +65,7 @@ class SlurmCluster:
         """Run `srun *args`; `python` and `psdist` are those of the environment with that MPI."""
         job = f"test-{uuid.uuid4().hex}"
         try:
-            return run_program(
+            return run_anywhere(
                 ["srun", f"--job-name={job}", *args],
                 timeout_s=timeout_s,
                 env=self._environment(mpi, env),
