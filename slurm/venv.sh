@@ -73,7 +73,7 @@ make_venv() {
 make_mpich_venv() {
     local directory=$1 base=$2 root site made_from stamp
     root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd) || return
-    made_from="$(cd -- "$base" && pwd) $(cksum <"$root/constraints.txt")" || return
+    made_from="$(cd -- "$base" && pwd) $(cat -- "$root/setup.cfg" "$root/constraints.txt" | cksum)" || return
     stamp="$directory/complete"
     if [[ -f "$stamp" && "$(<"$stamp")" == "$made_from" ]] &&
         "$directory/bin/python" -c 'import psdist' 2>/dev/null; then
