@@ -190,7 +190,7 @@ class Job:
             raise UsageError(
                 f"job.prepare(max_grad_norm={max_norm:g}) in mode sync with {self.num_groups} "
                 "groups: the joint gradient is known to the servers only, and they do not clip; "
-                "use one group, mode ssp or async, or job.clip_grad_norm_, which clips each group's"
+                "use one group, mode ssp or async, or job.clip_grad_norm_, which clips by group"
             )
         description = ModelDescription.of(model, optimizer)
         agree_on_model(

@@ -37,7 +37,7 @@ from psdist.errors import (
     UsageError,
 )
 from psdist.job import Job
-from tests.support.programs.training.cases import Case, Outcome, Result
+from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.problems import Problem, flat, train
 from tests.support.programs.training.virtual_job import run_virtually
 
@@ -827,6 +827,27 @@ def test_averages_may_be_loaded_for_an_evaluation_and_what_was_there_back(tmp_pa
         return {"clock": job.clock}
 
     assert served(scenario, tmp_path).results[0]["clock"] == 5
+
+
+def test_a_pull_replaces_what_was_loaded_by_what_others_have_trained_meanwhile(
+    tmp_path: Path,
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        average = copy.deepcopy(model.state_dict())
+        model, optimizer = job.prepare(model, sgd(model))
+        if job.is_chief:
+            model.load_state_dict(average)
+        else:
+            train(model, optimizer, PROBLEM.batches(size=24, count=2))
+        job.barrier()
+        job.pull()
+        train(model, optimizer, PROBLEM.batches(size=24, count=1))
+        return {"clock": job.clock}
+
+    case = Case(name="pull", script=script, groups=((0,), (1,)), settings={"mode": "async"})
+    results = run_virtually(case, tmp_path / "run").results
+    assert [result["clock"] for result in results] == [1, 3]
 
 
 def replaced(model: nn.Sequential) -> None:

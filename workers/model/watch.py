@@ -65,9 +65,11 @@ class ModelWatch:
                     "requires gradients; servers train only parameters that required gradients "
                     "at prepare(): set requires_grad before job.prepare()"
                 )
-        self._look_for_a_load(clock)
-        written = [] if self._has_warned else flat.written_by_others()
-        if written:
+        written = flat.written_by_others()
+        before, self._before_load = self._before_load, []
+        if written:  # since the last pull, too, which brings the servers' values back
+            self._look_for_a_load(before, clock)
+        if written and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the script has written to parameter %s (and %d more) since the servers sent it; "
@@ -80,9 +82,8 @@ class ModelWatch:
         if not self._before_load:
             self._before_load = [each.detach().clone() for each in self._parameters]
 
-    def _look_for_a_load(self, clock: int) -> None:
+    def _look_for_a_load(self, before: Sequence[torch.Tensor], clock: int) -> None:
         """Averages of weights may be loaded for an evaluation, if what was there is loaded back."""
-        before, self._before_load = self._before_load, []
         for value, parameter in zip(before, self._parameters, strict=bool(before)):
             if not torch.equal(value, parameter.detach()):
                 raise UsageError(
