@@ -16,8 +16,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -26,36 +25,24 @@ from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
 from psdist.errors import UsageError, UserError
-from psdist.history.writers import WorkerHistory
+from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import Setup
-from psdist.protocol.ids import worker_of
-from psdist.protocol.memory import as_bytes
+from psdist.protocol.ids import describe_workers, worker_of
 from psdist.ranks.context import RankContext
 from psdist.ranks.device import device_of
 from psdist.ranks.failure import flush_output, printable
 from psdist.ranks.server import num_threads
-from psdist.ranks.wire import wire_of
 from psdist.workers import metrics
-from psdist.workers.assembly import make_loop, make_trainer
+from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import process_group
-from psdist.workers.model.description import (
-    ModelDescription,
-    UseHook,
-    agree_on_model,
-    has_made_steps,
-    packed_hyperparameters,
-)
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
-from psdist.workers.model.saving import check_suffix, write_model
-from psdist.workers.model.watch import ModelWatch
+from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.standing import Standing
-from psdist.workers.trainer import Trainer, WorkerStatistics
 
 logger = logging.getLogger("psdist")
 
@@ -124,10 +111,9 @@ class Job:
             collective=self._collective,
         )
         self._standing = Standing(self.worker, context.transport)
-        self._trainer: Trainer | None = None
-        self._optimizer: ServedOptimizer | None = None
-        self._write_model: Callable[[Path], None] | None = None
-        self._history: WorkerHistory | None = None
+        self._sets = ParameterSets(
+            context, self._loop, self._group, self._standing, collective=self._collective
+        )
         self._is_finished = False
         self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
@@ -147,7 +133,16 @@ class Job:
     def prepare(
         self,
         model: _Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Sequence[torch.optim.Optimizer],
+        *,
+        max_grad_norm: float | None = None,
+    ) -> tuple[_Module, list[ServedOptimizer]]: ...
+
+    @overload
+    def prepare(
+        self,
+        model: _Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
     ) -> tuple[Any, ...]: ...
@@ -155,7 +150,7 @@ class Job:
     def prepare(
         self,
         model: _Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
     ) -> tuple[Any, ...]:
@@ -163,28 +158,20 @@ class Job:
 
         The same module object, its parameters now in flat memory with the chief's values, and an
         optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
-        on. DataLoaders come back behind them, each as a loader of this worker's part; their batch
-        size is per worker. ``max_grad_norm``: every step clips the mean gradient of the worker's
-        group to that L2 norm, as torch's clip_grad_norm_ clips a process's (in sync only with one
-        group, whose mean is everybody's).
+        on. Several optimizers, for parts of the model, are passed and come back as a list. Each is
+        a parameter set with clocks of its own; ``prepare`` may be called again for another model.
+        DataLoaders come back behind them, each as a loader of this worker's part; their batch size
+        is per worker. ``max_grad_norm``: every step clips the mean gradient of the worker's group
+        (of the parameters of that optimizer) to that L2 norm, as torch's clip_grad_norm_ clips a
+        process's (in sync only with one group, whose mean is everybody's).
 
-        Raises :class:`ModelError` where workers' models or optimizers differ or servers cannot hold
-        the model, :class:`OptimizerRefusedError` for an optimizer that servers refuse,
-        :class:`UsageError` for a second call, an optimizer that has made steps, or what cannot be
-        shared out or clipped.
+        Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
+        a parameter or servers cannot hold the model, :class:`OptimizerRefusedError` for an
+        optimizer that servers refuse, :class:`UsageError` for one that has made steps, or what
+        cannot be shared out or clipped.
         """
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
-        if self._trainer is not None:
-            raise UsageError(
-                "job.prepare() was called a second time; a job trains one model: put all modules "
-                "into one, and prepare that"
-            )
-        if has_made_steps(optimizer):
-            raise UsageError(
-                "the optimizer has made steps already; servers start with fresh optimizer state, "
-                "so pass a new optimizer to job.prepare"
-            )
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
         if max_norm and self.mode == "sync" and self.num_groups > 1:
             raise UsageError(
@@ -192,75 +179,28 @@ class Job:
                 "groups: the joint gradient is known to the servers only, and they do not clip; "
                 "use one group, mode ssp or async, or job.clip_grad_norm_, which clips by group"
             )
-        description = ModelDescription.of(model, optimizer)
-        agree_on_model(
-            [f"max_grad_norm {max_norm or None}", *description.lines(optimizer)],
-            worker=self.worker,
-            ranks=self._context.roles.worker_ranks,
-            collective=lambda payload: self._collective("prepare", payload),
-        )
-        config = self._config
-        partition = description.cut(
-            chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
-            mode=config.mode,
-            extra_optimizers=config.optimizers,
-        )
-        if config.record:
-            folder = self._context.run_directory.path / "history"
-            self._history = WorkerHistory(folder, self.worker)
-            self._context.flushes.append(self._history.flush)
-        watch = ModelWatch(
-            model, names=[piece.name for piece in description.pieces], frozen=description.frozen
-        )
-        self._trainer = make_trainer(
-            self._loop,
-            self._group,
-            partition=partition,
-            owners=partition.shard(self._context.roles.shard_weights),
-            credits=config.credits,
-            wire=wire_of(config),
-            parameters=description.parameters,
-            look_for_changes=lambda flat, clock: watch.look(flat, clock=clock),
-            hyperparameters=lambda: packed_hyperparameters(optimizer),
-            on_nonfinite=config.on_nonfinite,
-            max_norm=max_norm,
-            history=self._history,
-            on_iteration=lambda: self._standing.end_iteration(self._trainer),
-        )
-        self._write_model = lambda path: write_model(
-            path,
-            description.saved_names(model),
-            partition,
-            copy=lambda frames: self._loop.copy(frames, clock=self.clock),
-        )
-        setup = Setup(
-            partition=partition.encode(),
-            optimizer=description.optimizer,
-            hyper=packed_hyperparameters(optimizer),
-        )
-        self._loop.join(setup if self.is_chief else None)
-        for _, tensor in description.untrained:
-            self._copy_from_chief(tensor)
-        self._trainer.pull()
-        self._collective("prepare")
-        model.register_forward_pre_hook(UseHook(self._trainer.record_use), with_kwargs=True)
-        self._prepared_s = time.monotonic()
+        is_one = isinstance(optimizer, torch.optim.Optimizer)
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        if not optimizers:
+            raise UsageError("job.prepare was given an empty list of optimizers")
+        is_first = not self._sets.sets
+        served = self._sets.prepare(model, optimizers, max_norm=max_norm)
+        if is_first:
+            self._prepared_s = time.monotonic()
         self._context.reach("training")
-        self._optimizer = ServedOptimizer(optimizer, step=self._trainer.step)
-        return model, self._optimizer, *shared
-
-    def _copy_from_chief(self, tensor: torch.Tensor) -> None:
-        with torch.no_grad():
-            host = tensor.detach().cpu().contiguous().clone()
-            self._context.broadcast_among_workers(as_bytes(host.view(-1)))
-            tensor.copy_(host)
+        return model, (served[0] if is_one else served), *shared
 
     # -- training ------------------------------------------------------------------------------
 
     @property
     def clock(self) -> int:
-        """Iterations this worker's group has finished."""
-        return self._trainer.clock if self._trainer is not None else 0
+        """Iterations this worker's group has finished, of the first parameter set."""
+        return self.clocks[0] if self._sets.sets else 0
+
+    @property
+    def clocks(self) -> list[int]:
+        """Iterations this worker's group has finished, of each parameter set."""
+        return [trainer.clock for trainer in self._sets.trainers]
 
     def loader(
         self,
@@ -310,28 +250,34 @@ class Job:
 
     def _on_batch(self, position: Position, num_samples: int, nominal: float) -> None:
         # Batches of a validation loop are no part of an iteration.
-        if self._trainer is not None and torch.is_grad_enabled():
-            self._trainer.on_batch(num_samples, nominal)
+        if self._sets.sets and torch.is_grad_enabled():
+            for trainer in self._sets.trainers:
+                trainer.on_batch(num_samples, nominal)
             position.use_batch()
             self._standing.on_batch(position)
 
     def _sit_out(self) -> None:
-        if self._trainer is not None and torch.is_grad_enabled():
-            self._trainer.sit_out()
+        if self._sets.sets and torch.is_grad_enabled():
+            first, *others = self._sets.trainers
+            first.sit_out(others)
 
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
-        self._prepared("pull").pull()
+        for trainer in self._prepared("pull").trainers:
+            trainer.pull()
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, optimizer: ServedOptimizer | None = None
+    ) -> torch.Tensor:
         """Clip the mean gradient of this worker's group to the L2 norm ``max_norm``; its norm
         before, a float64 of no dimension, the same on every worker of the group.
 
         In place of torch.nn.utils.clip_grad_norm_, which sees this worker's gradient alone. Call it
         last before ``step()``, on every worker of the group; ``p.grad`` stays as it is. With
-        several groups in sync each clips its own gradient, not that of the joint batch.
+        several groups in sync each clips its own gradient, not that of the joint batch. Where
+        several optimizers were prepared, ``optimizer`` says whose gradients.
         """
-        trainer = self._prepared("clip_grad_norm_")
+        trainer = self._prepared("clip_grad_norm_").set_of(optimizer).trainer
         norm = self._checked_norm("clip_grad_norm_", max_norm)
         if self.mode == "sync" and self.num_groups > 1 and not self._has_warned_of_clipping:
             self._has_warned_of_clipping = True
@@ -391,24 +337,31 @@ class Job:
         """Wait until every worker has called it."""
         self._collective("barrier")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> None:
         """Write the whole model as safetensors, under the names of its own ``state_dict()``.
 
         ``path`` must end in ``.safetensors``; folders above it are made. Trained parameters come
         from the servers, with every update pushed before; buffers and frozen parameters from the
-        chief. Returns on all workers when the file is complete.
+        chief. Returns on all workers when the file is complete. ``model`` says which one, where
+        several were prepared.
         """
-        self._prepared("save")
+        sets = self._prepared("save")
         check_suffix(path)
-        assert self._optimizer is not None
-        assert self._write_model is not None
-        brought = self._collective("save", b"x" if self._optimizer.has_unused_gradients else b"")
-        if untrained := brought.unlike(b""):
+        prepared = sets.model_of(model)
+        which = b"%d " % sets.models.index(prepared)
+        brought = self._collective("save", which + b"x" * sets.has_unused_gradients)
+        unlike = {worker: brought.of(worker) or b"x" for worker in brought.unlike(which)}
+        if untrained := [worker for worker, its in unlike.items() if its.endswith(b"x")]:
             raise refuse_untrained("job.save", untrained)
+        if unlike:
+            raise UsageError(
+                f"job.save({str(path)!r}): {describe_workers(unlike)} saves another model than "
+                "this worker; all workers must save the same one"
+            )
         problem = b""
         if self.is_chief:
             try:
-                self._write_model(Path(path))
+                prepared.write(Path(path))
             except (OSError, SafetensorError, UserError) as error:
                 problem = printable(f"job.save({str(path)!r}): {error}").encode()
         if problem := self._collective("save", problem).payloads[0]:  # the chief's
@@ -419,16 +372,16 @@ class Job:
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
 
-    def _prepared(self, what: str) -> Trainer:
-        if self._trainer is None:
+    def _prepared(self, what: str) -> ParameterSets:
+        if not self._sets.sets:
             raise UsageError(
                 f"job.{what}() was called before job.prepare(): call model, optimizer = "
                 "job.prepare(model, optimizer) first"
             )
-        return self._trainer
+        return self._sets
 
     def _send_progress(self) -> None:
-        self._standing.send(self._trainer)
+        self._standing.send(self._sets.trainers)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -437,15 +390,19 @@ class Job:
         if self._is_finished:
             return 0
         self._is_finished = True
-        if self._optimizer is not None and self._optimizer.has_unused_gradients:
+        if self._sets.has_unused_gradients:
             raise refuse_untrained("the script has ended", [self.worker])
         trained_s = time.monotonic() - self._prepared_s
         self._loop.wait_for(self._group.agree("finish"), "finish")
-        if self._history is not None:
-            self._history.close()
-        statistics = self._trainer.statistics() if self._trainer else WorkerStatistics.of_nothing()
-        report = {**asdict(statistics), "trained_s": trained_s}
-        report["staleness"] = {str(key): n for key, n in statistics.staleness.items()}
+        for each in self._sets.sets:
+            if each.history is not None:
+                each.history.close()
+        statistics = [trainer.statistics() for trainer in self._sets.trainers]
+        report = {
+            "trained_s": trained_s,
+            "samples": max((each.samples for each in statistics), default=0),
+            "sets": [each.as_told() for each in statistics],
+        }
         self._send_progress()
         flush_output()  # what the script has printed comes before the report of the run
         self._loop.finish(report)

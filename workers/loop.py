@@ -23,11 +23,12 @@ from psdist.codecs.checks import NO_CHECKS, stamped, verify
 from psdist.codecs.frames import DecodingFrame, EncodingFrame
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
+from psdist.errors import ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup
-from psdist.protocol.events import Arrived, Event, Frame, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
@@ -110,10 +111,30 @@ def _is_discarded(event: Event) -> bool:
     return event.frame.owner is _DISCARDED
 
 
+def _set_of(event: Offered | Arrived | ControlArrived | PeerLost) -> int:
+    if isinstance(event, Arrived):
+        return event.header.set_index
+    return 0 if isinstance(event, PeerLost) else event.set_index
+
+
 class WorkerLoop:
-    def __init__(self, transport: Transport, core: WorkerCore, *, waiting: Waiting) -> None:
+    """Of one parameter set; those of a worker share its transport, and each takes the events of
+    all when it takes a turn."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        core: WorkerCore,
+        *,
+        waiting: Waiting,
+        sets: list[WorkerLoop] | None = None,
+    ) -> None:
+        """``sets``: the loops of the sets before this one."""
         self.transport = transport
         self.core = core
+        self.sets = [] if sets is None else sets
+        """Of all sets of this worker, by index."""
+        self.sets.append(self)
         self._waiting = waiting
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
@@ -135,6 +156,11 @@ class WorkerLoop:
             DiscardReply: self._discard_reply,
             Warn: self._warn,
         }
+
+    def next_set(self) -> WorkerLoop:
+        """The loop of another parameter set of this worker."""
+        core = self.core.next_set()
+        return WorkerLoop(self.transport, core, waiting=self._waiting, sets=self.sets)
 
     def take_slice(
         self,
@@ -179,19 +205,31 @@ class WorkerLoop:
             if isinstance(event, Sent):
                 self._on_sent(event.frame)
             elif not _is_discarded(event):
-                if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
-                    who = f"worker {self.core.seat.worker}"
-                    verify(event.header, event.frame, receiver=who)
-                self._do(self.core.handle(event))
+                self._loop_of(event)._take(event)
             event = self.transport.poll()
         return True
+
+    def _loop_of(self, event: Offered | Arrived | ControlArrived | PeerLost) -> WorkerLoop:
+        index = _set_of(event)
+        if index >= len(self.sets):
+            raise ProtocolError(
+                f"worker {self.core.seat.worker}: {describe_peer(event.peer)} sent a message about "
+                f"parameter set {index}; this worker has {len(self.sets)}"
+            )
+        return self.sets[index]
+
+    def _take(self, event: Offered | Arrived | ControlArrived | PeerLost) -> None:
+        if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
+            who = f"worker {self.core.seat.worker}"
+            verify(event.header, event.frame, receiver=who)
+        self._do(self.core.handle(event))
 
     def _on_sent(self, frame: Frame) -> None:
         # Of a push or a pull the answer says the same (transport.base). Over one transport there
         # may have been another loop before this one, whose frames are not ours.
         owner = frame.owner
-        if isinstance(owner, _InitialValues) and owner.loop is self:
-            self._do(self.core.handle(InitialSent(owner.chunk)))
+        if isinstance(owner, _InitialValues) and owner.loop in self.sets:
+            owner.loop._do(owner.loop.core.handle(InitialSent(owner.chunk)))
 
     def _do(self, actions: Iterable[Action]) -> None:
         execute = self._execute
@@ -231,7 +269,7 @@ class WorkerLoop:
         self.transport.send(action.peer, frame)
 
     def _send_control(self, action: SendControl) -> None:
-        self.transport.send_control(action.peer, action.message)
+        self.transport.send_control(action.peer, action.message, action.set_index)
 
     def _accept_reply(self, action: AcceptReply) -> None:
         self.transport.accept(action.ticket, self._parameters[action.chunk])

@@ -3,8 +3,8 @@ collective calls.
 
     standing = Standing(worker, transport)
     standing.on_batch(position)                # of a loader that is so far in its pass
-    standing.end_iteration(trainer)            # sends a few times a second
-    standing.send(trainer)                     # sends now: before every collective, and at the end
+    standing.end_iteration(trainers, 0)        # sends a few times a second
+    standing.send(trainers)                    # sends now: before every collective, and at the end
 
 The registrar judges a missed call by the last that came before it, so that must never be skipped.
 """
@@ -12,6 +12,7 @@ The registrar judges a missed call by the last that came before it, so that must
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR
@@ -36,27 +37,28 @@ class Standing:
         self._position = position
         self._passes.on_batch(position.batches)
 
-    def end_iteration(self, trainer: Trainer | None) -> None:
-        """An iteration is finished."""
-        self._passes.end_iteration()
+    def end_iteration(self, trainers: Sequence[Trainer], set_index: int) -> None:
+        """An iteration of this set is finished; the first one's clock is the job's."""
+        if not set_index:
+            self._passes.end_iteration()
         if time.monotonic() - self._sent_s >= _EVERY_S:
-            self.send(trainer)
+            self.send(trainers)
 
-    def send(self, trainer: Trainer | None) -> None:
-        """``trainer``: None before ``job.prepare``."""
+    def send(self, trainers: Sequence[Trainer]) -> None:
+        """``trainers``: of every set, none before ``job.prepare``."""
         self._sent_s = time.monotonic()
         position = self._position
         progress = Progress(
             worker=self._worker,
-            clock=trainer.clock if trainer is not None else 0,
-            samples=trainer.num_samples if trainer is not None else 0,
+            clock=trainers[0].clock if trainers else 0,
+            samples=max((each.num_samples for each in trainers), default=0),
             loader_batches=self._passes.num_batches,
             loader_until=self._passes.until,
             epoch=position.epoch,
             epochs=position.epochs,
             batch=position.batch,
             batches=position.batches,
-            staleness=trainer.staleness if trainer is not None else 0,
-            waited_s=trainer.waited_s if trainer is not None else 0.0,
+            staleness=max((each.staleness for each in trainers), default=0),
+            waited_s=sum(each.waited_s for each in trainers),
         )
         self._transport.send_control(REGISTRAR, progress)

@@ -2,6 +2,7 @@
 
     steps = StepTable(group, worker=3)
     table = yield from steps.gather(Row(...))              # a row of each worker, by place
+    set_of(table, members)                                 # the parameter set that is stepped
     hyper = yield from steps.hyperparameters(table, hyper, clock=7)
     total = yield from steps.total(4.5)
 
@@ -28,6 +29,8 @@ class Row:
     """Of one worker."""
 
     weight: float
+    set_index: int
+    """The parameter set that is stepped; of a worker that has ended, any."""
     hyper: bytes
     """Packed; of another worker's row a digest."""
     is_skipped: bool = False
@@ -53,11 +56,13 @@ class StepTable:
 
     def gather(self, mine: Row) -> Generator[Wait, None, list[Row]]:
         flags = mine.is_skipped + 2 * mine.is_finite + 4 * mine.has_ended
-        row = [mine.weight, flags, mine.max_norm, _digest(mine.hyper), *sorted(mine.absent)]
+        row = [mine.weight, mine.set_index, flags, mine.max_norm, _digest(mine.hyper)]
+        row += sorted(mine.absent)
         table = yield from in_group(self._group.agree(_CALL, row), _CALL)
         return [
             Row(
                 weight=weight,
+                set_index=int(set_index),
                 hyper=int(hyper).to_bytes(_DIGEST_BYTES, "little"),
                 is_skipped=bool(int(flags) & 1),
                 is_finite=bool(int(flags) & 2),
@@ -65,7 +70,7 @@ class StepTable:
                 max_norm=max_norm,
                 absent=frozenset(map(int, absent)),
             )
-            for weight, flags, max_norm, hyper, *absent in table
+            for weight, set_index, flags, max_norm, hyper, *absent in table
         ]
 
     def hyperparameters(
@@ -97,6 +102,23 @@ class StepTable:
         """The sum of what all bring, in the order of the workers: the same bits on each."""
         table = yield from in_group(self._group.agree(_CALL, [value]), _CALL)
         return sum(row[0] for row in table)
+
+
+def set_of(table: Sequence[Row], members: Sequence[int]) -> int:
+    """The parameter set that ``members`` step: one. Raises :class:`UsageError`."""
+    stepping = [
+        (row.set_index, worker)
+        for row, worker in zip(table, members, strict=True)
+        if not row.has_ended
+    ]
+    (first, one), (last, other) = min(stepping), max(stepping)
+    if first != last:
+        raise UsageError(
+            f"workers {one} and {other} of one group step different optimizers at the same time, "
+            f"those of parameter sets {first} and {last} (counted in the order of job.prepare); "
+            "every worker must step the same optimizers in the same order"
+        )
+    return first
 
 
 def max_norm_of(table: Sequence[Row], *, clock: int) -> float:

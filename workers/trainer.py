@@ -1,4 +1,4 @@
-"""One iteration of a worker, from the gradients in ``p.grad`` to the next parameters in place.
+"""One iteration of a worker in a parameter set, from ``p.grad`` to the next parameters in place.
 
 This is what ``optimizer.step()`` runs: collect -> agree in the group -> reduce this worker's slice
 in the group -> push it and receive it back -> gather the slices of the group. Everything leaves
@@ -21,8 +21,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
 import torch
 
@@ -34,7 +34,7 @@ from psdist.protocol.partition import Partition, Span
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of
+from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of, set_of
 from psdist.workers.uses import Uses
 
 _NON_FINITE_REMEDY: Final = (
@@ -44,7 +44,7 @@ _NON_FINITE_REMEDY: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatistics:
-    """A snapshot; ``staleness`` counts this worker's chunk uses by staleness."""
+    """A snapshot of one set; ``staleness`` counts this worker's chunk uses by staleness."""
 
     clock: int
     samples: int
@@ -53,17 +53,9 @@ class WorkerStatistics:
     max_staleness_seen: int
     staleness: dict[int, int]
 
-    @classmethod
-    def of_nothing(cls) -> WorkerStatistics:
-        """Of a worker that trained no model."""
-        return cls(
-            clock=0,
-            samples=0,
-            bytes_pushed=0,
-            bytes_pulled=0,
-            max_staleness_seen=0,
-            staleness={},
-        )
+    def as_told(self) -> dict[str, Any]:
+        """As a control message carries it."""
+        return {**asdict(self), "staleness": {str(key): n for key, n in self.staleness.items()}}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,22 +206,28 @@ class Trainer:
         assert self._reduced is not None
         return self._reduced.norm
 
-    def sit_out(self) -> None:
+    def sit_out(self, others: Sequence[Trainer] = ()) -> None:
         """This worker has no more data in this pass: take part with weight 0 in the iterations of
-        the group's others, until they have none either."""
-        for wait in self.iterate_for_others():
+        the group's others, until they have none either. ``others``: the trainers of this worker's
+        other parameter sets, in order behind this one, the first's."""
+        for wait in self.iterate_for_others(others):
             self._loop.carry_on(wait)
 
-    def iterate_for_others(self) -> Iterator[Wait]:
+    def iterate_for_others(self, others: Sequence[Trainer] = ()) -> Iterator[Wait]:
         """As :meth:`sit_out`, but hands out what there is to wait for."""
+        trainers = (self, *others)
+        mine = Row(weight=0.0, set_index=0, hyper=b"", has_ended=True)
         while True:
-            mine = Row(weight=0.0, hyper=self._hyperparameters(), has_ended=True)
             table = yield from self._steps.gather(mine)
             if all(row.has_ended for row in table):
                 return
-            self.record_use()
-            self._flat.clear_gradients()
-            yield from self._exchange((yield from self._reduce_rows(table, mine)))
+            stepped = trainers[set_of(table, self._loop.core.seat.members)]
+            yield from stepped._take_part(table, mine)
+
+    def _take_part(self, table: Sequence[Row], mine: Row) -> Iterator[Wait]:
+        self.record_use()
+        self._flat.clear_gradients()
+        yield from self._exchange((yield from self._reduce_rows(table, mine)))
 
     def _reduce(
         self, gradient_scale: float, *, is_skipped: bool = False, clip_to: float | None = None
@@ -243,6 +241,7 @@ class Trainer:
         nominal = self._nominal_in_iteration
         mine = Row(
             weight=self._weighed_in_iteration / nominal if nominal else 1.0,
+            set_index=self._loop.core.set_index,
             hyper=self._hyperparameters(),
             is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
             is_finite=may_be_skipped or not non_finite,
@@ -250,6 +249,7 @@ class Trainer:
             absent=frozenset(absent),
         )
         table = yield from self._steps.gather(mine)
+        set_of(table, self._loop.core.seat.members)
         self._reduced = yield from self._reduce_rows(table, mine)
         if non_finite:
             name = self._partition.pieces[non_finite[0]].name

@@ -4,7 +4,7 @@ Owns the verdict and the report. The counts and the rules come from :mod:`psdist
 docs/history.md says what is proved and what cannot be. Nothing here looks at a clock that the
 running system computed, except to compare ``summary.json`` with the history.
 
-    report = check_run(run_dir, read_history(run_dir))
+    report = check_run(run_dir, read_histories(run_dir))
     report.verdict, report.max_staleness, report.violations
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psdist.errors import HistoryError
-from psdist.history.files import read_history
+from psdist.history.files import read_histories
 from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
@@ -36,7 +37,13 @@ from psdist.history.rules.memberships import (
 )
 from psdist.history.rules.pushes import Claims, check_num_iterations
 from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.summaries import Shown, ShownServer, check_claims, check_promises
+from psdist.history.rules.summaries import (
+    Shown,
+    ShownServer,
+    check_claims,
+    check_promises,
+    check_sets,
+)
 from psdist.history.rules.uses import Uses, check_bound, check_same_versions, check_worker
 from psdist.history.rules.weights import check_scales, check_weights
 from psdist.history.run_record import RunRecord
@@ -107,6 +114,66 @@ def check(
         check_promises(summary, history.run, checking.findings)
         checking.compare(summary, servers)
     return checking.report()
+
+
+def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Report:
+    """As :func:`check`, of a run with a history for each parameter set: one report of all."""
+    reports = []
+    for index, history in enumerate(histories):
+        is_told = summary is not None and index < max(1, len(summary.sets))
+        told = summary.of_set(index) if summary is not None and is_told else None
+        reports.append(check(history, summary=told))
+    if len(histories) == 1 and (summary is None or not summary.sets):
+        return reports[0]
+    findings = Findings(max_listed_per_rule=20)
+    runs = [history.run for history in histories]
+    for run in runs[1:]:
+        if _of_the_job(run) != _of_the_job(runs[0]):
+            findings.add(
+                Rule.SUMMARY,
+                f"run.json of set {run.set_index} is of another job than that of set 0",
+            )
+    if summary is not None:
+        check_sets(summary, runs, findings)
+    return _joined(reports, findings)
+
+
+def _of_the_job(run: RunRecord) -> dict[str, object]:
+    """What all sets of a job have in common."""
+    return run.model_dump(exclude={"set_index", "slices", "num_chunks", "owners"})
+
+
+def _joined(reports: Sequence[Report], findings: Findings) -> Report:
+    """``findings``: what was found of the sets together."""
+    of_set = [f"set {index}: " if len(reports) > 1 else "" for index in range(len(reports))]
+    staleness: Counter[int] = Counter()
+    broken: Counter[str] = Counter({rule.value: n for rule, n in findings.counts.items() if n})
+    for report in reports:
+        staleness.update(report.staleness)
+        broken.update(report.violations_by_rule)
+    return Report(
+        is_complete=all(report.is_complete for report in reports),
+        violations=(
+            *findings.lines(),
+            *(
+                where + line
+                for where, report in zip(of_set, reports, strict=True)
+                for line in report.violations
+            ),
+        ),
+        num_violations=findings.total + sum(report.num_violations for report in reports),
+        violations_by_rule=dict(broken),
+        num_uses=sum(report.num_uses for report in reports),
+        num_applies=sum(report.num_applies for report in reports),
+        num_checksums=sum(report.num_checksums for report in reports),
+        staleness=dict(sorted(staleness.items())),
+        max_staleness=max(staleness, default=0),
+        notes=tuple(
+            where + note
+            for where, report in zip(of_set, reports, strict=True)
+            for note in report.notes
+        ),
+    )
 
 
 class _Checking:
@@ -248,8 +315,8 @@ def _counts(values: Ints) -> Counter[int]:
 def main(run_dir: Path, *, json_path: Path | None = None) -> int:
     """Check ``run_dir`` and print the report; 0 proved, 1 violated, 2 unreadable, 3 incomplete."""
     try:
-        history = read_history(run_dir)
-        report = check_run(run_dir, history)
+        histories = read_histories(run_dir)
+        report = check_run(run_dir, histories)
         if json_path is not None:
             _write_json(json_path, report)
     except HistoryError as error:
@@ -257,15 +324,15 @@ def main(run_dir: Path, *, json_path: Path | None = None) -> int:
             f"psdist check: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
         return error.exit_status
-    _print(Console(), run_dir, history.run, report)
+    _print(Console(), run_dir, [history.run for history in histories], report)
     return EXIT_STATUS[report.verdict]
 
 
-def check_run(run_dir: Path, history: History) -> Report:
-    """As :func:`check`, with the summary that lies in the run directory. A run without one did
-    not complete: it is written at the end."""
+def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
+    """As :func:`check`, of all parameter sets, with the summary that lies in the run directory. A
+    run without one did not complete: it is written at the end."""
     summary = read_summary(run_dir)
-    report = check(history, summary=summary)
+    report = check_sets_of(histories, summary)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
@@ -281,14 +348,17 @@ def _write_json(path: Path, report: Report) -> None:
         raise HistoryError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _print(console: Console, run_dir: Path, run: RunRecord, report: Report) -> None:
+def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: Report) -> None:
+    run, num_chunks = runs[0], sum(run.num_chunks for run in runs)
+
     def say(line: str = "", style: str | None = None) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
     mode = f"ssp, staleness <= {run.bound}" if run.mode == "ssp" else run.mode
     say(
         f"{run_dir}: {mode}; {len(run.groups)} groups, {run.num_workers} workers, "
-        f"{run.num_servers} servers, {run.num_chunks} chunks"
+        f"{run.num_servers} servers, {num_chunks} chunks"
+        + (f" in {len(runs)} parameter sets" if len(runs) > 1 else "")
     )
     say(
         f"{report.num_applies:,} applies replayed, {report.num_uses:,} uses checked, the bytes of "

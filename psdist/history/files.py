@@ -3,7 +3,8 @@
 Owns what a file must look like: header, whole records, zeros where nothing stands. Damage is one
 :class:`HistoryError` in one line. Never judges what the records say.
 
-    history = read_history(run_dir)
+    histories = read_histories(run_dir)          # by parameter set
+    history = read_history(run_dir)              # of the first set
 """
 
 from __future__ import annotations
@@ -29,15 +30,41 @@ from psdist.history.run_record import FORMAT_VERSION, cannot, read_run
 _VERSION_BYTES = slice(4, 6)  # the same in every version
 
 
-def read_history(run_dir: Path) -> History:
-    """The history under ``run_dir/history``; :class:`HistoryError` in one line on damage."""
+def history_folder(run_dir: Path, set_index: int) -> Path:
+    """Where the history of a parameter set is, or will be."""
     path_dir = run_dir / "history"
+    return path_dir / f"set-{set_index}" if set_index else path_dir
+
+
+def read_histories(run_dir: Path) -> tuple[History, ...]:
+    """The histories of all parameter sets of a run, each judged by itself: clocks and log positions
+    of one say nothing of another."""
+    first = read_history(run_dir)
+    found = sorted(path.name for path in (run_dir / "history").glob("set-*"))
+    names = [f"set-{index}" for index in range(1, len(found) + 1)]
+    if found != sorted(names):
+        raise HistoryError(
+            f"{run_dir / 'history'} holds {', '.join(found)}; parameter sets are numbered without "
+            "gaps, the first one's records lie beside these folders"
+        )
+    others = (read_history(run_dir, index) for index in range(1, len(found) + 1))
+    return first, *others
+
+
+def read_history(run_dir: Path, set_index: int = 0) -> History:
+    """The history of one set under ``run_dir/history``; :class:`HistoryError` in one line on
+    damage."""
+    path_dir = history_folder(run_dir, set_index)
     if not path_dir.is_dir():
         raise HistoryError(
             f"{path_dir} does not exist: {run_dir} is not a run directory, or the run was made "
             "without --record"
         )
     run = read_run(path_dir / "run.json")
+    if run.set_index != set_index:
+        raise HistoryError(
+            f"{path_dir / 'run.json'} is damaged: it is of parameter set {run.set_index}"
+        )
     notes: list[str] = []
     servers, workers = [], []
     for server in range(run.num_servers):

@@ -44,6 +44,8 @@ class RunRecord(BaseModel):
     """For each group the bounds of its workers' slices: the worker at place p pushes the chunks
     from bound p up to and without bound p + 1."""
     num_servers: Annotated[int, Field(ge=1, lt=2**31)]
+    set_index: _Count = 0
+    """The parameter set whose history this is."""
     num_chunks: _Count
     owners: tuple[_Count, ...]
     """For each chunk its server."""

@@ -48,6 +48,19 @@ class Recorded(_Told):
     checksum_every: _Count
 
 
+class SetSummary(_Told):
+    """Of one parameter set; a run's own words are of all its sets together."""
+
+    empty_servers: tuple[_Count, ...] | None
+    chunks: _Count | None
+    clocks: tuple[_Count, ...]
+    updates_applied: _Count | None
+    max_staleness_seen: _Count | None
+    staleness_seen: dict[str, _Count]
+    recorded: Recorded | None
+    per_server: tuple[ServerSummary, ...]
+
+
 class Summary(_Told):
     mode: str
     staleness: _Count | None
@@ -64,6 +77,14 @@ class Summary(_Told):
     exit: str
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
+    sets: tuple[SetSummary, ...] = ()
+    """Nothing where there is one: all that it would say stands above."""
+
+    def of_set(self, index: int) -> Summary:
+        """What the run says of one of its sets."""
+        if not self.sets:
+            return self
+        return self.model_copy(update={**dict(self.sets[index]), "sets": ()})
 
 
 def read_summary(run_dir: Path) -> Summary | None:

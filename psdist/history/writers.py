@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.errors import InvariantError
-from psdist.history.files import read_history
+from psdist.history.files import history_folder, read_histories, read_history
 from psdist.history.recorder import Recorder
 from psdist.history.records import (
     CHECKSUM,
@@ -47,6 +47,8 @@ __all__ = [
     "ServerHistory",
     "WorkerHistory",
     "collect",
+    "history_folder",
+    "read_histories",
     "read_history",
     "slice_bounds",
     "write_run",

@@ -54,6 +54,7 @@ class Offered:
     chunk: int
     num_bytes: int
     ticket: Any
+    set_index: int = 0
 
 
 @dataclass(slots=True)
@@ -69,6 +70,8 @@ class Arrived:
 class ControlArrived:
     peer: int
     message: Control
+    set_index: int = 0
+    """The parameter set that it is about; 0 for what concerns the whole job."""
 
 
 @dataclass(slots=True)

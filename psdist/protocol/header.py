@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -27,6 +27,9 @@ NEVER = 2**62
 MOST_CREDITS = 4096
 """Messages of a worker that are outstanding at one server, at most: so many of each worker are kept
 by a server that is not built yet."""
+
+MOST_SETS = 64
+"""Parameter sets of a job, at most: each has machines of its own in every rank."""
 
 
 class Kind(IntEnum):
@@ -70,7 +73,7 @@ class CodecCode(IntEnum):
 
 
 # One field per line, in wire order; see Header for their meaning.
-_LAYOUT = struct.Struct("<IHBBBB2xIIIIIIqQqdQII")
+_LAYOUT = struct.Struct("<IHBBBBHIIIIIIqQqdQII")
 KIND_BYTE = 6
 LENGTH_BYTES = slice(68, 76)
 """Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
@@ -79,7 +82,7 @@ _USED_BYTES = _LAYOUT.size
 
 
 class Header(NamedTuple):
-    """Every message names generation, sender, clock and chunk: nothing relies on arrival order.
+    """Every message names generation, sender, set, clock and chunk: no order of arrival is assumed.
 
     ``clock`` is the iteration that a push ends, or for a reply the iteration whose update it
     answers. ``position`` is the position in the server's log of applies at which the reply was
@@ -87,7 +90,8 @@ class Header(NamedTuple):
     ``weight`` is the group's share in units of one worker's full batch. ``settings`` is the
     version of the sender's hyperparameters and absent pieces (see :class:`Settings`), in a push.
     ``pull_number`` counts the pulls of a worker from 1, in a pull and in the reply to it; 0 in all
-    else: replies of one clock differ by it.
+    else: replies of one clock differ by it. ``set_index``: the parameter set that the message is
+    about, 0 for what concerns the whole job; chunks are counted within their set.
     """
 
     kind: int
@@ -107,11 +111,13 @@ class Header(NamedTuple):
     map_version: int = 0
     checksum: int = 0
     pull_number: int = 0
+    set_index: int = 0
 
     def pack_into(self, buffer: Any) -> None:
         _LAYOUT.pack_into(
             buffer, 0, MAGIC, PROTOCOL_VERSION, self.kind, self.dtype, self.codec, self.flags,
-            self.generation, self.sender, self.group, self.chunk, self.map_version, self.settings,
+            self.set_index, self.generation, self.sender, self.group, self.chunk, self.map_version,
+            self.settings,
             self.clock, self.position, self.min_done, self.weight, self.length, self.checksum,
             self.pull_number,
         )  # fmt: skip
@@ -126,7 +132,7 @@ class Header(NamedTuple):
                 f"message with a broken header: {len(buffer)} bytes where {HEADER_BYTES} belong"
             )
         (
-            magic, version, kind, dtype, codec, flags,
+            magic, version, kind, dtype, codec, flags, set_index,
             generation, sender, group, chunk, map_version, settings,
             clock, position, min_done, weight, length, checksum,
             pull_number,
@@ -154,7 +160,7 @@ class Header(NamedTuple):
             )
         return cls(
             kind, sender, chunk, clock, length, group, settings, weight, position, min_done,
-            flags, dtype, codec, generation, map_version, checksum, pull_number,
+            flags, dtype, codec, generation, map_version, checksum, pull_number, set_index,
         )  # fmt: skip
 
 

@@ -12,21 +12,27 @@ import logging
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from psdist.config.settings import MIN_CHUNK_BYTES
-from psdist.history.writers import RunRecord, ServerHistory, slice_bounds, write_run
+from psdist.history.writers import (
+    RunRecord,
+    ServerHistory,
+    history_folder,
+    slice_bounds,
+    write_run,
+)
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption
 from psdist.ranks.standing import Standing
+from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
 from psdist.report.progress import ProgressDisplay, Style
-from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import (
     Complete,
@@ -37,6 +43,7 @@ from psdist.servers.protocol.registrar import (
     WriteMetrics,
 )
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor
@@ -45,8 +52,6 @@ from psdist.version import VERSION
 logger = logging.getLogger("psdist")
 
 _SHOW_EVERY_S = 0.25
-_TOLD_TWICE = {"pipeline", "checksum_every"}
-"""What summary.json repeats of run.json, beside what it says of every run."""
 
 
 def serve(context: RankContext) -> int:
@@ -110,15 +115,22 @@ def _nothing() -> None:
 
 def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
     config, roles, server = context.config, context.roles, transport.me
-    history = None
-    if config.record:
-        history = ServerHistory(context.run_directory.path / "history", server)
+
+    def make_core(resumed_up_to: int) -> ServerCore:
+        return ServerCore(
+            server=server,
+            policy=policy_for(config.mode, staleness=config.staleness),
+            groups=roles.groups,
+            resumed_up_to=resumed_up_to,
+        )
+
+    def make_history(set_index: int) -> ServerHistory | None:
+        if not config.record:
+            return None
+        history = ServerHistory(history_folder(context.run_directory.path, set_index), server)
         context.flushes.append(history.flush)
-    core = ServerCore(
-        server=server,
-        policy=policy_for(config.mode, staleness=config.staleness),
-        groups=roles.groups,
-    )
+        return history
+
     options = ServerOptions(
         server=server,
         shard_weights=roles.shard_weights,
@@ -129,20 +141,20 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
         wire=wire_of(config),
     )
     if server != REGISTRAR:
-        return (
-            ServerLoop(transport, core, options, make_executor=TensorShard, history=history),
-            None,
+        loop = ServerLoop(
+            transport, make_core, options, make_executor=TensorShard, make_history=make_history
         )
+        return loop, None
     registrar = Registrar(
         num_workers=roles.num_workers, num_servers=roles.num_servers, mode=config.mode
     )
     reporter = Reporter(context, registrar)
     loop = ServerLoop(
         transport,
-        core,
+        make_core,
         options,
         make_executor=TensorShard,
-        history=history,
+        make_history=make_history,
         registrar=registrar,
         on_registrar=reporter.on_action,
         on_built=reporter.on_built,
@@ -156,10 +168,7 @@ class Reporter:
     def __init__(self, context: RankContext, registrar: Registrar) -> None:
         self._context = context
         self._registrar = registrar
-        self._model_bytes: int | None = None
-        self._num_chunks: int | None = None
-        self._promised: RunRecord | None = None
-        self._empty_servers: list[int] | None = None
+        self._built: list[BuiltSet] = []
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
         self._shown_s = 0.0
@@ -177,31 +186,39 @@ class Reporter:
         config = self._context.config
         return f"ssp (staleness {config.staleness})" if config.mode == "ssp" else config.mode
 
-    def on_built(self, partition: Partition, owners: tuple[int, ...]) -> None:
-        """The model is known: the history can say what was promised."""
+    def on_built(self, set_index: int, partition: Partition, owners: tuple[int, ...]) -> None:
+        """A parameter set is known: its history can say what was promised."""
         context = self._context
-        self._model_bytes = partition.num_bytes
-        self._num_chunks = len(partition.chunks)
-        self._empty_servers = sorted(set(range(context.roles.num_servers)) - set(owners))
-        if self._empty_servers:
-            logger.warning(
-                "%s",
-                empty_servers_line(partition, context.roles.shard_weights, self._empty_servers),
+        empty = sorted(set(range(context.roles.num_servers)) - set(owners))
+        promised = self._promise(set_index, partition, owners) if context.config.record else None
+        self._built.append(
+            BuiltSet(
+                num_bytes=partition.num_bytes,
+                num_chunks=len(partition.chunks),
+                empty_servers=empty,
+                promised=promised,
             )
-        if not context.config.record:
-            return
-        self._promised = RunRecord(
+        )
+        if empty:
+            line = empty_servers_line(partition, context.roles.shard_weights, empty)
+            logger.warning("%s%s", f"parameter set {set_index}: " * bool(set_index), line)
+
+    def _promise(self, set_index: int, partition: Partition, owners: tuple[int, ...]) -> RunRecord:
+        context = self._context
+        promised = RunRecord(
             psdist=VERSION,
             mode=context.config.mode,
             staleness=context.config.staleness if context.config.mode == "ssp" else None,
             groups=context.roles.groups,
             slices=slice_bounds(partition.slices, context.roles.groups),
             num_servers=context.roles.num_servers,
+            set_index=set_index,
             num_chunks=len(partition.chunks),
             owners=owners,
             checksum_every=context.config.checksum_every,
         )
-        write_run(context.run_directory.path / "history", self._promised)
+        write_run(history_folder(context.run_directory.path, set_index), promised)
+        return promised
 
     def on_action(self, action: RegistrarAction) -> None:
         if isinstance(action, WriteMetrics):
@@ -217,8 +234,9 @@ class Reporter:
             summary = self._summary("completed")
             self._context.run_directory.write_json("summary.json", summary)
             self._context.run_directory.close()
-            if line := different_clocks_line(summary["clocks"]):
-                logger.warning("%s", line)
+            for each in summary["sets"]:
+                if line := different_clocks_line(each["clocks"]):
+                    logger.warning("%s", line)
             for line in report_lines(summary, self._mode(), str(self._context.run_directory.path)):
                 print(line, flush=True)
 
@@ -247,61 +265,41 @@ class Reporter:
     def _summary(self, outcome: str) -> dict[str, Any]:
         """summary.json; where the run failed, what is known by then and null for what is not."""
         context, registrar = self._context, self._registrar
-        workers = registrar.done
-        wall_s = time.monotonic() - context.started_s
-        staleness: Counter[int] = Counter()
-        for each in workers.values():
-            staleness.update({int(key): int(n) for key, n in each["staleness"].items()})
-        clocks = []
-        for members in context.roles.groups:
-            known = [workers[w]["clock"] for w in members if w in workers]
-            known += [registrar.progress[w].clock for w in members if w in registrar.progress]
-            clocks.append(max(known, default=0))
-        # Each says what it has done when it is done: a part of them is no sum.
-        is_known = len(workers) == context.roles.num_workers
-        samples = sum(each["samples"] for each in workers.values())
-        trained_s = max((each["trained_s"] for each in workers.values()), default=0.0)
-        updates = min(
-            (each["updates"] for each in registrar.servers.values() if each["num_chunks"]),
-            default=0,
+        told = Told(
+            roles=context.roles,
+            workers=registrar.done,
+            servers=registrar.servers,
+            progress=registrar.progress,
         )
-        pushed, pulled = (
-            sum(each[key] for each in workers.values()) for key in ("bytes_pushed", "bytes_pulled")
-        )
+        sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
+        sets = sets or [counts_of_set(told, None, 0)]
+        is_known, workers = told.all_workers, registrar.done.values()
+        samples = sum(each["samples"] for each in workers)
+        trained_s = max((each["trained_s"] for each in workers), default=0.0)
+        per_s = round(samples / trained_s, 1) if trained_s else 0.0
         return {
             "mode": context.config.mode,
             "staleness": context.config.staleness if context.config.mode == "ssp" else None,
             "servers": context.roles.num_servers,
-            "empty_servers": self._empty_servers,
             "workers": context.roles.num_workers,
             "groups": len(context.roles.groups),
-            "chunks": self._num_chunks,
-            "clocks": clocks,
-            "updates_applied": updates
-            if len(registrar.servers) == context.roles.num_servers
-            else None,
-            "max_staleness_seen": max(staleness, default=0) if is_known else None,
-            "staleness_seen": {str(key): staleness[key] for key in sorted(staleness)},
-            "bytes_pushed": pushed if is_known else None,
-            "bytes_pulled": pulled if is_known else None,
+            **together(sets),
             "predicted_exchange_s": self._predicted_exchange_s(),
-            "wall_s": round(wall_s, 3),
+            "wall_s": round(time.monotonic() - context.started_s, 3),
             "samples": samples if is_known else None,
-            "samples_per_s": (round(samples / trained_s, 1) if trained_s else 0.0)
-            if is_known
-            else None,
+            "samples_per_s": per_s if is_known else None,
             "exit": outcome,
             "last": dict(registrar.last),
-            "recorded": self._promised and self._promised.model_dump(include=_TOLD_TWICE),
-            "per_server": [registrar.servers[key] for key in sorted(registrar.servers)],
+            "sets": sets,
         }
 
     def _predicted_exchange_s(self) -> float | None:
         """What the plan says of this model on the slowest link; None where no link is crossed."""
         plan = self._context.plan
-        if plan is None or not plan.links or self._model_bytes is None:
+        if plan is None or not plan.links or not self._built:
             return None
-        return plan.cost_s * self._model_bytes / plan.model_bytes
+        num_bytes = sum(each.num_bytes for each in self._built)
+        return plan.cost_s * num_bytes / plan.model_bytes
 
 
 def different_clocks_line(clocks: Sequence[int]) -> str:

@@ -55,8 +55,8 @@ class Transport(Protocol):
         ``length`` says. Raises :class:`InvariantError` where the frame holds less than that."""
         ...
 
-    def send_control(self, peer: int, message: Control) -> None:
-        """Send a control message; nothing to look after."""
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        """Send a control message about a parameter set; nothing to look after."""
         ...
 
     def accept(self, ticket: Any, frame: Frame) -> None:

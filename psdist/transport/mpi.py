@@ -98,13 +98,14 @@ class MpiTransport:
             return
         self._sending.append((header, payload, frame, None))
 
-    def send_control(self, peer: int, message: Control) -> None:
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
         if peer == self._me:
-            self._ready.append(ControlArrived(peer, message))
+            self._ready.append(ControlArrived(peer, message, set_index))
             return
         body = encode_control(message)
         data = bytearray(HEADER_BYTES + len(body))
-        Header(kind=Kind.CONTROL, sender=self._me, length=len(body)).pack_into(data)
+        header = Header(kind=Kind.CONTROL, sender=self._me, length=len(body), set_index=set_index)
+        header.pack_into(data)
         data[HEADER_BYTES:] = body
         try:
             request = self._comm.Isend(
@@ -201,9 +202,9 @@ class MpiTransport:
         if is_control:
             data = bytearray(num_bytes)
             message.Recv([data, MPI.BYTE])
-            self._header(peer, data)
+            header = self._header(peer, data)
             control = decode_control(memoryview(data)[HEADER_BYTES:])
-            self._ready.append(ControlArrived(peer, control))
+            self._ready.append(ControlArrived(peer, control, header.set_index))
             return
         message.Recv([self._scratch, MPI.BYTE])
         header = self._header(peer, self._scratch)
@@ -213,7 +214,9 @@ class MpiTransport:
         number = self._num_offered.get(rank, 0)
         self._num_offered[rank] = number + 1
         ticket = _Ticket(peer, header, number % self._num_tags)
-        self._ready.append(Offered(peer, header.kind, header.chunk, header.length, ticket))
+        self._ready.append(
+            Offered(peer, header.kind, header.chunk, header.length, ticket, header.set_index)
+        )
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> None:
         """``self._status`` is that of the payload."""

@@ -185,11 +185,13 @@ class VirtualNetwork:
                 ticket.copy = bytes(frame.payload[:num_bytes])
             self._deliver(sender, peer, lambda: self._offer(peer, ticket))
 
-    def transmit_control(self, sender: int, peer: int, message: Control) -> None:
+    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> None:
         data = encode_control(message)
         for _ in range(self._how_often(self._link(sender, peer), type(message))):
             self._deliver(
-                sender, peer, lambda: self._give(peer, ControlArrived(sender, decode_control(data)))
+                sender,
+                peer,
+                lambda: self._give(peer, ControlArrived(sender, decode_control(data), set_index)),
             )
 
     def transfer(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
@@ -208,7 +210,9 @@ class VirtualNetwork:
 
     def _offer(self, peer: int, ticket: _Ticket) -> None:
         header = Header.unpack(ticket.header)
-        offered = Offered(ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket)
+        offered = Offered(
+            ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket, header.set_index
+        )
         self._give(peer, offered)
 
     def _arrive(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
@@ -313,8 +317,8 @@ class VirtualTransport:
     def send(self, peer: int, frame: Frame) -> None:
         self._network.transmit(self._me, peer, frame)
 
-    def send_control(self, peer: int, message: Control) -> None:
-        self._network.transmit_control(self._me, peer, message)
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        self._network.transmit_control(self._me, peer, message, set_index)
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         self._network.transfer(self._me, ticket, frame)

@@ -40,8 +40,11 @@ class Standing(Enum):
 
 
 class Membership:
-    def __init__(self, *, server: int, groups: Sequence[tuple[int, ...]]) -> None:
-        """``groups``: the workers of each group, its leader first; every worker is in one."""
+    def __init__(
+        self, *, server: int, groups: Sequence[tuple[int, ...]], resumed_up_to: int = 0
+    ) -> None:
+        """``groups``: the workers of each group, its leader first; every worker is in one;
+        ``resumed_up_to``: collectives that were over before."""
         self._server = server
         self._groups = groups
         self.group_of = {
@@ -53,7 +56,7 @@ class Membership:
         """The workers of groups that count: nobody else pushes what is new."""
         self._standing = [Standing.UNREGISTERED] * len(groups)
         self._suspended: set[int] = set()
-        self._resumed_up_to = 0
+        self.resumed_up_to = resumed_up_to
         self.num_active_workers = 0
         """Workers in groups that have not left: the denominator of a group's weight."""
 
@@ -95,7 +98,7 @@ class Membership:
         ``num_chunks``: None before there are chunks."""
         group = message.group
         self._require_leader(peer, group, "suspended")
-        if message.seq <= self._resumed_up_to:
+        if message.seq <= self.resumed_up_to:
             return False  # and other workers of the group may have pushed again
         self._require_stop(peer, group, message.clock, num_chunks, "suspended")
         self._standing[group] = Standing.SUSPENDED
@@ -105,11 +108,11 @@ class Membership:
 
     def resume(self, seq: int) -> list[int]:
         """Collective ``seq`` is over: the groups that waited in it, ascending."""
-        if seq != self._resumed_up_to + 1:
+        if seq != self.resumed_up_to + 1:
             self._refuse(
-                REGISTRAR, f"resumed collective {seq} after collective {self._resumed_up_to}"
+                REGISTRAR, f"resumed collective {seq} after collective {self.resumed_up_to}"
             )
-        self._resumed_up_to = seq
+        self.resumed_up_to = seq
         resumed = sorted(self._suspended)
         self._suspended.clear()
         for group in resumed:

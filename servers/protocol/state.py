@@ -1,4 +1,4 @@
-"""The server's state machine: what a server decides, without doing any of it.
+"""The server's state machine of one parameter set: what it decides, without doing any of it.
 
 ``handle(event) -> actions`` is the only way in. Events come from a transport (real or virtual) and
 from the loop, which executes the actions; time, memory and the network never appear here.
@@ -30,7 +30,6 @@ from psdist.protocol.control import (
     Register,
     Registered,
     Resume,
-    Resumed,
     Settings,
     Setup,
     Suspend,
@@ -79,11 +78,13 @@ class ServerCore:
         policy: Policy,
         groups: Sequence[tuple[int, ...]],
         pipeline: int = 0,
+        resumed_up_to: int = 0,
     ) -> None:
-        """``groups``: the workers of each group of the plan, its leader first."""
+        """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
+        collectives of the job that were over before there was this set."""
         self._server = server
         self._chunks: dict[int, ChunkState] = {}  # ascending
-        self._membership = Membership(server=server, groups=groups)
+        self._membership = Membership(server=server, groups=groups, resumed_up_to=resumed_up_to)
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
@@ -224,7 +225,6 @@ class ServerCore:
             self._refuse(peer, f"sent Resume; {describe_peer(REGISTRAR)} says what is over")
         resumed = self._membership.resume(message.seq)
         actions: list[Action] = [self._membership_event("resume", each, 0) for each in resumed]
-        actions.append(SendControl(peer, Resumed(seq=message.seq, server=self._server)))
         return actions + self._count(resumed)
 
     def _count(self, groups: Sequence[int]) -> list[Action]:
@@ -364,6 +364,11 @@ class ServerCore:
         return self._updates.on_free_buffer(chunk)
 
     # -- for tests, reports and people --------------------------------------------------------
+
+    @property
+    def resumed_up_to(self) -> int:
+        """Collectives of the job that are over."""
+        return self._membership.resumed_up_to
 
     @property
     def has_members(self) -> bool:

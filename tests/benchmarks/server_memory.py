@@ -19,10 +19,11 @@ from psdist.protocol.control import Setup
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
@@ -46,7 +47,7 @@ def measure(
     )
     server = ServerLoop(
         network.endpoint(server_id(0)),
-        ServerCore(
+        lambda _resumed_up_to: ServerCore(
             server=0,
             policy=policy_for(mode, staleness=STALENESS),
             groups=[(worker,) for worker in range(num_groups)],
@@ -65,7 +66,7 @@ def measure(
         raise RuntimeError(f"still waiting: {network.unfinished}")
     slot_bytes = max(chunk.num_master_bytes for chunk in partition.chunks)
     return {
-        **server.statistics(),
+        **server.statistics()["sets"][0],
         "mode": mode,
         "groups": num_groups,
         "receive_bytes": receive_buffers * slot_bytes,

@@ -20,9 +20,9 @@ from psdist.errors import HyperparameterError, InvariantError
 from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.ids import server_id, worker_id
-from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Step
 from psdist.servers.protocol.policy import Ssp, Sync
+from psdist.servers.set_loop import SetLoop
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
@@ -184,15 +184,15 @@ def test_a_server_after_another_gets_none_of_the_replies_of_the_one_before(seed:
         prove(job)
 
 
-class FinishesWithRepliesUnderWay(ServerLoop):
+class FinishesWithRepliesUnderWay(SetLoop):
     """Answers Finish although the network still has frames of this loop."""
 
-    _has_open_replies = False  # type: ignore[assignment]
+    has_open_replies = False  # type: ignore[assignment]
 
 
 def test_a_server_that_finishes_with_replies_under_way_is_caught() -> None:
-    with pytest.raises(KeyError):
-        play_in_turn(MANY_CHUNKS, ONE_CHUNK, make_loop=FinishesWithRepliesUnderWay)
+    with pytest.raises(InvariantError, match="of a server before this one"):
+        play_in_turn(MANY_CHUNKS, ONE_CHUNK, make_set=FinishesWithRepliesUnderWay)
 
 
 def test_a_worker_after_another_is_not_told_that_its_setup_is_sent() -> None:
@@ -248,7 +248,7 @@ def test_check_catches_one_server_of_two_that_does_not_wait_in_sync() -> None:
     assert not check(job.history()).proved
 
 
-class OverwritesRepliesInFlight(ServerLoop):
+class OverwritesRepliesInFlight(SetLoop):
     """Steps in place although a reply from that buffer is open."""
 
     def _step(self, action: Step) -> None:
@@ -269,7 +269,7 @@ OVERWRITING = replace(
 def test_check_catches_replies_overwritten_in_flight() -> None:
     job = VirtualJob(
         OVERWRITING,
-        make_loop=OverwritesRepliesInFlight,
+        make_set=OverwritesRepliesInFlight,
         verify_open_sends=False,
         is_watched=False,
     )
@@ -280,7 +280,7 @@ def test_check_catches_replies_overwritten_in_flight() -> None:
 
 
 def test_the_virtual_network_catches_replies_overwritten_in_flight() -> None:
-    job = VirtualJob(OVERWRITING, make_loop=OverwritesRepliesInFlight, is_watched=False)
+    job = VirtualJob(OVERWRITING, make_set=OverwritesRepliesInFlight, is_watched=False)
     with pytest.raises(InvariantError, match="changed the bytes of an open send"):
         job.network.run()
 
@@ -288,7 +288,7 @@ def test_the_virtual_network_catches_replies_overwritten_in_flight() -> None:
 def test_honest_servers_copy_instead_of_overwriting() -> None:
     job = play(OVERWRITING)
     prove(job)
-    copies = sum(server.core.statistics().copies_on_write for server in job.servers)
+    copies = sum(server.sets[0].core.statistics().copies_on_write for server in job.servers)
     assert copies > 0, "this schedule was meant to overlap replies and steps"
 
 
@@ -332,4 +332,4 @@ def test_receive_buffers_do_not_grow_with_the_groups(num_groups: int) -> None:
         )
     )
     prove(job)
-    assert job.servers[0].core.statistics().most_slots_used <= 3
+    assert job.servers[0].sets[0].core.statistics().most_slots_used <= 3

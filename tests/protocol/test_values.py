@@ -16,8 +16,8 @@ import torch
 
 from psdist.commands.check import check
 from psdist.protocol.ids import server_id
-from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Fold, SlotContent, StartSum, Step
+from psdist.servers.set_loop import SetLoop
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.proof import prove, prove_values
@@ -60,7 +60,7 @@ ONCE = 3
 """Number of the action that is done wrongly, where it can be."""
 
 
-class OnceWrong(ServerLoop):
+class OnceWrong(SetLoop):
     """Server 0 executes one action otherwise than its machine said; the history tells what was
     said."""
 
@@ -68,7 +68,7 @@ class OnceWrong(ServerLoop):
     was_wrong = False
 
     def _is_now(self, *, if_possible: bool = True) -> bool:
-        if not if_possible or self.transport.me != server_id(0):
+        if not if_possible or self._transport.me != server_id(0):
             return False
         self.num_possible += 1
         self.was_wrong |= self.num_possible == ONCE
@@ -216,8 +216,8 @@ def test_the_runs_that_are_broken_below_are_right_before(schedule: Schedule) -> 
 def test_one_wrong_action_of_a_server_is_seen_in_the_values(
     loop: type[OnceWrong], schedule: Schedule
 ) -> None:
-    job = play(schedule, make_loop=loop, is_watched=False)
-    server = job.servers[0]
+    job = play(schedule, make_set=loop, is_watched=False)
+    server = job.servers[0].sets[0]
     assert isinstance(server, OnceWrong)
     assert server.was_wrong
     judge(job)

@@ -12,10 +12,10 @@ import pytest
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame, PeerLost
 from psdist.protocol.header import Flag
-from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Action, Fold, ReplyToken, Step
 from psdist.servers.protocol.receive_pool import ReceivePool
 from psdist.servers.protocol.registrar import Complete
+from psdist.servers.set_loop import SetLoop
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.transfers import Transfers
 from tests.support.virtual.job import Schedule, VirtualJob, play
@@ -110,7 +110,7 @@ class FreesAPushUnused(ReceivePool):
         return super().release(slot)
 
 
-class HasPool(ServerLoop):
+class HasPool(SetLoop):
     pool: type[ReceivePool]
 
     def _build(self, action: Any) -> None:
@@ -123,19 +123,19 @@ class HasPool(ServerLoop):
 @pytest.mark.parametrize("pool", [UsesASlotTwice, FreesAPushUnused])
 def test_a_pool_that_gives_a_slot_twice_is_caught(pool: type[ReceivePool]) -> None:
     loop = type("Loop", (HasPool,), {"pool": pool})
-    job = VirtualJob(SYNC, make_loop=loop)
+    job = VirtualJob(SYNC, make_set=loop)
     for server in job.servers:
-        server.core.check_invariants = lambda _chunk=None: None  # type: ignore[method-assign]
+        server.sets[0].core.check_invariants = lambda _chunk=None: None  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match=r"receives into a slot that|arrived into a slot"):
         job.run()
 
 
-class FoldsWithAnotherWeight(ServerLoop):
+class FoldsWithAnotherWeight(SetLoop):
     def _fold(self, action: Fold) -> None:
         super()._fold(replace(action, weight=action.weight + 1))
 
 
-class FoldsIntoAnotherSum(ServerLoop):
+class FoldsIntoAnotherSum(SetLoop):
     before: Fold | None = None
 
     def _fold(self, action: Fold) -> None:
@@ -144,7 +144,7 @@ class FoldsIntoAnotherSum(ServerLoop):
         super()._fold(replace(action, accumulator=other.accumulator))
 
 
-class ForgetsAFold(ServerLoop):
+class ForgetsAFold(SetLoop):
     num_folds = 0
 
     def _fold(self, action: Fold) -> None:
@@ -153,7 +153,7 @@ class ForgetsAFold(ServerLoop):
             super()._fold(action)
 
 
-class StepsWhatItHasStepped(ServerLoop):
+class StepsWhatItHasStepped(SetLoop):
     before: Step | None = None
 
     def _step(self, action: Step) -> None:
@@ -177,16 +177,16 @@ class StepsWhatItHasStepped(ServerLoop):
     ],
 )
 def test_a_slot_that_is_used_as_what_it_is_not_is_caught(
-    loop: type[ServerLoop], schedule: Schedule, words: str
+    loop: type[SetLoop], schedule: Schedule, words: str
 ) -> None:
     with pytest.raises(AssertionError, match=words):
-        play(schedule, make_loop=loop)
+        play(schedule, make_set=loop)
 
 
 # -- open replies ----------------------------------------------------------------------------------
 
 
-class StepsInPlace(ServerLoop):
+class StepsInPlace(SetLoop):
     """Whatever is open; its bytes may even stay the same."""
 
     def _step(self, action: Step) -> None:
@@ -196,18 +196,18 @@ class StepsInPlace(ServerLoop):
 def test_a_step_into_an_open_reply_is_caught_even_where_it_changes_no_byte() -> None:
     schedule = replace(ASYNC, lr=1e-30)
     with pytest.raises(AssertionError, match="steps in memory that an open reply to worker"):
-        play(schedule, make_loop=StepsInPlace)
+        play(schedule, make_set=StepsInPlace)
 
 
 def test_a_reply_that_is_forgotten_is_caught() -> None:
-    class Forgets(ServerLoop):
+    class Forgets(SetLoop):
         def _reply(self, action: Any) -> None:
             token: ReplyToken = action.token
             if (token.chunk, action.clock) != (3, 2) or action.flags & Flag.FOR_PULL:
                 super()._reply(action)
 
     with pytest.raises(AssertionError, match="still waiting"):
-        play(SYNC, make_loop=Forgets)
+        play(SYNC, make_set=Forgets)
 
 
 # -- the end ---------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_line_of_metrics_that_is_lost_is_caught() -> None:
 def test_a_machine_that_contradicts_itself_is_caught_when_it_happens() -> None:
     """Also where only the chunk of an event is looked at."""
 
-    class Miscounts(ServerLoop):
+    class Miscounts(SetLoop):
         def _reply(self, action: Any) -> None:
             super()._reply(action)
             if action.clock == 1:
@@ -286,4 +286,4 @@ def test_a_machine_that_contradicts_itself_is_caught_when_it_happens() -> None:
     assert large.is_large
     for schedule in (SYNC, large):
         with pytest.raises(InvariantError, match="open replies are miscounted"):
-            play(schedule, make_loop=Miscounts)
+            play(schedule, make_set=Miscounts)

@@ -753,13 +753,6 @@ def test_a_group_added_after_prepare_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_second_prepare_is_refused(tmp_path: Path) -> None:
-    refused(
-        UsageError, "a job trains one model",
-        lambda model, _optimizer, job: job.prepare(model, sgd(model)), tmp_path,
-    )  # fmt: skip
-
-
 def test_a_model_moved_after_prepare_is_refused_in_the_next_step(tmp_path: Path) -> None:
     def move(model: nn.Sequential, optimizer: torch.optim.Optimizer, _job: Job) -> None:
         model.double().float()

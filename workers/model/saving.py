@@ -1,6 +1,7 @@
 """Writing the whole model: pulled from the servers into memory of its own, then to safetensors.
 
-    write_model(path, names, partition, copy=copy_into_frames)
+    pieces = copy_of_pieces(partition, copy=copy_into_frames)
+    write_tensors(path, {"weight": pieces[0]})
 
 The worker's own parameters are not touched: a save changes nothing that training sees.
 """
@@ -38,15 +39,10 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
     )
 
 
-def write_model(
-    path: Path,
-    names: Mapping[str, torch.Tensor | int],
-    partition: Partition,
-    *,
-    copy: Callable[[Sequence[Frame]], None],
-) -> None:
-    """``names``: a piece's index where it is trained, else the tensor itself; ``copy`` fills one
-    frame per chunk. The file is complete or absent. Raises OSError."""
+def copy_of_pieces(
+    partition: Partition, *, copy: Callable[[Sequence[Frame]], None]
+) -> list[torch.Tensor]:
+    """The pieces, in memory of their own, which ``copy`` fills: one frame per chunk."""
     memories = allocate_buffers(partition)
     copy([Frame(part_of(memories, chunk)) for chunk in partition.chunks])
     pieces: dict[int, torch.Tensor] = {}
@@ -55,11 +51,13 @@ def write_model(
         for piece, start in buffer.piece_starts:
             shape, stride = partition.pieces[piece].shape, partition.pieces[piece].stride
             pieces[piece] = torch.as_strided(flat, shape, stride, start)
+    return [pieces[piece] for piece in range(len(partition.pieces))]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The file is complete or absent. Raises OSError."""
     # safetensors wants every entry to own its memory, tied parameters included.
-    tensors = {
-        name: (pieces[value] if isinstance(value, int) else value.cpu()).contiguous().clone()
-        for name, value in names.items()
-    }
+    tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:

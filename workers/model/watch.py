@@ -1,6 +1,6 @@
 """Whether the model is still what was prepared: looked at before every push.
 
-    watch = ModelWatch(module, names=[...], frozen=[...])
+    watch = ModelWatch(module, parameters=[...], names=[...], frozen=[...])
     watch.look(flat, clock=3)            # UsageError for what would train wrongly
 
 What the script puts into the model behind psdist's back the servers never see: their next values
@@ -28,10 +28,12 @@ class ModelWatch:
         self,
         module: torch.nn.Module,
         *,
+        parameters: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         frozen: Sequence[tuple[str, torch.nn.Parameter]],
     ) -> None:
-        """``names`` of the pieces; ``frozen``: parameters, with their names, that must stay so."""
+        """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters, with their names,
+        that must stay so."""
         self._names = names
         self._frozen = frozen
         self._places = [
@@ -44,7 +46,7 @@ class ModelWatch:
         """What lay where: tables of the modules, their keys and values, and names."""
         self._before_load: list[torch.Tensor] = []
         self._has_warned = False
-        self._parameters = tuple(module.parameters())
+        self._parameters = parameters
         hook = _LoadHook(self._keep_values)
         for each in module.modules():
             each.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call] # torch's

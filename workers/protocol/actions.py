@@ -43,6 +43,7 @@ class SendInitial:
 class SendControl:
     peer: int
     message: Control
+    set_index: int = 0
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The worker's state machine: what a worker decides, without doing any of it.
+"""The worker's state machine of one parameter set: what it decides, without doing any of it.
 
 Events and commands are the only ways in; both return actions for the loop to execute, in order.
 Commands (``begin_...``) are what the worker's script brings about, events what the network brings;
@@ -12,16 +12,22 @@ predicates (``is_...``) say what is still waited for. Time, memory and the netwo
 Each subject is decided in a module of its own: transfers, settings, collectives, membership. What
 they have to do with each other is decided here: which settings go ahead of a push, when a group is
 suspended, what may not begin before what is over.
+
+Sets never wait for one another, so each has a machine of its own. The first one's speaks for the
+worker: it enters collectives and takes leave for all sets.
+
+    second = core.next_set()
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import le
 from typing import Any
 
-from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.errors import InvariantError, PeerLostError, ProtocolError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
@@ -33,6 +39,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
+from psdist.protocol.header import MOST_SETS
 from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
@@ -58,13 +65,24 @@ class TransferCounts:
 
 class WorkerCore:
     def __init__(
-        self, seat: Seat, *, describe_group: Callable[[int], str] = lambda group: f"group {group}"
+        self,
+        seat: Seat,
+        *,
+        describe_group: Callable[[int], str] = lambda group: f"group {group}",
+        sets: list[WorkerCore] | None = None,
     ) -> None:
-        """``describe_group(group)`` names a group to people."""
+        """``describe_group(group)`` names a group to people; ``sets``: the machines of the sets
+        before this one."""
         self.seat = seat
+        self.sets = [] if sets is None else sets
+        """Of all sets of this worker, by index."""
+        self.set_index = len(self.sets)
+        self.sets.append(self)
         self._describe_group = describe_group
-        self._membership = Membership(seat)
-        self._collectives = Collectives(seat)
+        self._membership = Membership(seat, set_index=self.set_index)
+        self._collectives: Collectives = (
+            self.sets[0]._collectives if self.set_index else Collectives(seat)
+        )
         self._settings = SettingsVersions()
         self._slice: Transfers | None = None
         self._awaited: Collection[int] = ()
@@ -77,12 +95,21 @@ class WorkerCore:
         }
         self._control: dict[type, Callable[[int, Any], list[Action]]] = {
             Registered: self._membership.on_registered,
-            Stop: self._membership.on_stop,
-            Collected: self._collectives.on_collected,
-            Absent: self._collectives.on_absent,
             Missing: self._on_missing,
         }
+        if not self.set_index:
+            self._control |= {
+                Stop: self._membership.on_stop,
+                Collected: self._collectives.on_collected,
+                Absent: self._collectives.on_absent,
+            }
         self._checked: tuple[int, ...] = ()
+
+    def next_set(self) -> WorkerCore:
+        """The machine of another parameter set of this worker."""
+        if len(self.sets) == MOST_SETS:
+            raise UsageError(f"a job trains at most {MOST_SETS} parameter sets (optimizers)")
+        return WorkerCore(self.seat, describe_group=self._describe_group, sets=self.sets)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -134,6 +161,7 @@ class WorkerCore:
             chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
             credits=credits,
             replies=replies,
+            set_index=self.set_index,
         )
         self._awaited = self._slice.awaited
         self._handlers[Offered] = self._slice.on_offered
@@ -205,7 +233,7 @@ class WorkerCore:
         ``weight``: the group's, in full batches of one worker; chunks in ``empty`` are pushed
         without bytes. The replies bring the parameters for the next iteration.
         """
-        if self._collectives.is_waiting or self._membership.is_done:
+        if self._collectives.is_waiting or self.sets[0]._membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker} pushes iteration {clock} inside a collective or after "
                 "its end"
@@ -215,7 +243,10 @@ class WorkerCore:
         settings = self._settings.update(hyper, absent)
         actions: list[Action] = []
         if settings is not None:
-            actions += [SendControl(server_id(server), settings) for server in transfers.servers]
+            actions += [
+                SendControl(server_id(server), settings, self.set_index)
+                for server in transfers.servers
+            ]
         return actions + transfers.begin_push(
             clock=clock, settings=self._settings.version, weight=weight, empty=empty
         )
@@ -256,15 +287,19 @@ class WorkerCore:
         self, name: str, payload: bytes = b"", *, values: bytes = b""
     ) -> list[Action]:
         """Enter the next collective of the job; :attr:`is_collected` when everybody has come. A
-        group is suspended meanwhile. ``payload`` is compared with what others bring, ``values``
-        (float64) are summed."""
-        if not self.is_idle or self._membership.is_done:
+        group is suspended meanwhile, in all sets. ``payload`` is compared with what others bring,
+        ``values`` (float64) are summed."""
+        if not self._all_idle or self._membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker}: {name} began during a push or pull, or after the end"
             )
         enter = self._collectives.begin(name, payload, values)
-        suspend = self._membership.suspend(clock=self.clock, seq=enter.seq)
-        return [*suspend, SendControl(REGISTRAR, enter)]
+        suspends = (each._membership.suspend(clock=each.clock, seq=enter.seq) for each in self.sets)
+        return [*chain.from_iterable(suspends), SendControl(REGISTRAR, enter)]
+
+    @property
+    def _all_idle(self) -> bool:
+        return all(each.is_idle for each in self.sets)
 
     @property
     def is_collected(self) -> bool:
@@ -276,14 +311,15 @@ class WorkerCore:
         return self._collectives.take()
 
     def begin_leave(self) -> list[Action]:
-        """The group's script has finished: nobody waits for iterations from :attr:`clock` on. Only
-        the leader of a registered group has something to send."""
-        return self._membership.begin_leave(clock=self.clock)
+        """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
+        any set. Only the leader of a registered group has something to send."""
+        leaves = (each._membership.begin_leave(clock=each.clock) for each in self.sets)
+        return list(chain.from_iterable(leaves))
 
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
         """This worker's script has finished; :attr:`is_stopped` when everybody's has.
         ``statistics`` go into summary.json."""
-        if not self.is_idle or self._collectives.is_waiting:
+        if not self._all_idle or self._collectives.is_waiting:
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
         return self._membership.begin_done(statistics)
 
@@ -311,7 +347,7 @@ class WorkerCore:
             chunk, server = self._transfers.missing()[0]
             return [
                 Warn(f"waiting for chunk {chunk} from server {server}"),
-                SendControl(server_id(server), WhoIsMissing(chunk=chunk)),
+                SendControl(server_id(server), WhoIsMissing(chunk=chunk), self.set_index),
             ]
         if self._collectives.is_waiting:
             return [self._collectives.ask_who_is_absent()]
@@ -319,7 +355,9 @@ class WorkerCore:
 
     def counts(self) -> TransferCounts:
         transfers = self._transfers
-        control = self._membership.duplicates + self._collectives.duplicates
+        control = self._membership.duplicates
+        if not self.set_index:
+            control += self._collectives.duplicates
         return TransferCounts(
             bytes_pushed=transfers.bytes_pushed,
             bytes_pulled=transfers.bytes_pulled,

@@ -1,9 +1,9 @@
-"""How a worker and its group come into the job and leave it: set-up, registration, leave, done.
+"""How a worker and its group come into a parameter set and leave it: set-up, registration, leave.
 
-The chief describes the model to every server and sends the initial values of every chunk. A
-group's leader registers the group with every server, suspends it in collectives and takes its
-leave; the other workers of the group send nothing of all this. Every worker says when its script
-has finished, and waits for Stop.
+The chief describes the set to every server and sends the initial values of every chunk. A group's
+leader registers the group with every server, suspends it in collectives and takes its leave; the
+other workers of the group send nothing of all this. For the whole job, with the first set's, every
+worker says when its script has finished, and waits for Stop.
 
     membership = Membership(seat)
     membership.begin_register()           # a SendControl for every server
@@ -25,8 +25,9 @@ from psdist.workers.protocol.seat import Seat
 
 
 class Membership:
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, *, set_index: int = 0) -> None:
         self._seat = seat
+        self._set_index = set_index
         self._has_described = False
         self._initial: set[int] = set()
         """Chunks whose initial values the network still has."""
@@ -65,6 +66,7 @@ class Membership:
                 chunk=chunk,
                 length=chunk_bytes[chunk],
                 dtype=dtypes[chunk],
+                set_index=self._set_index,
             )
             actions.append(SendInitial(server_id(owner), header))
             self._initial.add(chunk)
@@ -169,7 +171,8 @@ class Membership:
         return []
 
     def _to_every_server(self, message: Control) -> list[Action]:
-        return [SendControl(server_id(server), message) for server in range(self._seat.num_servers)]
+        servers = range(self._seat.num_servers)
+        return [SendControl(server_id(server), message, self._set_index) for server in servers]
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself."""

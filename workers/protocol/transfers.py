@@ -57,6 +57,7 @@ class Transfers:
         chunk_bytes: Sequence[int],
         credits: int,
         replies: PayloadRule,
+        set_index: int = 0,
     ) -> None:
         """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
         ``chunk_bytes``: each chunk's gradient or parameters, as they lie in memory; ``replies``:
@@ -68,6 +69,7 @@ class Transfers:
                 "chunks do not fit together"
             )
         self._seat = seat
+        self._set_index = set_index
         self.owners = owners
         self.mine = sorted(mine)
         self.servers = sorted({owners[chunk] for chunk in mine})
@@ -116,7 +118,7 @@ class Transfers:
         """Push iteration ``clock`` of every chunk of the slice; chunks in ``empty`` have no
         gradient: their message only advances the clock."""
         sender, group = worker_id(self._seat.worker), self._seat.group
-        sizes, dtypes = self.chunk_bytes, self.dtypes
+        sizes, dtypes, set_index = self.chunk_bytes, self.dtypes, self._set_index
         headers = (
             Header(
                 kind=Kind.PUSH,
@@ -128,6 +130,7 @@ class Transfers:
                 weight=weight,
                 length=0 if chunk in empty else sizes[chunk],
                 dtype=dtypes[chunk],
+                set_index=set_index,
             )
             for chunk in self.mine
         )
@@ -157,6 +160,7 @@ class Transfers:
                 clock=clock,
                 pull_number=self._num_pulls,
                 flags=flags,
+                set_index=self._set_index,
             )
             for chunk in sorted(chunks)
         )

@@ -38,10 +38,11 @@ from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.agreement import AgreedExit, allgather
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
-from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.policy import Async
 from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
@@ -151,7 +152,9 @@ class _ServerSide(_Side):
         registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
-            ServerCore(server=context.me, policy=Async(), groups=roles.groups),
+            lambda _resumed_up_to: ServerCore(
+                server=context.me, policy=Async(), groups=roles.groups
+            ),
             ServerOptions(
                 server=context.me,
                 shard_weights=roles.shard_weights,

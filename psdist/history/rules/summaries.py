@@ -2,13 +2,15 @@
 
 Owns rule 6 of docs/history.md. Pure: takes counts of the replays, adds to the findings.
 
-    check_promises(summary, run, findings)
+    check_sets(summary, runs, findings)               # of all parameter sets
+    check_promises(summary.of_set(0), runs[0], findings)
     check_claims(summary, Shown(...), findings)       # of a whole history only
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +99,45 @@ def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None
             findings.add(
                 Rule.SUMMARY, f"summary.json says {name} {claimed}, run.json says {promised}"
             )
+
+
+def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) -> None:
+    """What the run says of all its sets together is what it says of each, and there is a history
+    of each."""
+    sets = summary.sets
+    if max(1, len(sets)) != len(runs):
+        findings.add(
+            Rule.SUMMARY,
+            f"summary.json says {max(1, len(sets))} parameter sets, there are histories of "
+            f"{len(runs)}",
+        )
+    if not sets:
+        return
+    staleness: Counter[str] = Counter()
+    for each in sets:
+        staleness.update(each.staleness_seen)
+    pairs: list[tuple[str, object, object]] = [
+        ("clocks", summary.clocks, sets[0].clocks),
+        ("chunks", summary.chunks, _added(each.chunks for each in sets)),
+        ("updates_applied", summary.updates_applied, _added(each.updates_applied for each in sets)),
+        ("staleness_seen", +Counter(summary.staleness_seen), +staleness),
+    ]
+    for name in ServerSummary.model_fields:
+        told = [getattr(each, name) for each in summary.per_server]
+        by_set = [[getattr(server, name) for server in each.per_server] for each in sets]
+        pairs.append(
+            (f"{name} of servers", told, [sum(each) for each in zip(*by_set, strict=False)])
+        )
+    for name, claimed, seen in pairs:
+        if claimed != seen:
+            findings.add(
+                Rule.SUMMARY, f"summary.json says {name} {claimed}, of its sets together {seen}"
+            )
+
+
+def _added(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:

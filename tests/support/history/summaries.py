@@ -5,41 +5,51 @@ check(job.history(), summary=summary_of(job))
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psdist.history.summary import Summary
+from psdist.ranks.summary import together
 
 if TYPE_CHECKING:
     from tests.support.history.toy_parts import Server
     from tests.support.history.toy_run import ToyRun
-    from tests.support.virtual.job import VirtualJob
+    from tests.support.virtual.job import SetOfJob, VirtualJob
 
 
 def summary_of(job: VirtualJob) -> Summary:
     """Of workers that have trained tensors."""
     run = job.history().run
-    counts = [server.statistics() for server in job.servers]
+    sets = [_of_set(each) for each in job.sets]
+    common = {
+        "mode": run.mode,
+        "staleness": run.staleness,
+        "servers": len(job.servers),
+        "workers": len(job.workers),
+        "groups": len(job.groups),
+        "exit": "completed",
+    }
+    return Summary.model_validate_json(json.dumps({**common, **together(sets), "sets": sets}))
+
+
+def _of_set(job: SetOfJob) -> dict[str, Any]:
+    run = job.history().run
+    counts = [server.statistics()["sets"][job.set_index] for server in job.servers]
     trained = [worker.trainer.statistics() for worker in job.workers]
     staleness = sum((Counter(each.staleness) for each in trained), Counter())
-    return Summary.model_validate(
-        {
-            "mode": run.mode,
-            "staleness": run.staleness,
-            "servers": len(job.servers),
-            "empty_servers": tuple(sorted(set(range(len(job.servers))) - set(job.owners))),
-            "workers": len(job.workers),
-            "groups": len(job.groups),
-            "chunks": len(job.partition.chunks),
-            "clocks": tuple(trained[members[0]].clock for members in job.groups),
-            "updates_applied": min(each["updates"] for each in counts if each["num_chunks"]),
-            "max_staleness_seen": max(each.max_staleness_seen for each in trained),
-            "staleness_seen": {str(key): count for key, count in staleness.items()},
-            "exit": "completed",
-            "recorded": {"pipeline": run.pipeline, "checksum_every": run.checksum_every},
-            "per_server": tuple(counts),
-        }
-    )
+    return {
+        "empty_servers": tuple(sorted(set(range(len(job.servers))) - set(job.owners))),
+        "chunks": len(job.partition.chunks),
+        "clocks": tuple(trained[members[0]].clock for members in job.groups),
+        "updates_applied": min(each["updates"] for each in counts if each["num_chunks"]),
+        "max_staleness_seen": max(each.max_staleness_seen for each in trained),
+        "staleness_seen": {str(key): count for key, count in staleness.items()},
+        "bytes_pushed": sum(each.bytes_pushed for each in trained),
+        "bytes_pulled": sum(each.bytes_pulled for each in trained),
+        "recorded": {"pipeline": run.pipeline, "checksum_every": run.checksum_every},
+        "per_server": tuple(counts),
+    }
 
 
 def summary_of_toy(toy: ToyRun) -> Summary:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -37,11 +38,12 @@ from psdist.protocol.control import (
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
 from psdist.protocol.memory import as_tensor
-from psdist.servers.loop import ServerLoop, ServerOptions
+from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.policy import Policy
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.sizes import SizeShard
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.base import Transport
@@ -67,13 +69,112 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
 or it is answered again. Of all others a second one is an error."""
 
 
-class VirtualJob:
+class SetOfJob:
+    """One parameter set of a virtual job; of the first, the job itself."""
+
+    schedule: Schedule
+    groups: list[tuple[int, ...]]
+    servers: list[ServerLoop]
+    dead: int | None
+
+    def __init__(self, set_index: int, schedule: Schedule) -> None:
+        self.set_index = set_index
+        self.partition = schedule.partition(set_index)
+        self.owners = self.partition.shard([1.0] * schedule.servers)
+        self.server_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
+        self.workers: list[VirtualWorker] = []
+        """Each worker's part in the set."""
+        self.clocks_at_save: list[dict[int, int]] = []
+        """For each save the clocks of the groups."""
+        self.copies: list[list[npt.NDArray[Any]]] = []
+        """For each save what the chief has copied, by chunk."""
+
+    # -- what workers note ---------------------------------------------------------------------
+
+    def note_clock_at_save(self, group: int, clock: int) -> None:
+        saves = self.clocks_at_save
+        if not saves or group in saves[-1]:
+            saves.append({})
+        saves[-1][group] = clock
+
+    def note_copy(self, payloads: Sequence[memoryview | None]) -> None:
+        chunks = zip(payloads, self.partition.chunks, strict=True)
+        self.copies.append(
+            [
+                as_tensor(payload, chunk.dtype, chunk.length).numpy()
+                for payload, chunk in chunks
+                if payload is not None
+            ]
+        )
+
+    # -- what has become of it -----------------------------------------------------------------
+
+    def set_loop(self, server: int) -> SetLoop | None:
+        """None where the server has not heard of the set, because somebody died."""
+        loops = self.servers[server].sets
+        return loops[self.set_index] if self.set_index < len(loops) else None
+
+    def core(self, server: int) -> ServerCore:
+        each = self.set_loop(server)
+        assert each is not None
+        return each.core
+
+    def executor(self, server: int) -> Executor | None:
+        each = self.set_loop(server)
+        return each and each.executor
+
+    @property
+    def holds_sizes_alone(self) -> bool:
+        """Nothing has bytes that a checksum could be taken of."""
+        servers = range(len(self.servers))
+        return any(isinstance(self.executor(server), SizeShard) for server in servers)
+
+    def history(self) -> History:
+        schedule = self.schedule
+        record = RunRecord(
+            psdist="test",
+            mode=schedule.mode,  # type: ignore[arg-type]
+            staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
+            groups=tuple(self.groups),
+            slices=slice_bounds(self.partition.slices, self.groups),
+            num_servers=schedule.servers,
+            set_index=self.set_index,
+            num_chunks=len(self.partition.chunks),
+            owners=self.owners,
+            checksum_every=int(not self.holds_sizes_alone),
+        )
+        return collect(record, self.server_histories, [w.history for w in self.workers])
+
+    def parameters_of(self, chunk: int) -> torch.Tensor:
+        """Its server's own, now."""
+        server = self.owners[chunk]
+        executor = self.executor(server)
+        assert isinstance(executor, TensorShard)
+        return executor._memory[chunk].buffer(self.core(server)._chunks[chunk].current).clone()
+
+    def parameters(self) -> torch.Tensor:
+        """The servers' parameters, chunk after chunk."""
+        return torch.cat([self.parameters_of(chunk) for chunk in range(len(self.owners))])
+
+
+class OtherSet(SetOfJob):
+    """A set behind the first; what all sets have in common is the job's."""
+
+    def __init__(self, job: VirtualJob, set_index: int) -> None:
+        super().__init__(set_index, job.schedule)
+        self._job = job
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+
+class VirtualJob(SetOfJob):
     def __init__(
         self,
         schedule: Schedule,
         *,
         policy: Callable[[int], Policy] | None = None,
-        make_loop: Callable[..., ServerLoop] = ServerLoop,
+        make_set: Callable[..., SetLoop] = SetLoop,
         make_executor: MakeExecutor = TensorShard,
         make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
         wire: Wire = RAW_WIRE,
@@ -81,15 +182,14 @@ class VirtualJob:
         is_watched: bool = True,
         network: VirtualNetwork | None = None,
     ) -> None:
-        """``policy``, ``make_loop`` and ``make_worker(job, worker, group)`` let a test break
+        """``policy``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
         whose ranks now do this job."""
+        super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = wire
         self.random = random.Random(schedule.seed)
-        self.partition = schedule.partition()
-        self.owners = self.partition.shard([1.0] * schedule.servers)
         self.network = network or VirtualNetwork(
             seed=schedule.seed,
             link=link_of(schedule),
@@ -104,26 +204,22 @@ class VirtualJob:
         self.channels = [self._channels(members) for members in self.groups]
         """Each group's ends of its channel, by place."""
         self.servers: list[ServerLoop] = []
-        self.server_histories: list[ServerHistory] = []
+        self.others = [OtherSet(self, index) for index in range(1, schedule.num_sets)]
+        """The parameter sets behind the first."""
         self.reported: list[RegistrarAction] = []
         """What the registrar has for files and people."""
         self.dead: int | None = None
         self.errors: dict[int, PsdistError] = {}
         """Of ranks that a death, or a mistake that the schedule wants, has ended."""
-        self.clocks_at_save: list[dict[int, int]] = []
-        """For each save the clocks of the groups."""
-        self.copies: list[list[npt.NDArray[Any]]] = []
-        """For each save what the chief has copied, by chunk."""
         num_workers = sum(schedule.group_sizes)
         make_policy = policy or (lambda _server: schedule.policy())
         for server in range(schedule.servers):
-            history = ServerHistory(None, server)
             registrar = Registrar(
                 num_workers=num_workers, num_servers=schedule.servers, mode=schedule.mode
             )
-            loop = make_loop(
+            loop = ServerLoop(
                 self.transport(server_id(server)),
-                ServerCore(server=server, policy=make_policy(server), groups=self.groups),
+                partial(self._make_core, server, make_policy),
                 ServerOptions(
                     server=server,
                     shard_weights=(1.0,) * schedule.servers,
@@ -133,13 +229,12 @@ class VirtualJob:
                     wire=wire,
                 ),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),
-                history=history,
+                make_history=lambda index, server=server: self.sets[index].server_histories[server],
                 registrar=registrar if server == 0 else None,
                 on_registrar=self.reported.append,
+                make_set=make_set,
             )
-            check_server_after_every_event(loop, is_large=schedule.is_large)
             self.servers.append(loop)
-            self.server_histories.append(history)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
         self.workers = [
             make_worker(self, worker, group)
@@ -150,6 +245,22 @@ class VirtualJob:
             self._spawn(worker_id(worker.worker), worker.script())
 
     # -- how it is put together ----------------------------------------------------------------
+
+    @property
+    def sets(self) -> list[SetOfJob]:
+        return [self, *self.others]
+
+    def _make_core(
+        self, server: int, make_policy: Callable[[int], Policy], resumed_up_to: int
+    ) -> ServerCore:
+        core = ServerCore(
+            server=server,
+            policy=make_policy(server),
+            groups=self.groups,
+            resumed_up_to=resumed_up_to,
+        )
+        check_server_after_every_event(core, is_large=self.schedule.is_large)
+        return core
 
     def transport(self, peer: int) -> Transport:
         """The endpoint of ``peer``, watched."""
@@ -185,24 +296,6 @@ class VirtualJob:
                 failure = Failure(heading=describe_peer(peer), text=str(error), exit_status=1)
                 self.network.endpoint(peer).send_control(REGISTRAR, failure)
 
-    # -- what workers note ---------------------------------------------------------------------
-
-    def note_clock_at_save(self, group: int, clock: int) -> None:
-        saves = self.clocks_at_save
-        if not saves or group in saves[-1]:
-            saves.append({})
-        saves[-1][group] = clock
-
-    def note_copy(self, payloads: Sequence[memoryview | None]) -> None:
-        chunks = zip(payloads, self.partition.chunks, strict=True)
-        self.copies.append(
-            [
-                as_tensor(payload, chunk.dtype, chunk.length).numpy()
-                for payload, chunk in chunks
-                if payload is not None
-            ]
-        )
-
     # -- the run -------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -212,8 +305,12 @@ class VirtualJob:
             num_events += 1
             if death is not None and num_events == death.after_events:
                 self._kill()
-        for actor in (*self.servers, *self.workers):
-            actor.core.check_invariants()
+        for server in self.servers:
+            for each in server.sets:
+                each.core.check_invariants()
+        for worker in self.workers:
+            for core in worker.core.sets:
+                core.check_invariants()
         if not self.errors:
             assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
 
@@ -230,39 +327,6 @@ class VirtualJob:
             pick = random.Random(f"{self.schedule.seed} death")
             self.dead = pick.choice(kinds[death.victim])
             self.network.crash(self.dead, notice_s=death.notice_s)
-
-    # -- what has become of it -----------------------------------------------------------------
-
-    @property
-    def holds_sizes_alone(self) -> bool:
-        """Nothing has bytes that a checksum could be taken of."""
-        return any(isinstance(server.executor, SizeShard) for server in self.servers)
-
-    def history(self) -> History:
-        schedule = self.schedule
-        record = RunRecord(
-            psdist="test",
-            mode=schedule.mode,  # type: ignore[arg-type]
-            staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
-            groups=tuple(self.groups),
-            slices=slice_bounds(self.partition.slices, self.groups),
-            num_servers=schedule.servers,
-            num_chunks=len(self.partition.chunks),
-            owners=self.owners,
-            checksum_every=int(not self.holds_sizes_alone),
-        )
-        return collect(record, self.server_histories, [w.history for w in self.workers])
-
-    def parameters_of(self, chunk: int) -> torch.Tensor:
-        """Its server's own, now."""
-        server = self.servers[self.owners[chunk]]
-        executor = server.executor
-        assert isinstance(executor, TensorShard)
-        return executor._memory[chunk].buffer(server.core._chunks[chunk].current).clone()
-
-    def parameters(self) -> torch.Tensor:
-        """The servers' parameters, chunk after chunk."""
-        return torch.cat([self.parameters_of(chunk) for chunk in range(len(self.owners))])
 
 
 def play(schedule: Schedule, **broken: object) -> VirtualJob:

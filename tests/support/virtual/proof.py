@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from psdist.codecs.wire import RAW_WIRE
-from psdist.commands.check import check
+from psdist.commands.check import check_sets_of
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError
 from psdist.history.records import EventKind, History, ServerLog
 from psdist.protocol.ids import describe_peer, is_worker, server_id, worker_id
 from psdist.servers.protocol.registrar import Complete, EndJob, WriteMetrics
 from tests.support.history.summaries import summary_of
-from tests.support.virtual.job import VirtualJob
+from tests.support.virtual.job import SetOfJob, VirtualJob
 from tests.support.virtual.numbers import initial_values
 from tests.support.virtual.reference import Reference, Versions
 
@@ -29,9 +29,9 @@ def prove(job: VirtualJob) -> None:
     if not job.schedule.has_model:
         prove_the_end(job)
         return
-    history = job.history()
+    histories = [each.history() for each in job.sets]
     is_whole = job.dead is None and not job.schedule.mistake
-    report = check(history, summary=summary_of(job) if is_whole else None)
+    report = check_sets_of(histories, summary_of(job) if is_whole else None)
     assert not report.violations, report.violations[:5]
     if job.dead is not None:
         prove_that_all_name_the_dead(job)
@@ -39,11 +39,17 @@ def prove(job: VirtualJob) -> None:
         prove_that_the_mistake_is_told(job)
     else:
         assert report.proved
-        seen = [staleness for worker in job.workers for staleness in worker.staleness_seen]
+        seen = [
+            staleness
+            for each in job.sets
+            for worker in each.workers
+            for staleness in worker.staleness_seen
+        ]
         assert max(seen, default=0) == report.max_staleness, "client and check disagree"
         prove_the_end(job)
     if job.wire is RAW_WIRE:
-        prove_values(job, history)
+        for each, history in zip(job.sets, histories, strict=True):
+            prove_values(each, history)
 
 
 def prove_the_end(job: VirtualJob) -> None:
@@ -90,7 +96,7 @@ def prove_that_the_mistake_is_told(job: VirtualJob) -> None:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def prove_values(job: VirtualJob, history: History) -> Reference:
+def prove_values(job: SetOfJob, history: History) -> Reference:
     """The parameters of every chunk after its last step, those that every forward pass found in
     memory and those that were saved are what plain arithmetic makes of the workers' draws."""
     partition = job.partition
@@ -99,7 +105,7 @@ def prove_values(job: VirtualJob, history: History) -> Reference:
         partition=partition,
         groups=job.groups,
         initial=[
-            initial_values(index, torch.empty(piece.shape)).numpy()
+            initial_values(index + job.set_index, torch.empty(piece.shape)).numpy()
             for index, piece in enumerate(partition.pieces)
         ],
         draws=[worker.draws for worker in job.workers],
@@ -111,8 +117,9 @@ def prove_values(job: VirtualJob, history: History) -> Reference:
     _compare_uses(job, history, reference, versions)
     _compare_copies(job, history, reference, versions)
     for index, server in enumerate(job.owners):
-        chunk = job.servers[server].core._chunks.get(index)
-        if chunk is None or not chunk.is_loaded or server_id(server) == job.dead:
+        loop = job.set_loop(server)
+        chunk = loop and loop.core._chunks.get(index)
+        if not chunk or not chunk.is_loaded or server_id(server) == job.dead:
             continue  # the dead may have died between a step and its record
         last = versions[index].positions[-1:]
         seen = job.parameters_of(index).numpy()[np.newaxis]
@@ -121,7 +128,7 @@ def prove_values(job: VirtualJob, history: History) -> Reference:
 
 
 def _compare_uses(
-    job: VirtualJob, history: History, reference: Reference, versions: dict[int, Versions]
+    job: SetOfJob, history: History, reference: Reference, versions: dict[int, Versions]
 ) -> None:
     num_chunks = len(job.owners)
     positions: list[npt.NDArray[Any]] = []
@@ -148,7 +155,7 @@ def _compare_uses(
 
 
 def _compare_copies(
-    job: VirtualJob, history: History, reference: Reference, versions: dict[int, Versions]
+    job: SetOfJob, history: History, reference: Reference, versions: dict[int, Versions]
 ) -> None:
     """A save has every update of before it, and it comes while nobody trains: no other."""
     for clocks, copy in zip(job.clocks_at_save, job.copies, strict=False):

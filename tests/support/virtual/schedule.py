@@ -31,6 +31,15 @@ class Death(NamedTuple):
     """How much later than a message others notice it, at most."""
 
 
+class AnotherSet(NamedTuple):
+    """A parameter set behind the first: after every ``every``-th iteration of that it makes
+    ``steps`` of its own."""
+
+    num_chunks: int
+    steps: int
+    every: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     seed: int
@@ -43,6 +52,7 @@ class Schedule:
     num_chunks: int = 3
     chunk_elements: int = 64
     optimizer_groups: int = 1
+    more_sets: tuple[AnotherSet, ...] = ()
     """Each has its own lr; chunks belong to one."""
     iterations: tuple[int, ...] = (4, 4)
     """Iterations of each group: they may leave at different times."""
@@ -116,10 +126,20 @@ class Schedule:
         round_number, bound = self.later_staleness
         return Scheduled(((0, Ssp(self.staleness)), (round_number, Ssp(bound))))
 
-    def partition(self) -> Partition:
+    def partition(self, set_index: int = 0) -> Partition:
+        num_chunks = self.more_sets[set_index - 1].num_chunks if set_index else self.num_chunks
         return small_partition(
-            self.num_chunks, elements=self.chunk_elements, optimizer_groups=self.optimizer_groups
+            num_chunks, elements=self.chunk_elements, optimizer_groups=self.optimizer_groups
         )
+
+    @property
+    def num_sets(self) -> int:
+        return 1 + len(self.more_sets)
+
+    def steps_of(self, set_index: int, clock: int) -> int:
+        """Steps of a set behind the first after iteration ``clock`` of that."""
+        another = self.more_sets[set_index - 1]
+        return 0 if (clock + 1) % another.every else another.steps
 
     @classmethod
     def from_seed(cls, seed: int, *, size: Size = "small") -> Schedule:
@@ -155,8 +175,17 @@ class Schedule:
         later_staleness = None
         if mode == "ssp" and pick.random() < 0.2:
             later_staleness = pick.randint(1, most), pick.randint(0, 3)
+        apart = random.Random(f"{size} {seed} sets")
+        more_sets = tuple(
+            AnotherSet(
+                apart.choice([1, 2, 4]),
+                *apart.choice([(1, 1), (1, 2), (1, 5), (2, 1), (1 if is_large else 5, 1)]),
+            )
+            for _ in range(apart.choice([0, 0, 0, 1, 1, 2]))
+        )
         return cls(
             seed=seed,
+            more_sets=more_sets,
             mode=mode,
             staleness=pick.randint(0, 3),
             later_staleness=later_staleness,
@@ -222,6 +251,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     """Simpler schedules to try when one fails: for shrinking by hand."""
     yield replace(schedule, duplicate_rate=0.0, repeat_rate=0.0)
     yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes), mistake="")
+    yield replace(schedule, more_sets=())
     yield replace(schedule, servers=1)
     yield replace(schedule, num_chunks=1, optimizer_groups=1)
     yield replace(schedule, empty_rate=0.0, absent_rate=0.0, settings_rate=0.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from psdist.protocol.events import Arrived, Offered
 from psdist.protocol.header import NEVER
-from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Action as ServerAction
 from psdist.servers.protocol.actions import Fail, ReplySent, ServerEvent
+from psdist.servers.protocol.state import ServerCore
 from psdist.workers.protocol.actions import Action
 from psdist.workers.protocol.core import WorkerCore, WorkerEvent
 
@@ -23,10 +23,9 @@ def check_worker_after_every_event(core: WorkerCore) -> None:
     core.handle = handle_and_check  # type: ignore[method-assign]
 
 
-def check_server_after_every_event(loop: ServerLoop, *, is_large: bool) -> None:
+def check_server_after_every_event(core: ServerCore, *, is_large: bool) -> None:
     """From now on a server's machine is looked at whenever it has handled something: all of it, or
     where that is much, the chunk that the event was about."""
-    core = loop.core
     handle = core.handle
 
     def handle_and_check(event: ServerEvent) -> list[ServerAction]:

@@ -43,19 +43,25 @@ NAMES = ("barrier", "save", "mean")
 
 
 class VirtualWorker:
-    """What workers of a group may have apart they draw apart."""
+    """What workers of a group may have apart they draw apart. Of one parameter set; the first's
+    plays the script."""
 
-    def __init__(self, job: VirtualJob, worker: int, group: int) -> None:
+    def __init__(
+        self, job: VirtualJob, worker: int, group: int, first: VirtualWorker | None = None
+    ) -> None:
+        """``first``: the same worker in the first set, where this is another."""
         schedule = job.schedule
-        self.job, self.worker, self.group = job, worker, group
+        self.job, self.worker, self.group, self.first = job, worker, group, first
+        self.set_index = job.set_index
+        seed = f"{schedule.seed}" if first is None else f"{schedule.seed} set {self.set_index}"
         self.seat = Seat(
             worker=worker, group=group, members=job.groups[group], num_servers=schedule.servers
         )
         self.history = WorkerHistory(None, worker)
-        self.pick_together = random.Random(f"{schedule.seed} {group}")
-        self.pick_apart = random.Random(f"{schedule.seed} {group} {self.seat.place}")
-        self.pick_more = random.Random(f"{schedule.seed} {worker} more")
-        self.pick_more_together = random.Random(f"{schedule.seed} {group} more")
+        self.pick_together = random.Random(f"{seed} {group}")
+        self.pick_apart = random.Random(f"{seed} {group} {self.seat.place}")
+        self.pick_more = random.Random(f"{seed} {worker} more")
+        self.pick_more_together = random.Random(f"{seed} {group} more")
         self.clock = 0
         self.lr = schedule.lr
         self.batch = (0, 0)
@@ -65,8 +71,12 @@ class VirtualWorker:
         """The flat parameters that each recorded use found in memory."""
         self.warnings: list[str] = []
         self.num_lines = 0
-        self.loop = make_loop(
-            job.transport(worker_id(worker)), self.seat, waiting=Waiting(is_spinning=False)
+        self.loop = (
+            first.loop.next_set()
+            if first is not None
+            else make_loop(
+                job.transport(worker_id(worker)), self.seat, waiting=Waiting(is_spinning=False)
+            )
         )
         self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
         self.core = self.loop.core
@@ -74,6 +84,12 @@ class VirtualWorker:
         if schedule.has_model:
             self.take_slice()
             self.mine = self.core.mine
+        self.others: list[VirtualWorker] = []
+        """This worker in the sets behind the first."""
+        if first is None:
+            for other in job.others:
+                self.others.append(type(self)(other, worker, group, self))  # type: ignore[arg-type]
+                other.workers.append(self.others[-1])
 
     def take_slice(self) -> None:
         """Make the memory, and what trains in it."""
@@ -101,28 +117,22 @@ class VirtualWorker:
     # -- the script, as a generator ------------------------------------------------------------
 
     def script(self) -> Iterator[float | None]:  # type: ignore[return]
-        job, loop, schedule = self.job, self.loop, self.job.schedule
+        loop, schedule = self.loop, self.job.schedule
         if not schedule.has_model:
             yield from self._meet_only()
             return
-        if self.seat.is_chief:
-            self._send_setup()
-        if self.seat.is_leader:
-            loop.begin_register()
-            yield from self._until(lambda: not self.core.is_joining)
-        yield from self.bring()
-        yield from self._collective("prepare")
+        for each in (self, *self.others):
+            yield from each.enter()
+            yield from self._collective("prepare")
         collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
         for clock in range(schedule.iterations[self.group]):
             while collectives and collectives[0] <= clock:
                 collectives.pop(0)
                 yield from self.meet(is_last=not collectives)
-            if schedule.pull_rate and self.pick_more_together.random() < schedule.pull_rate:
-                yield from self.bring()
-            self.record_use()
-            yield schedule.compute_s[self.group] * (0.5 + job.random.random())
-            yield from self.iterate()
-            self.clock += 1
+            yield from self.train_once()
+            for other in self.others:
+                for _ in range(schedule.steps_of(other.set_index, clock)):
+                    yield from other.train_once()
             if self.pick_more.random() < schedule.report_rate:
                 self.report()
                 self.num_lines += 1
@@ -131,11 +141,30 @@ class VirtualWorker:
         while collectives:
             collectives.pop(0)
             yield from self.meet(is_last=not collectives)
-        self.history.close()
+        for each in (self, *self.others):
+            each.history.close()
         if schedule.report_rate:
             self.report()
         loop.finish({})
         yield from self._until(lambda: self.core.is_stopped)
+
+    def enter(self) -> Iterator[float | None]:
+        """Come into the set."""
+        if self.seat.is_chief:
+            self._send_setup()
+        if self.seat.is_leader:
+            self.loop.begin_register()
+            yield from self._until(lambda: not self.core.is_joining)
+        yield from self.bring()
+
+    def train_once(self) -> Iterator[float | None]:
+        schedule = self.job.schedule
+        if schedule.pull_rate and self.pick_more_together.random() < schedule.pull_rate:
+            yield from self.bring()
+        self.record_use()
+        yield schedule.compute_s[self.group] * (0.5 + self.job.random.random())
+        yield from self.iterate()
+        self.clock += 1
 
     def _meet_only(self) -> Iterator[float | None]:
         """A script without a model."""
@@ -159,7 +188,7 @@ class VirtualWorker:
     def fill_parameters(self) -> None:
         with torch.no_grad():
             for index, parameter in enumerate(self.model):
-                parameter.copy_(initial_values(index, parameter))
+                parameter.copy_(initial_values(index + self.set_index, parameter))
 
     def hyper(self, lr: float) -> bytes:
         schedule = self.job.schedule
@@ -217,7 +246,7 @@ class VirtualWorker:
             len(self.job.groups) - 1,
             schedule.iterations[-1],
         )
-        if is_last and schedule.mistake == "other lr":
+        if is_last and self.first is None and schedule.mistake == "other lr":
             return schedule.lr / 3
         # In sync all groups must agree on it: a function of the clock.
         is_now = self.pick_together.random() < schedule.settings_rate
@@ -227,7 +256,7 @@ class VirtualWorker:
 
     def gradient(self, index: int, parameter: Tensor) -> Tensor:
         """For piece ``index``; a test may give others."""
-        return gradient_of(self.worker, self.clock, index, parameter)
+        return gradient_of(self.worker, self.clock, index + 3 * self.set_index, parameter)
 
     # -- collectives ---------------------------------------------------------------------------
 
@@ -240,10 +269,11 @@ class VirtualWorker:
             return
         yield from self._collective("prepare" if mistake else name)
         if name == "save":
-            if self.seat.is_leader:
-                self.job.note_clock_at_save(self.group, self.clock)
-            if self.seat.is_chief:
-                yield from self._copy()
+            for each in (self, *self.others):
+                if each.seat.is_leader:
+                    each.job.note_clock_at_save(each.group, each.clock)
+                if each.seat.is_chief:
+                    yield from each._copy()
             yield from self._collective(name)
 
     def _copy(self) -> Iterator[float | None]:
@@ -256,7 +286,7 @@ class VirtualWorker:
         if self.job.schedule.report_rate:
             self.report()
         number = self.core._collectives.seq + 1
-        num_workers = len(self.job.workers)
+        num_workers = sum(map(len, self.job.groups))
         payloads = [b"%d" % (number + worker // 3 * 10) for worker in range(num_workers)]
         mine, numbers = payloads[self.worker], [self.worker + 1.0, number / 8]
         self.loop.begin_collective(name, mine, values=struct.pack("<2d", *numbers))

@@ -4,8 +4,8 @@ Counts at the seams, never by the machines' own words: :meth:`Watch.transport` s
 and its endpoint, :meth:`Watch.executor` between a server's loop and its memory. A broken rule is an
 AssertionError at the moment it happens:
 
-* a worker has more messages outstanding at a server than it has credits, sends one twice, or does
-  not send a server's chunks in ascending order;
+* a worker has more messages of a set outstanding at a server than it has credits, sends one twice,
+  or does not send a server's chunks in ascending order;
 * a receive slot is used for two messages at a time, what lies in it is thrown away, or is folded
   or stepped as something else than what it is;
 * a step writes to memory that an open reply reads.
@@ -69,13 +69,13 @@ class Watch:
     def __init__(self, network: VirtualNetwork, *, credits: int) -> None:
         self._network = network
         self._credits = credits
-        self._outstanding: dict[tuple[int, int], set[tuple[int, int, int]]] = defaultdict(set)
-        """(worker, server) -> (chunk, clock, number of the pull) without a reply."""
-        self._last_sent: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """(worker, server) -> (clock, number of the pull, chunk)."""
+        self._outstanding: dict[tuple[int, int, int], set[tuple[int, int, int]]] = defaultdict(set)
+        """(worker, server, set) -> (chunk, clock, number of the pull) without a reply."""
+        self._last_sent: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+        """(worker, server, set) -> (clock, number of the pull, chunk)."""
         self._slots: dict[Frame, Slot] = {}
-        self._taken: set[tuple[int, int, int, int, int]] = set()
-        """(server, sender, kind, chunk, clock) that have arrived with a payload."""
+        self._taken: set[tuple[int, int, int, int, int, int]] = set()
+        """(server, sender, kind, set, chunk, clock) that have arrived with a payload."""
         self._addresses: dict[Frame, int] = {}
         self.most_outstanding = 0
 
@@ -88,7 +88,7 @@ class Watch:
         header = Header.unpack(frame.header)
         if header.kind not in (Kind.PUSH, Kind.PULL):
             return
-        pair = sender, peer
+        pair = sender, peer, header.set_index
         who = f"{describe_peer(sender)} at {describe_peer(peer)}"
         message = header.chunk, header.clock, header.pull_number
         outstanding = self._outstanding[pair]
@@ -109,7 +109,7 @@ class Watch:
             return
         header = event.header
         if is_worker(me):
-            self._outstanding[me, event.peer].discard(
+            self._outstanding[me, event.peer, header.set_index].discard(
                 (header.chunk, header.clock, header.pull_number)
             )
             return
@@ -118,7 +118,7 @@ class Watch:
             return
         assert slot.use is Use.RECEIVING, f"{describe_peer(me)}: arrived into a slot {slot}"
         slot.use, slot.header = Use.FULL, header
-        key = me, event.peer, header.kind, header.chunk, header.clock
+        key = me, event.peer, header.kind, header.set_index, header.chunk, header.clock
         slot.is_repeated = key in self._taken
         self._taken.add(key)
 
@@ -263,8 +263,8 @@ class WatchedTransport:
         self._watch.on_send(self.me, peer, frame)
         self._transport.send(peer, frame)
 
-    def send_control(self, peer: int, message: Control) -> None:
-        self._transport.send_control(peer, message)
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        self._transport.send_control(peer, message, set_index)
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         self._watch.on_accept(self.me, frame)

@@ -47,6 +47,7 @@ HEADERS = st.builds(
     flags=st.integers(0, 7),
     dtype=st.sampled_from(Dtype),
     codec=st.integers(0, 255),
+    set_index=st.integers(0, 2**16 - 1),
     generation=UINT32,
     map_version=UINT32,
     checksum=UINT32,
@@ -110,7 +111,7 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     with pytest.raises(ProtocolError) as caught:
         Header.unpack(buffer)
     assert str(caught.value) == (
-        "message of protocol version 7, this psdist speaks 3; install the same psdist version on "
+        "message of protocol version 7, this psdist speaks 4; install the same psdist version on "
         "all hosts"
     )
 

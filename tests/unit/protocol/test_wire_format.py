@@ -38,7 +38,7 @@ from psdist.protocol.payloads import PayloadRule
 EACH = Header(
     kind=Kind.REPLY, sender=0x01020304, chunk=5, clock=-6, length=7, group=8, settings=9,
     weight=0.75, position=10, min_done=-11, flags=Flag.CHECKSUMMED, dtype=Dtype.BFLOAT16, codec=12,
-    generation=13, map_version=14, checksum=15, pull_number=16,
+    generation=13, map_version=14, checksum=15, pull_number=16, set_index=0x1718,
 )  # fmt: skip
 
 
@@ -50,8 +50,8 @@ def packed(header: Header) -> bytes:
 
 def test_a_header_is_these_bytes() -> None:
     used = (
-        b"PDS1" + struct.pack("<H", 3)
-        + bytes([2, 4, 12, 2, 0, 0])  # kind, dtype, codec, flags, and two bytes of nothing
+        b"PDS1" + struct.pack("<H", 4)
+        + bytes([2, 4, 12, 2, 0x18, 0x17])  # kind, dtype, codec, flags, set
         + struct.pack("<6I", 13, 0x01020304, 8, 5, 14, 9)
         + struct.pack("<qQq", -6, 10, -11)
         + struct.pack("<d", 0.75)
@@ -69,7 +69,7 @@ def test_where_a_transport_looks_without_unpacking() -> None:
 
 
 def test_the_numbers_of_the_wire() -> None:
-    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (3, 0x31534450, 128, 2**62)
+    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (4, 0x31534450, 128, 2**62)
     assert {each.name: each.value for each in Kind} == {
         "PUSH": 1, "REPLY": 2, "PULL": 3, "INIT": 4, "CONTROL": 5,
     }  # fmt: skip
@@ -87,7 +87,7 @@ def test_the_numbers_of_the_wire() -> None:
 
 
 def test_what_a_header_does_not_say_is_nothing() -> None:
-    assert Header(kind=3, sender=4) == (3, 4, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert Header(kind=3, sender=4) == (3, 4, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

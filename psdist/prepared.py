@@ -1,0 +1,269 @@
+"""The parameter sets of a worker's job: what ``job.prepare`` makes, and what is known of it.
+
+A set is the parameters of one optimizer. It has clocks, servers' memory and a history of its own;
+nothing of one set waits for another. A model may have several, and a job several models.
+
+    sets = ParameterSets(context, loop, group, standing, collective=...)
+    served = sets.prepare(model, [optimizer], max_norm=0.0)        # a collective
+    sets.trainers[0].clock
+    sets.write(sets.model_of(None), path)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from psdist.errors import ModelError, UsageError
+from psdist.history.writers import WorkerHistory, history_folder
+from psdist.protocol.collected import Brought
+from psdist.protocol.control import Setup
+from psdist.protocol.memory import as_bytes
+from psdist.protocol.partition import Partition
+from psdist.ranks.context import RankContext
+from psdist.ranks.wire import wire_of
+from psdist.workers.assembly import make_trainer
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.model.description import (
+    ModelDescription,
+    UseHook,
+    agree_on_model,
+    has_made_steps,
+    packed_hyperparameters,
+)
+from psdist.workers.model.optimizer import ServedOptimizer
+from psdist.workers.model.saving import copy_of_pieces, write_tensors
+from psdist.workers.model.watch import ModelWatch
+from psdist.workers.standing import Standing
+from psdist.workers.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSet:
+    description: ModelDescription
+    partition: Partition
+    optimizer: ServedOptimizer
+    """What the script steps."""
+    trainer: Trainer
+    loop: WorkerLoop
+    history: WorkerHistory | None
+
+    def copy(self) -> list[torch.Tensor]:
+        """The newest values of the pieces, from the servers."""
+        return copy_of_pieces(
+            self.partition,
+            copy=lambda frames: self.loop.copy(frames, clock=self.trainer.clock),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedModel:
+    module: torch.nn.Module
+    sets: list[ParameterSet]
+    """Those that train its parameters."""
+
+    def write(self, path: Path) -> None:
+        """The whole model as safetensors; on the chief, while everybody is in a collective."""
+        names: dict[str, torch.Tensor] = {}
+        for each in self.sets:
+            pieces = each.copy()
+            for name, value in each.description.saved_names(self.module).items():
+                if isinstance(value, int):
+                    names[name] = pieces[value]
+                else:
+                    names.setdefault(name, value)
+        write_tensors(path, names)
+
+
+class ParameterSets:
+    def __init__(
+        self,
+        context: RankContext,
+        loop: WorkerLoop,
+        group: GroupChannel,
+        standing: Standing,
+        *,
+        collective: Callable[[str, bytes], Brought],
+    ) -> None:
+        self.sets: list[ParameterSet] = []
+        self.models: list[PreparedModel] = []
+        self._context = context
+        self._config = context.config
+        self._loop = loop
+        self._group = group
+        self._standing = standing
+        self._collective = collective
+
+    @property
+    def trainers(self) -> list[Trainer]:
+        return [each.trainer for each in self.sets]
+
+    @property
+    def has_unused_gradients(self) -> bool:
+        """Whether the script has computed gradients, and no optimizer has made a step."""
+        has_stepped = any(trainer.clock for trainer in self.trainers)
+        return not has_stepped and any(each.optimizer.has_unused_gradients for each in self.sets)
+
+    # -- what the script names -----------------------------------------------------------------
+
+    def model_of(self, module: torch.nn.Module | None) -> PreparedModel:
+        """The prepared model that is ``module``; None: the only one."""
+        if module is None and len(self.models) == 1:
+            return self.models[0]
+        for each in self.models:
+            if each.module is module:
+                return each
+        if module is None:
+            raise UsageError(
+                f"{len(self.models)} models were prepared: say which one to save, "
+                "job.save(path, model=...)"
+            )
+        raise UsageError("job.save: this model was not prepared; pass what job.prepare returned")
+
+    def set_of(self, optimizer: torch.optim.Optimizer | None) -> ParameterSet:
+        """The set that is trained by ``optimizer``; None: the only one."""
+        if optimizer is None and len(self.sets) == 1:
+            return self.sets[0]
+        for each in self.sets:
+            if each.optimizer is optimizer:
+                return each
+        if optimizer is None:
+            raise UsageError(
+                f"job.clip_grad_norm_: {len(self.sets)} optimizers were prepared, and a norm is of "
+                "the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
+            )
+        raise UsageError(
+            "job.clip_grad_norm_: this optimizer was not prepared; pass what job.prepare returned"
+        )
+
+    # -- prepare -------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        max_norm: float,
+    ) -> list[ServedOptimizer]:
+        """A set for each of ``optimizers``; see :meth:`psdist.job.Job.prepare`."""
+        for optimizer in optimizers:
+            if isinstance(optimizer, ServedOptimizer):
+                raise UsageError("job.prepare was given an optimizer that it has returned itself")
+            if has_made_steps(optimizer):
+                raise UsageError(
+                    "the optimizer has made steps already; servers start with fresh optimizer "
+                    "state, so pass a new optimizer to job.prepare"
+                )
+        descriptions = [ModelDescription.of(model, optimizer) for optimizer in optimizers]
+        self._refuse_what_is_trained_twice(descriptions)
+        described = zip(descriptions, optimizers, strict=True)
+        agree_on_model(
+            [
+                f"max_grad_norm {max_norm or None}",
+                *(line for each, optimizer in described for line in each.lines(optimizer)),
+            ],
+            worker=self._loop.core.seat.worker,
+            ranks=self._context.roles.worker_ranks,
+            collective=lambda payload: self._collective("prepare", payload),
+        )
+        added = [
+            self._add(model, description, optimizer, max_norm=max_norm)
+            for description, optimizer in zip(descriptions, optimizers, strict=True)
+        ]
+        trained = {id(each) for one in self.sets for each in one.description.parameters}
+        for _, tensor in descriptions[0].untrained:
+            if id(tensor) not in trained:
+                self._copy_from_chief(tensor)
+        for each in added:
+            each.trainer.pull()
+        self._collective("prepare", b"")
+        for each in added:
+            hook = UseHook(each.trainer.record_use)
+            model.register_forward_pre_hook(hook, with_kwargs=True)
+        known = [each for each in self.models if each.module is model]
+        if known:
+            known[0].sets.extend(added)
+        else:
+            self.models.append(PreparedModel(module=model, sets=added))
+        return [each.optimizer for each in added]
+
+    def _refuse_what_is_trained_twice(self, descriptions: Sequence[ModelDescription]) -> None:
+        trained = {id(each) for one in self.sets for each in one.description.parameters}
+        for description in descriptions:
+            for piece, parameter in zip(description.pieces, description.parameters, strict=True):
+                if id(parameter) in trained:
+                    raise ModelError(
+                        f"parameter {piece.name} is in two prepared optimizers; servers train it "
+                        "by one: give each parameter to one optimizer, and prepare that once"
+                    )
+                trained.add(id(parameter))
+
+    def _add(
+        self,
+        model: torch.nn.Module,
+        description: ModelDescription,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_norm: float,
+    ) -> ParameterSet:
+        """The next set: its servers know it, its parameters lie in flat memory."""
+        config, index = self._config, len(self.sets)
+        partition = description.cut(
+            chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
+            mode=config.mode,
+            extra_optimizers=config.optimizers,
+        )
+        worker = self._loop.core.seat.worker
+        history = None
+        if config.record:
+            folder = history_folder(self._context.run_directory.path, index)
+            history = WorkerHistory(folder, worker)
+            self._context.flushes.append(history.flush)
+        watch = ModelWatch(
+            model,
+            parameters=description.parameters,
+            names=[piece.name for piece in description.pieces],
+            frozen=description.frozen,
+        )
+        loop = self._loop.next_set() if index else self._loop
+        trainer = make_trainer(
+            loop,
+            self._group,
+            partition=partition,
+            owners=partition.shard(self._context.roles.shard_weights),
+            credits=config.credits,
+            wire=wire_of(config),
+            parameters=description.parameters,
+            look_for_changes=lambda flat, clock: watch.look(flat, clock=clock),
+            hyperparameters=lambda: packed_hyperparameters(optimizer),
+            on_nonfinite=config.on_nonfinite,
+            max_norm=max_norm,
+            history=history,
+            on_iteration=lambda: self._standing.end_iteration(self.trainers, index),
+        )
+        setup = Setup(
+            partition=partition.encode(),
+            optimizer=description.optimizer,
+            hyper=packed_hyperparameters(optimizer),
+        )
+        loop.join(setup if loop.core.seat.is_chief else None)
+        added = ParameterSet(
+            description=description,
+            partition=partition,
+            optimizer=ServedOptimizer(optimizer, step=trainer.step),
+            trainer=trainer,
+            loop=loop,
+            history=history,
+        )
+        self.sets.append(added)
+        return added
+
+    def _copy_from_chief(self, tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            host = tensor.detach().cpu().contiguous().clone()
+            self._context.broadcast_among_workers(as_bytes(host.view(-1)))
+            tensor.copy_(host)

@@ -1,0 +1,136 @@
+"""What ``summary.json`` says: counts of workers and servers, by parameter set and together.
+
+    sets = [counts_of_set(told, built[index], index) for index in range(len(built))]
+    together(sets)
+
+Pure: takes what the registrar has been told, and what is known of the sets. docs/design.md names
+the fields that users rely on. Where the run failed it says what is known by then, and null for what
+is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.history.writers import RunRecord
+from psdist.protocol.control import Progress
+from psdist.protocol.roles import Roles
+
+_TOLD_TWICE = {"pipeline", "checksum_every"}
+"""What summary.json repeats of run.json, beside what it says of every run."""
+_LARGEST = {"most_slots_used"}
+"""Counts of a server that are the largest of its sets, not their sum."""
+_ADDED = ("chunks", "updates_applied", "bytes_pushed", "bytes_pulled")
+"""What the sets of a run come to together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltSet:
+    """A parameter set, once its chief has described it."""
+
+    num_bytes: int
+    num_chunks: int
+    empty_servers: list[int]
+    promised: RunRecord | None
+    """What its history says was promised, where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the registrar has heard."""
+
+    roles: Roles
+    workers: Mapping[int, Mapping[str, Any]]
+    """Statistics of workers whose script has finished; ``sets`` has those of each set."""
+    servers: Mapping[int, Mapping[str, Any]]
+    """Statistics of servers that have finished; ``sets`` has those of each set."""
+    progress: Mapping[int, Progress]
+
+    @property
+    def all_workers(self) -> bool:
+        """Each says what it has done when it is done: a part of them is no sum."""
+        return len(self.workers) == self.roles.num_workers
+
+    @property
+    def all_servers(self) -> bool:
+        return len(self.servers) == self.roles.num_servers
+
+
+def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, Any]:
+    """What summary.json says of one set; ``built``: None before it was described."""
+    workers = {
+        worker: each["sets"][index]
+        for worker, each in told.workers.items()
+        if index < len(each["sets"])
+    }
+    servers = [
+        told.servers[key]["sets"][index]
+        for key in sorted(told.servers)
+        if index < len(told.servers[key]["sets"])
+    ]
+    staleness: Counter[int] = Counter()
+    for each in workers.values():
+        staleness.update({int(key): int(n) for key, n in each["staleness"].items()})
+    clocks = []
+    for members in told.roles.groups:
+        known = [workers[w]["clock"] for w in members if w in workers]
+        if not index:
+            known += [told.progress[w].clock for w in members if w in told.progress]
+        clocks.append(max(known, default=0))
+    updates = min((each["updates"] for each in servers if each["num_chunks"]), default=0)
+    is_known = told.all_workers
+    return {
+        "empty_servers": built and built.empty_servers,
+        "chunks": built and built.num_chunks,
+        "clocks": clocks,
+        "updates_applied": updates if told.all_servers else None,
+        "max_staleness_seen": max(staleness, default=0) if is_known else None,
+        "staleness_seen": {str(key): staleness[key] for key in sorted(staleness)},
+        "bytes_pushed": _sum(workers, "bytes_pushed") if is_known else None,
+        "bytes_pulled": _sum(workers, "bytes_pulled") if is_known else None,
+        "recorded": built and built.promised and built.promised.model_dump(include=_TOLD_TWICE),
+        "per_server": servers,
+    }
+
+
+def _sum(workers: Mapping[int, Mapping[str, Any]], key: str) -> int:
+    return sum(each[key] for each in workers.values())
+
+
+def together(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What summary.json says of all sets; clocks are the first set's."""
+    first = sets[0]
+    if len(sets) == 1:
+        return dict(first)
+    staleness: Counter[str] = Counter()
+    for each in sets:
+        staleness.update(each["staleness_seen"])
+    empty = [set(each["empty_servers"]) for each in sets if each["empty_servers"] is not None]
+    most = [each["max_staleness_seen"] for each in sets]
+    return {
+        "empty_servers": sorted(set.intersection(*empty)) if empty else None,
+        **{key: _added(each[key] for each in sets) for key in _ADDED},
+        "clocks": first["clocks"],
+        "max_staleness_seen": None if None in most else max(most),
+        "staleness_seen": {str(key): staleness[str(key)] for key in sorted(map(int, staleness))},
+        "recorded": first["recorded"],
+        "per_server": [
+            _server_together(servers)
+            for servers in zip(*(each["per_server"] for each in sets), strict=False)
+        ],
+    }
+
+
+def _added(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
+def _server_together(servers: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Counts of one server, of all its sets."""
+    keys = dict.fromkeys(key for each in servers for key in each)
+    values = {key: [each[key] for each in servers if key in each] for key in keys}
+    return {key: max(n) if key in _LARGEST else sum(n) for key, n in values.items()}

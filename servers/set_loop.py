@@ -1,0 +1,293 @@
+"""Carries out what the state machine of one parameter set decides, on one server.
+
+It owns the set's executor, its reply frames and its history; it decides nothing
+(psdist.servers.protocol.state), and it does not look at the network: psdist.servers.loop hands it
+the events of its set.
+
+    each = SetLoop(transport, core, options, set_index=0, make_executor=TensorShard)
+    for action in each.decide(event): each.execute(action)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from psdist.codecs.checks import Checks, stamped, verify
+from psdist.codecs.raw import RAW, Raw
+from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
+from psdist.history.writers import EventCount, EventKind, ServerHistory
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
+from psdist.protocol.header import Flag, Header, Kind
+from psdist.protocol.ids import worker_of
+from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
+from psdist.protocol.partition import DTYPE_CODES, Partition
+from psdist.servers.protocol.actions import (
+    Accept,
+    Action,
+    Build,
+    Built,
+    EmptyStep,
+    Fail,
+    Fold,
+    Load,
+    MembershipEvent,
+    Reply,
+    ReplySent,
+    ReplyToken,
+    SendControl,
+    StartSum,
+    Step,
+)
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.transport.base import Transport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What a server's loop needs to know beside its state machine."""
+
+    server: int
+    shard_weights: tuple[float, ...]
+    """What part of the model each server holds (Partition.shard)."""
+    mode: str
+    receive_buffers: int
+    extra_optimizers: tuple[str, ...] = ()
+    checksum_every: int = 16
+    wire: Wire = RAW_WIRE
+
+
+class ReplyFrame(Frame):
+    """A frame whose payload is one parameter buffer of one chunk; reused for reply after reply."""
+
+    __slots__ = ("dtype", "free_list", "set_loop", "token")
+
+    def __init__(
+        self,
+        payload: memoryview | None,
+        *,
+        capacity: int,
+        dtype: int,
+        free_list: list[ReplyFrame],
+        set_loop: SetLoop,
+    ) -> None:
+        super().__init__(payload, capacity=capacity)
+        self.dtype = dtype
+        self.free_list = free_list
+        self.set_loop = set_loop
+        self.token: ReplyToken | None = None
+
+
+_REPLY = int(Kind.REPLY)
+
+OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...]], None]
+"""Called with the set's index, how it is cut, and chunk -> server."""
+
+
+class SetLoop:
+    def __init__(
+        self,
+        transport: Transport,
+        core: ServerCore,
+        options: ServerOptions,
+        *,
+        set_index: int,
+        make_executor: MakeExecutor,
+        history: ServerHistory | None,
+        on_built: OnBuilt,
+    ) -> None:
+        """``make_executor`` is called when the chief has described the set, and then
+        ``on_built``."""
+        self.core = core
+        self.executor: Executor | None = None
+        self.set_index = set_index
+        self.holds_nothing = False
+        """Whether it was described, and this server has none of its chunks."""
+        self._transport = transport
+        self._options = options
+        self._checks = options.wire.checks
+        self._recorded = Checks("sampled", options.checksum_every)
+        self._codec = options.wire.reply.code
+        self._is_encoding = not isinstance(options.wire.reply, Raw)
+        self._make_executor = make_executor
+        self._history = history
+        self._log = history or EventCount()
+        self._on_built = on_built
+        self._partition: Partition | None = None
+        self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
+        self._num_reply_frames = 0
+        self._execute: dict[type, Callable[[Any], None]] = {
+            Build: self._build,
+            Load: self._load,
+            Accept: self._accept,
+            StartSum: self._start_sum,
+            Fold: self._fold,
+            Step: self._step,
+            EmptyStep: self._empty_step,
+            Reply: self._reply,
+            SendControl: self._send_control,
+            MembershipEvent: self._record_membership,
+            Fail: self._fail,
+        }
+
+    def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
+        if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
+            who = f"server {self._options.server}"
+            verify(event.header, event.frame, receiver=who)
+        return self.core.handle(event)
+
+    def take_back(self, frame: ReplyFrame) -> Iterable[Action]:
+        """The network needs this frame of a reply no more."""
+        token, frame.token = frame.token, None
+        frame.free_list.append(frame)
+        return () if token is None or token.is_sent else self.core.handle(ReplySent(token))
+
+    def execute(self, action: Action) -> None:
+        self._execute[type(action)](action)
+
+    def do(self, actions: Iterable[Action]) -> None:
+        execute = self._execute
+        for action in actions:
+            execute[type(action)](action)
+
+    def take_cost_s(self) -> float:
+        """What the executor has cost since the last call, in seconds of a virtual network."""
+        return self.executor.take_cost_s() if self.executor else 0.0
+
+    @property
+    def has_open_replies(self) -> bool:
+        """Whether the network still has a frame of this loop's."""
+        return sum(map(len, self._reply_frames.values())) < self._num_reply_frames
+
+    def close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+    # -- one method per action ----------------------------------------------------------------
+
+    def _build(self, action: Build) -> None:
+        options, setup = self._options, action.setup
+        marks = traits(setup.optimizer, extra=options.extra_optimizers)
+        check_mode(marks, options.mode)
+        partition = self._partition = Partition.decode(setup.partition)
+        owners = partition.shard(options.shard_weights)
+        mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
+        self.holds_nothing = not mine
+        spec = ShardSpec(
+            partition=partition,
+            chunks=tuple(mine),
+            optimizer=setup.optimizer,
+            traits=marks,
+            hyper=setup.hyper,
+            wire=options.wire,
+            extra_optimizers=options.extra_optimizers,
+        )
+        self.executor = self._make_executor(spec)
+        self._on_built(self.set_index, partition, owners)
+        slots = self.executor.make_slots(options.receive_buffers)
+        built = Built(
+            mine,
+            slots,
+            initials=payload_rule(RAW, partition),
+            pushes=payload_rule(options.wire.push, partition),
+            num_pieces=len(partition.pieces),
+            num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
+        )
+        self.do(self.core.handle(built))
+
+    def _load(self, action: Load) -> None:
+        self._built.load(action)
+
+    def _accept(self, action: Accept) -> None:
+        self._transport.accept(action.ticket, action.slot)
+
+    def _start_sum(self, action: StartSum) -> None:
+        self._built.start_sum(action)
+
+    def _fold(self, action: Fold) -> None:
+        self._built.fold(action)
+
+    def _step(self, action: Step) -> None:
+        self._built.step(action)
+        self._log.step(action.chunk, action.contributions, action.lr_scale)
+
+    def _empty_step(self, action: EmptyStep) -> None:
+        self._log.step(action.chunk, action.contributions)
+
+    def _reply(self, action: Reply) -> None:
+        token = action.token
+        key = (token.chunk, token.buffer)
+        free = self._reply_frames.get(key)
+        if free is None:
+            free = self._reply_frames[key] = []
+        frame = free.pop() if free else self._new_reply_frame(key, free)
+        frame.token = token
+        length = frame.capacity
+        encoded = None
+        if self._is_encoding:
+            length = self._built.encode(*key, clock=action.clock, into=frame.payload)
+            encoded = frame.payload[:length] if frame.payload is not None else None
+        header = Header(
+            kind=_REPLY,
+            sender=self._transport.me,
+            chunk=token.chunk,
+            clock=action.clock,
+            pull_number=action.pull_number,
+            length=length,
+            position=self._log.position,
+            min_done=action.min_done,
+            flags=action.flags,
+            dtype=frame.dtype,
+            codec=self._codec,
+            set_index=self.set_index,
+        )
+        if self._checks.carries(token.chunk, action.clock):
+            # Of raw parameters the executor keeps it: it is computed once per step.
+            crc = None if self._is_encoding else self._built.checksum(*key, encoded=None)
+            header = stamped(header, frame.payload, crc=crc)
+        if self._history is not None and self._recorded.carries(token.chunk, action.clock):
+            crc = self._built.checksum(*key, encoded=encoded)
+            if crc is not None:
+                header = header._replace(flags=header.flags | Flag.RECORDED)
+                worker = worker_of(token.peer)
+                self._history.checksum(token.chunk, crc, worker=worker, clock=action.clock)
+        header.pack_into(frame.header)
+        self._transport.send(token.peer, frame)
+
+    def _new_reply_frame(self, key: tuple[int, int], free: list[ReplyFrame]) -> ReplyFrame:
+        assert self._partition is not None
+        self._num_reply_frames += 1
+        chunk = self._partition.chunks[key[0]]
+        return ReplyFrame(
+            self._built.payload(*key),
+            capacity=self._options.wire.reply.sizes(chunk)[1],
+            dtype=int(DTYPE_CODES[chunk.dtype]),
+            free_list=free,
+            set_loop=self,
+        )
+
+    def _send_control(self, action: SendControl) -> None:
+        self._transport.send_control(action.peer, action.message, self.set_index)
+
+    def _record_membership(self, action: MembershipEvent) -> None:
+        kind = EventKind[action.kind.upper()]
+        self._log.member(kind, action.group, action.clock, float(action.workers))
+
+    def _fail(self, action: Fail) -> None:
+        raise action.error
+
+    @property
+    def _built(self) -> Executor:
+        assert self.executor is not None
+        return self.executor
+
+    def statistics(self) -> dict[str, Any]:
+        """For summary.json: counts of the state machine and bytes of the shard."""
+        counts = dataclasses.asdict(self.core.statistics())
+        counts |= {"position": self._log.position, "checksums": self._log.num_checksums}
+        if self.executor is not None:
+            counts.update(dataclasses.asdict(self.executor.statistics()))
+        return counts

@@ -1,0 +1,208 @@
+"""Which parameter set a message is about, and what all sets of a server have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.control import (
+    Control,
+    Enter,
+    Finish,
+    Finished,
+    Leave,
+    Register,
+    Registered,
+    Resume,
+    Resumed,
+    Settings,
+    Setup,
+    Suspend,
+    WhoIsMissing,
+)
+from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost, Sent
+from psdist.protocol.header import MOST_SETS, Header, Kind
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.sets import SetNumbers
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.set_loop import ReplyFrame, ServerOptions
+from psdist.servers.shard.tensors import TensorShard
+
+SETUP = Setup(partition=b"", optimizer="", hyper=b"")
+REGISTER = Register(group=0, workers=[0], clock=0)
+OTHERS_OF_A_SET = (
+    Settings(version=1, hyper=b"", absent=[]),
+    Suspend(group=0, clock=0, seq=1),
+    Leave(group=0, clock=0),
+    WhoIsMissing(chunk=0),
+)
+
+
+def control(message: Control, set_index: int) -> ControlArrived:
+    return ControlArrived(worker_id(0), message, set_index)
+
+
+def push(set_index: int) -> Arrived:
+    header = Header(kind=Kind.PUSH, sender=worker_id(0), set_index=set_index)
+    return Arrived(worker_id(0), header, None)
+
+
+def offer(set_index: int) -> Offered:
+    return Offered(worker_id(0), Kind.PUSH, 3, 4, None, set_index)
+
+
+@pytest.mark.parametrize("begins", [SETUP, REGISTER])
+def test_sets_are_begun_one_after_the_other(begins: Control) -> None:
+    numbers = SetNumbers(server=3)
+    for index in range(MOST_SETS):
+        assert numbers.of(control(begins, index)) == index
+        assert numbers.count == index + 1
+    assert numbers.of(control(begins, 5)) == 5
+    with pytest.raises(ProtocolError, match=rf"set {MOST_SETS}; there are {MOST_SETS}, "):
+        numbers.of(control(begins, MOST_SETS))
+    assert numbers.count == MOST_SETS
+
+
+@pytest.mark.parametrize("begins", [SETUP, REGISTER])
+def test_no_set_is_left_out(begins: Control) -> None:
+    numbers = SetNumbers(server=3)
+    with pytest.raises(ProtocolError, match=r"^server 3: worker 0 sent a message about parameter"):
+        numbers.of(control(begins, 2))
+    assert numbers.count == 1
+
+
+@pytest.mark.parametrize("make", [push, offer])
+def test_data_belongs_to_the_set_that_it_names_and_begins_none(make: Any) -> None:
+    numbers = SetNumbers(server=0)
+    with pytest.raises(ProtocolError, match="parameter set 1; there are 1, 64 at most"):
+        numbers.of(make(1))
+    numbers.of(control(REGISTER, 1))
+    assert [numbers.of(make(index)) for index in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("message", OTHERS_OF_A_SET)
+def test_what_speaks_of_a_set_begins_none(message: Control) -> None:
+    numbers = SetNumbers(server=0)
+    with pytest.raises(ProtocolError, match="there are 1"):
+        numbers.of(control(message, 1))
+    numbers.of(control(SETUP, 1))
+    assert numbers.of(control(message, 1)) == 1
+
+
+@pytest.mark.parametrize("message", [Resume(seq=1), Finish(), Registered(group=0, server=0)])
+def test_what_concerns_the_whole_job_names_no_other_set(message: Control) -> None:
+    numbers = SetNumbers(server=0)
+    numbers.of(control(SETUP, 1))
+    assert numbers.of(control(message, 0)) == 0
+    with pytest.raises(ProtocolError, match=r"of set 1; it concerns the whole job"):
+        numbers.of(control(message, 1))
+
+
+# -- a server with several sets --------------------------------------------------------------------
+
+
+class Wire:
+    """A transport that keeps what is sent."""
+
+    me = server_id(1)
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.sent: list[tuple[int, Control, int]] = []
+
+    def poll(self) -> Any:
+        return self.events.pop(0) if self.events else None
+
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        self.sent.append((peer, message, set_index))
+
+
+def make_loop() -> tuple[ServerLoop, Wire]:
+    wire = Wire()
+    loop = ServerLoop(
+        wire,  # type: ignore[arg-type] # as much of a transport as it needs
+        lambda resumed_up_to: ServerCore(
+            server=1, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)],
+            resumed_up_to=resumed_up_to,
+        ),
+        ServerOptions(server=1, shard_weights=(1.0, 1.0), mode="sync", receive_buffers=2),
+        make_executor=TensorShard,
+    )  # fmt: skip
+    return loop, wire
+
+
+def tell(loop: ServerLoop, wire: Wire, *events: Any) -> list[tuple[int, Control, int]]:
+    wire.events += events
+    wire.sent.clear()
+    loop.turn()
+    return wire.sent
+
+
+def from_registrar(message: Control, set_index: int = 0) -> ControlArrived:
+    return ControlArrived(REGISTRAR, message, set_index)
+
+
+def registers(worker: int, set_index: int) -> ControlArrived:
+    message = Register(group=worker, workers=[worker], clock=0)
+    return ControlArrived(worker_id(worker), message, set_index)
+
+
+def test_a_set_answers_for_itself_and_a_collective_is_over_for_all() -> None:
+    loop, wire = make_loop()
+    assert tell(loop, wire, registers(0, 0)) == [(worker_id(0), Registered(group=0, server=1), 0)]
+    answer = tell(loop, wire, from_registrar(Resume(seq=1)))
+    assert answer == [(REGISTRAR, Resumed(seq=1, server=1), 0)]
+    assert tell(loop, wire, registers(0, 1)) == [(worker_id(0), Registered(group=0, server=1), 1)]
+    suspends = [
+        ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=2), index) for index in (0, 1)
+    ]
+    assert tell(loop, wire, *suspends) == []
+    assert [each.core.resumed_up_to for each in loop.sets] == [1, 1]
+    answer = tell(loop, wire, from_registrar(Resume(seq=2)))
+    assert answer == [(REGISTRAR, Resumed(seq=2, server=1), 0)]
+    assert [each.core.resumed_up_to for each in loop.sets] == [2, 2]
+
+
+def test_a_server_ends_when_the_groups_have_left_every_set() -> None:
+    loop, wire = make_loop()
+    tell(loop, wire, registers(0, 0), registers(0, 1))
+    leaves = [ControlArrived(worker_id(0), Leave(group=0, clock=0), index) for index in (0, 1)]
+    assert tell(loop, wire, leaves[0], from_registrar(Finish())) == []
+    ((peer, answer, _),) = tell(loop, wire, leaves[1])
+    assert peer == REGISTRAR
+    assert isinstance(answer, Finished)
+    assert [each["num_chunks"] for each in answer.statistics["sets"]] == [0, 0]
+    assert loop.is_finished
+
+
+def test_only_the_registrar_says_that_the_job_is_complete() -> None:
+    loop, wire = make_loop()
+    with pytest.raises(ProtocolError, match=r"server 1: worker 0 sent Finish; server 0 says"):
+        tell(loop, wire, ControlArrived(worker_id(0), Finish()))
+
+
+def test_a_message_to_the_registrar_is_refused_by_a_server_that_is_not_it() -> None:
+    loop, wire = make_loop()
+    enter = Enter(worker=0, seq=1, name="barrier", payload=b"")
+    with pytest.raises(ProtocolError, match="sent Enter, which no server takes"):
+        tell(loop, wire, ControlArrived(worker_id(0), enter))
+
+
+def test_a_death_ends_the_server_once() -> None:
+    loop, wire = make_loop()
+    tell(loop, wire, registers(0, 1))
+    with pytest.raises(Exception, match="worker 0 has died"):
+        tell(loop, wire, PeerLost(worker_id(0), "worker 0"))
+
+
+def test_a_reply_of_a_server_before_this_one_is_none_of_its_own() -> None:
+    (before, _), (loop, wire) = make_loop(), make_loop()
+    frame = ReplyFrame(None, capacity=0, dtype=1, free_list=[], set_loop=before.sets[0])
+    assert tell(loop, wire, Sent(frame)) == []  # it is under way no more
+    frame.token = object()  # type: ignore[assignment]
+    with pytest.raises(InvariantError, match="of a server before this one"):
+        tell(loop, wire, Sent(frame))
