@@ -2,7 +2,9 @@
 
 The line is the same as in the contract: what, where (rank, role, host), the value seen, what to do.
 What a launcher prints around the end of a job is not ours and left out. tests/support/mpirun.py
-fails a test whose job hangs or leaves a process behind.
+fails a test whose job hangs or leaves a process behind. A rank takes a second of a core to start:
+as few are started as show the case, MPICH's only where the launcher has a part in it, and what is
+one more way to a path that another test takes is marked slow.
 
 Longer than other modules: one place lists every mistake, so that a new one finds its neighbours.
 """
@@ -56,7 +58,7 @@ LAUNCHERS_LINE = re.compile(
 )
 SCRIPT = REPOSITORY / "tests" / "support" / "programs" / "bad_script.py"
 HOST = socket.gethostname()
-QUIET = {"PSDIST_PROGRESS": "off"}
+QUIET = {"PSDIST_PROGRESS": "off", "PSDIST_SPIN": "off"}
 
 MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
 
@@ -277,7 +279,7 @@ def test_a_script_that_raises_on_one_rank_shows_that_traceback_once(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_a_script_that_raises_on_all_ranks_shows_one_traceback(ranks: int, tmp_path: Path) -> None:
     done = run_script(ranks, "raises_before_init_on_all", run_dir=tmp_path)
     assert done.returncode == 1, done.text
@@ -319,14 +321,6 @@ def test_a_script_that_never_calls_init_is_told_what_to_add(ranks: int, tmp_path
         f"on {HOST}): error: the script {SCRIPT} ended without calling psdist.init(); add the four "
         "lines that the README shows (init, prepare, loader, save)"
     )
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("mpi", MPIS)
-def test_a_rank_that_is_killed_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
-    done = run_script(3, "is_killed", run_dir=tmp_path, mpi=mpi)
-    assert done.returncode != 0, done.text
-    assert "completed" not in done.stdout
 
 
 @pytest.mark.mpi
@@ -438,7 +432,7 @@ def test_srun_ends_all_hosts_when_a_rank_is_killed(
 @pytest.mark.mpi
 def test_an_error_inside_a_server_names_the_server(tmp_path: Path) -> None:
     done = run_script(
-        4,
+        3,
         "uses_an_optimizer_that_breaks_on_the_server",
         run_dir=tmp_path,
         options=(
@@ -500,8 +494,9 @@ def test_schedules_that_differ_between_groups_are_named_with_both_values(tmp_pat
 # -- collectives -------------------------------------------------------------------------------
 
 
+# With a group of several, tests/training/test_group.py has the same of another call.
 @pytest.mark.mpi
-@pytest.mark.parametrize("group", ["rank", "node"])
+@pytest.mark.parametrize("group", ["rank", pytest.param("node", marks=pytest.mark.slow)])
 def test_a_save_on_the_chief_only_names_who_is_absent(group: str, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     done = run_script(
@@ -524,7 +519,7 @@ def test_a_save_on_the_chief_only_names_who_is_absent(group: str, tmp_path: Path
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_workers_that_train_on_past_a_save_on_the_chief_are_stopped_at_once(
     mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -557,8 +552,9 @@ def test_a_barrier_on_one_worker_and_a_mean_on_another_are_both_named(tmp_path: 
 # -- gradients ---------------------------------------------------------------------------------
 
 
+# A group of several that refuses is also in tests/training/test_group.py; one that skips is below.
 @pytest.mark.mpi
-@pytest.mark.parametrize("group", ["rank", "node"])
+@pytest.mark.parametrize("group", ["rank", pytest.param("node", marks=pytest.mark.slow)])
 def test_a_gradient_with_nan_is_refused_and_leaves_the_servers_untouched(
     group: str, tmp_path: Path
 ) -> None:
@@ -687,7 +683,7 @@ def test_every_mistake_in_a_call_says_the_same_on_every_worker_and_can_be_caught
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_save_that_cannot_be_written_ends_the_job_in_one_line(ranks: int, tmp_path: Path) -> None:
     line = the_line(run_script(ranks, "saves_where_nothing_can_be_written", run_dir=tmp_path))
     assert re.search(
