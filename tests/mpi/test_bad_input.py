@@ -37,6 +37,7 @@ from psdist.errors import (
 )
 from psdist.protocol.header import PROTOCOL_VERSION
 from psdist.ranks.failure import fail_with, format_error, printable, run_or_fail
+from tests.support.bad_input import QUIET, SCRIPT, TIMEOUT_S, said, the_line
 from tests.support.mpirun import (
     REPOSITORY,
     Completed,
@@ -49,17 +50,8 @@ from tests.support.mpirun import (
     run_program,
     wait_until_gone,
 )
-from tests.support.slurm.cluster import SlurmCluster
 
-TIMEOUT_S = 120
-# Aborts of MPICH and Open MPI, Slurm's, and what Open MPI's libevent says at some ends of ranks.
-LAUNCHERS_LINE = re.compile(
-    r"Abort\(\d+\) on node |\[[^]]+:\d+\] |srun: |slurmstepd(-\S+)?: |\[warn\] Epoll "
-)
-SCRIPT = REPOSITORY / "tests" / "support" / "programs" / "bad_script.py"
 HOST = socket.gethostname()
-QUIET = {"PSDIST_PROGRESS": "off", "PSDIST_SPIN": "off"}
-
 MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
 
 
@@ -79,28 +71,6 @@ def run_script(
     if ranks == 1:
         return run_program([sys.executable, *words], timeout_s=TIMEOUT_S, env=env)
     return run_mpi(ranks, words, timeout_s=TIMEOUT_S, mpi=mpi, env=env)
-
-
-def said(done: Completed) -> list[str]:
-    """The lines of standard error that are ours: not those that launchers print at an abort."""
-    lines: list[str] = []
-    is_theirs = False
-    for line in done.stderr.replace("\0", "").splitlines():
-        if re.fullmatch(r"[-=]{60,}", line.strip()):
-            is_theirs = not is_theirs  # Open MPI draws lines around its advice, MPICH above it
-        elif is_theirs or not line.strip():
-            continue
-        elif not LAUNCHERS_LINE.match(line):
-            lines.append(line)
-    return lines
-
-
-def the_line(done: Completed, *, status: int = 2) -> str:
-    """What was said is one line, and the job has failed."""
-    assert done.returncode == status, done.text
-    lines = said(done)
-    assert len(lines) == 1, done.text
-    return lines[0]
 
 
 # -- before any rank has a role: nothing is loaded, on 1, 2 and 4 ranks ------------------------
@@ -360,70 +330,6 @@ def test_a_host_that_cannot_load_torch_ends_the_job(tmp_path: Path) -> None:
     assert said(done)[0] == f"psdist: server 0 (rank 0 on {HOST}):", done.text
     told_once = "ImportError: libcudart.so.12: cannot open shared object file"
     assert done.stderr.count(told_once) == 1, done.text
-
-
-# -- the same under srun, over four hosts --------------------------------------------------------
-
-SRUN: tuple[tuple[Mpi, str], ...] = (("openmpi", "pmix"), ("mpich", "pmi2"))
-
-
-def srun_script(
-    cluster: SlurmCluster, mistake: str, *, mpi: Mpi, plugin: str, options: tuple[str, ...] = ()
-) -> Completed:
-    run_dir = str(cluster.directory("bad") / "run")  # hosts do not share /tmp
-    # pmi2 would let the others of a rank that was killed wait; Slurm's PMIx ends the step.
-    words = ["--nodes=4", "--ntasks=4", f"--mpi={plugin}", "--kill-on-bad-exit=1"]
-    words += [
-        "python",
-        "-m",
-        "psdist",
-        "run",
-        "--servers",
-        "1",
-        "--group",
-        "rank",
-        "--run-dir",
-        run_dir,
-        *options,
-    ]
-    words += [str(SCRIPT), mistake]
-    return cluster.srun(words, mpi=mpi, timeout_s=TIMEOUT_S, env=QUIET)
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(("mpi", "plugin"), SRUN)
-def test_srun_ends_all_hosts_when_a_script_raises_on_one(
-    slurm_cluster: SlurmCluster, mpi: Mpi, plugin: str
-) -> None:
-    done = srun_script(slurm_cluster, "raises_on_one_worker", mpi=mpi, plugin=plugin)
-    assert done.returncode != 0, done.text
-    assert re.match(r"psdist: worker 1 \(rank \d on h\d\):", said(done)[0]), done.text
-    assert done.stderr.count("RuntimeError: lost at iteration 1") == 1, done.text
-    assert done.stderr.count("Traceback") == 1, done.text
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(("mpi", "plugin"), SRUN)
-def test_srun_shows_a_wrong_setting_once_for_all_hosts(
-    slurm_cluster: SlurmCluster, mpi: Mpi, plugin: str
-) -> None:
-    options = ("--staleness", "-1")
-    done = srun_script(slurm_cluster, "x", mpi=mpi, plugin=plugin, options=options)
-    # All ranks exit with 2; srun ends those that are slower than the first, and then says 143.
-    assert done.returncode in (2, 143), done.text
-    assert the_line(done, status=done.returncode) == (
-        "psdist: error: staleness = -1 (command line): must be a whole number from 0 to 2147483647"
-    )
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(("mpi", "plugin"), SRUN)
-def test_srun_ends_all_hosts_when_a_rank_is_killed(
-    slurm_cluster: SlurmCluster, mpi: Mpi, plugin: str
-) -> None:
-    done = srun_script(slurm_cluster, "is_killed", mpi=mpi, plugin=plugin)
-    assert done.returncode != 0, done.text
-    assert "completed" not in done.stdout, done.text
 
 
 # -- errors on servers -------------------------------------------------------------------------
