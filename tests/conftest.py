@@ -28,6 +28,9 @@ __all__ = ["slurm_cluster"]
 # A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster.
 STAGES = ("mpi", "slurm")
 ON_THE_CLUSTER = "tests/slurm/"
+# The longest file. Its tests share nothing: dealt out one by one, and last, they fill what the
+# others leave, so that all processes end together.
+ONE_BY_ONE = "tests/mpi/test_bad_input.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         # Side by side: what is on the cluster from the first test to the last begins at once, and
         # the others fill the time, in the order of the stages.
-        items.sort(key=lambda item: not item.nodeid.startswith(ON_THE_CLUSTER))
+        items.sort(key=_turn)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,6 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file == ONE_BY_ONE:
+                return nodeid
             return ON_THE_CLUSTER if file.startswith(ON_THE_CLUSTER) else file
 
     return ByFile(config, log)
@@ -100,6 +105,12 @@ def _stage(item: pytest.Item) -> int:
     return max(
         (STAGES.index(name) + 1 for name in STAGES if item.get_closest_marker(name)), default=0
     )
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.nodeid.startswith(ON_THE_CLUSTER):
+        return 0
+    return 2 if item.nodeid.startswith(ONE_BY_ONE) and _stage(item) else 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

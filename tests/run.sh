@@ -20,6 +20,8 @@ cd -- "$root"
 
 # One thread in each process: many ranks share few cores, and sums stay the same everywhere.
 export OMP_NUM_THREADS=1
+# Hundreds of ranks are started: none of them should have to compile psdist again.
+unset PYTHONDONTWRITEBYTECODE
 
 failed=""
 check() {

@@ -16,6 +16,7 @@ from psdist.protocol.ids import worker_id
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
+from psdist.ranks.loading import uncollected
 from psdist.ranks.parent_link import connect_to_parent
 
 
@@ -42,8 +43,9 @@ def _take_part(context: RankContext, program: Program) -> int:
     context.reach("importing")
     # These import torch: only once the configuration is known to be good, and where a host on
     # which that fails ends the job.
-    from psdist import joining
-    from psdist.ranks import server as serve
+    with uncollected():
+        from psdist import joining
+        from psdist.ranks import server as serve
 
     if context.role == "server":
         return serve.serve(context)

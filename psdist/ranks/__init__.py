@@ -4,6 +4,7 @@
 ``context`` is a rank's view of the job from then on, ``server`` the life of a server rank,
 ``device`` the choice of a GPU, ``failure`` turns an error into one line and the end of the job.
 ``run_files`` writes the first files of a run, ``standing`` says how the job stands,
-``parent_link`` is a rank's line to ``psdist run -n``. A worker's life is the user's script:
+``parent_link`` is a rank's line to ``psdist run -n``, ``loading`` makes the import of torch quick.
+A worker's life is the user's script:
 psdist.job; ``plain_script`` covers scripts that python starts directly.
 """

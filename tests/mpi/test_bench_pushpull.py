@@ -12,7 +12,7 @@ from tests.support.mpirun import Mpi, run_mpi
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_bench_measures_sizes_of_many_and_of_few_chunks_in_turn(mpi: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "pushpull.json"
     done = run_mpi(

@@ -19,7 +19,7 @@ JOB = [
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_servers_without_a_chunk_are_named_once_and_in_the_summary(
     mpi: Mpi, tmp_path: Path
 ) -> None:

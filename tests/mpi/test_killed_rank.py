@@ -74,3 +74,4 @@ def test_under_ulfm_one_line_names_the_rank_that_was_killed(
 def test_without_ulfm_the_launcher_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
     done = run_killed(2, tmp_path, ranks=3, mpi=mpi, launcher_args=())
     assert done.returncode != 0, done.text
+    assert "completed" not in done.stdout, done.text

@@ -84,7 +84,7 @@ def main(
         return 2
     print(
         f"{len(coverage.seconds)} fast tests pass without a fault in {coverage.total_s:.0f} s "
-        f"(traced); the map took {time.monotonic() - began_s:.0f} s",
+        f"(with probes); the map took {time.monotonic() - began_s:.0f} s",
         flush=True,
     )
     began_s = time.monotonic()
@@ -125,6 +125,7 @@ def prepare(scope: Scope) -> Path:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(cache / "hypothesis")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache / "compiled")
+    sys.dont_write_bytecode = False  # there it is in nobody's way
     os.chdir(scope.root)
     return cache
 

@@ -1,19 +1,20 @@
 """Which of the fast tests reach which line, and how long each takes.
 
-Owns the map and its file. It is made by running every fast test once, a file of tests in a child,
-under coverage.py with the running test for context, and kept in ``.mutation/`` (git-ignored) under
-a hash of everything that it depends on. That run is also the proof that the tests pass without a
-fault.
+Owns the map and its file. It is made by running every fast test once, some files in a child, with
+a probe before every statement (:mod:`tests.mutation.probes`), and kept in ``.mutation/``, which is
+git-ignored, under a hash of everything that it depends on. That run is also the proof that the
+tests pass without a fault.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ import pytest
 from tests.mutation import inside
 from tests.mutation.children import Job, run_all
 from tests.mutation.mutants import Mutant
+from tests.mutation.probes import PROBE, Probed
 from tests.mutation.scope import Scope
 
 LIMIT_S = 900.0
-"""For one file of tests."""
-FORMAT = 1
+"""For the files of one child."""
+FILES = 6
+"""Of tests, in a child: each child imports psdist anew."""
+FORMAT = 2
 
 
 class BrokenTests(Exception):
@@ -93,74 +97,92 @@ def _digest(scope: Scope) -> str:
 def _measured(scope: Scope, at_once: int) -> dict[str, Any]:
     # What takes longest first: the last child to end should be a short one.
     files = sorted(scope.test_files(), key=lambda file: "/unit/" in file)
+    shares = [files[at : at + FILES] for at in range(0, len(files), FILES)]
+    probes = _Probes.of(scope)
     jobs = (
         Job(
-            file, lambda say_to, scratch, file=file: _measure(scope, file, say_to, scratch), LIMIT_S
+            ", ".join(share),
+            lambda say_to, scratch, share=share: probes.measure(scope, share, say_to, scratch),
+            LIMIT_S,
         )
-        for file in files
+        for share in shares
     )
-    seconds: dict[str, float] = {}
-    lines: dict[str, dict[str, list[str]]] = {}
+    tests: dict[str, float] = {}
+    lines: dict[str, dict[str, list[int]]] = {}
     for outcome in run_all(jobs, at_once=at_once):
         if outcome.status not in (0, int(pytest.ExitCode.NO_TESTS_COLLECTED)):
             raise BrokenTests(
-                f"{outcome.what} fails without any fault (status {outcome.status}):\n"
+                f"{outcome.what}: fails without any fault (status {outcome.status}):\n"
                 f"{outcome.printed}"
             )
         for said in outcome.said:
-            seconds |= said.get("seconds", {})
+            first = len(tests)
+            tests |= said.get("seconds", {})
             for path, by_line in said.get("lines", {}).items():
-                for line, tests in by_line.items():
-                    lines.setdefault(path, {}).setdefault(line, []).extend(tests)
-    return {"seconds": seconds, "lines": lines}
-
-
-def _measure(scope: Scope, file: str, say_to: int, scratch: str) -> int:
-    """In a child: run one file's tests, say what each has reached."""
-    os.environ["COVERAGE_CORE"] = "ctrace"  # the others know no contexts
-    import coverage
-
-    root = scope.root.resolve()
-    subjects = [str(root / path) for path in scope.subject_files()]
-    measured = coverage.Coverage(data_file=None, config_file=False, include=subjects)
-    stage = inside.Stage(said_to=say_to)
-    measured.start()
-    try:
-        status = inside.run(scope, [file], stage, _Contexts(measured), scratch=scratch)
-    finally:
-        measured.stop()
-    data = measured.get_data()
-    lines = {
-        str(Path(path).relative_to(root)): {
-            line: [test for test in contexts if test]
-            for line, contexts in data.contexts_by_lineno(path).items()
-        }
-        for path in data.measured_files()
-    }
-    stage.say(seconds=stage.took, lines=lines)
-    return status
+                for line, reaching in by_line.items():
+                    lines.setdefault(path, {}).setdefault(line, []).extend(
+                        first + each for each in reaching
+                    )
+    return {"tests": tests, "lines": lines}
 
 
 @dataclass
-class _Contexts:
-    """A pytest plugin: lines are counted for the test that runs."""
+class _Probes:
+    """A pytest plugin: what was reached counts for the test that runs."""
 
-    measured: Any
+    modules: dict[str, CodeType] = field(default_factory=dict)
+    """File -> what it becomes with probes."""
+    lines: dict[int, set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
+    """Probe -> (file, line)."""
+    by_test: dict[str, frozenset[int]] = field(default_factory=dict)
+    _reached: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, scope: Scope) -> _Probes:
+        made, end = cls(), 0
+        for path in scope.subject_files():
+            place = scope.root / path
+            probed = Probed.of(place.read_text("utf-8"), str(place), first=end)
+            end = probed.end
+            made.modules[path] = probed.code
+            for line, probes in probed.lines.items():
+                for probe in probes:
+                    made.lines[probe].add((path, line))
+        return made
+
+    def measure(self, scope: Scope, files: Sequence[str], say_to: int, scratch: str) -> int:
+        """In a child: run the tests of some files, say what each has reached."""
+        names = {PROBE: self._reached.add}
+        for path, code in self.modules.items():
+            inside.install(scope.module_of(path), str(scope.root / path), code, **names)
+        stage = inside.Stage(said_to=say_to)
+        status = inside.run(scope, files, stage, self, scratch=scratch)
+        number = {test: place for place, test in enumerate(stage.took)}
+        reached: dict[str, dict[int, list[int]]] = {}
+        for test, found in self.by_test.items():
+            for path, line in set().union(*(self.lines[probe] for probe in found)):
+                reached.setdefault(path, {}).setdefault(line, []).append(number[test])
+        stage.say(seconds=stage.took, lines=reached)
+        return status
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.measured.switch_context(item.nodeid)
+        self._reached.clear()
         try:
             return (yield)
         finally:
-            self.measured.switch_context("")
+            self.by_test[item.nodeid] = frozenset(self._reached)
 
 
 def _unpacked(body: dict[str, Any]) -> CoverageMap:
+    names = list(body["tests"])
     return CoverageMap(
-        body["seconds"],
+        body["tests"],
         {
-            path: {int(line): frozenset(tests) for line, tests in by_line.items()}
+            path: {
+                int(line): frozenset(names[test] for test in tests)
+                for line, tests in by_line.items()
+            }
             for path, by_line in body["lines"].items()
         },
     )

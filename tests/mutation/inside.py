@@ -1,4 +1,4 @@
-"""What happens inside a child: the mutated module in the import system, pytest on some tests.
+"""What happens inside a child: changed modules in the import system, pytest on some tests.
 
 Owns the stand-in for the import system, and the pytest plugin that puts the tests in order, gives
 each its share of processor time and says where it stands. Writes nothing but to the descriptors
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import hypothesis
@@ -24,20 +24,20 @@ import pytest
 
 from tests.mutation.scope import Scope
 
-AT_LEAST_S = 3.0
 TIMES = 4.0
-"""A test may use so many times the processor seconds that it took, traced, without one."""
+"""A test may use so many times the processor seconds that it took without one."""
 LIMIT_S = 60.0
 """And so long by the clock: something may wait without using any."""
 
 
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from a text instead of its file."""
+class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads one module from some code instead of its file."""
 
-    def __init__(self, name: str, path: str, text: str) -> None:
+    def __init__(self, name: str, path: str, code: CodeType, names: Mapping[str, object]) -> None:
         self._name = name
         self._path = path
-        self._text = text
+        self._code = code
+        self._names = names
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         if fullname != self._name:
@@ -56,14 +56,16 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # What an import does; the text is a file of this checkout with one of our own changes.
-        exec(compile(self._text, self._path, "exec", dont_inherit=True), module.__dict__)
+        module.__dict__.update(self._names)
+        # What an import does; the code is of a file of this checkout with our own changes.
+        exec(self._code, module.__dict__)
 
 
-def install(name: str, path: str, text: str) -> None:
+def install(name: str, path: str, code: CodeType, **names: object) -> None:
+    """The module ``name`` will be this code, which finds ``names`` among its globals."""
     if name in sys.modules:
-        raise RuntimeError(f"{name} was imported before its mutant")
-    sys.meta_path.insert(0, Mutated(name, path, text))
+        raise RuntimeError(f"{name} was imported before it was changed")
+    sys.meta_path.insert(0, Changed(name, path, code, names))
 
 
 @dataclass(kw_only=True)
@@ -73,7 +75,8 @@ class Stage:
     order: Mapping[str, int] | None = None
     """Node id -> place; the others are not run. None: all, as they come."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Processor time of a test without a fault."""
+    """Time of a test without a fault."""
+    patience_s: float = 0.0
     said_to: int
     """A file descriptor: a line of JSON for everything that is worth telling."""
     took: dict[str, float] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class Stage:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         if self.order is not None:
-            may_take = AT_LEAST_S + TIMES * self.seconds.get(item.nodeid, 0.0)
+            may_take = self.patience_s + TIMES * self.seconds.get(item.nodeid, 0.0)
             # Nobody handles the signal, so it ends the process, in the middle of C code as well.
             signal.setitimer(signal.ITIMER_PROF, may_take)
         self.say(test=item.nodeid)

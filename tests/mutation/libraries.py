@@ -7,7 +7,7 @@ from importlib import import_module
 
 SLOW = (
     *("torch", "numpy", "pytest", "hypothesis", "hypothesis.stateful", "hypothesis.strategies"),
-    *("coverage", "msgpack", "pydantic", "pydantic.dataclasses", "rich.console", "rich.table"),
+    *("msgpack", "pydantic", "pydantic.dataclasses", "rich.console", "rich.table"),
     *("typer", "safetensors.torch", "mpi4py", "_pytest.assertion.rewrite", "pytest_timeout"),
     *("torch.distributed", "torch.nn", "torch.optim", "hypothesis.extra.numpy"),
 )

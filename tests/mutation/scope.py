@@ -29,6 +29,8 @@ class Scope:
     """How the files begin that are run at all: a smaller map where fewer tests are asked for."""
     options: tuple[str, ...] = ()
     """pytest's, beside the tests."""
+    patience_s: float = 3.0
+    """Processor seconds that a test may use beside a multiple of its own."""
     sources: tuple[str, ...]
     """Folders and files that the tests' results depend on."""
 

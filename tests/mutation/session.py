@@ -129,11 +129,13 @@ class Session:
         sys.dont_write_bytecode = True
         path = self.scope.root / mutant.path
         text = mutant.applied_to(self.sources[mutant.path])
-        inside.install(self.scope.module_of(mutant.path), str(path), text)
+        code = compile(text, str(path), "exec", dont_inherit=True)
+        inside.install(self.scope.module_of(mutant.path), str(path), code)
         stage = inside.Stage(
             said_to=say_to,
             order={test: place for place, test in enumerate(tests)},
             seconds=self.coverage.seconds,
+            patience_s=self.scope.patience_s,
         )
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         return inside.run(self.scope, files, stage, scratch=scratch)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.mutation.coverage_map import CoverageMap
 from tests.mutation.mutants import Mutant, is_same_program
 from tests.mutation.neighbours import Neighbours
 from tests.mutation.operators import mutants_of
+from tests.mutation.probes import PROBE, Probed
 from tests.mutation.scope import HOUSE
 
 
@@ -182,6 +184,80 @@ def test_what_is_drawn_depends_on_the_seed_alone_and_is_never_the_same_program()
     assert not is_same_program("a = 1\n", "a = 1.0\n")
 
 
+PATHS = '''\
+class Toy:
+    size = 3
+
+    def at(self, n):
+        """One line."""
+        if n > 2:
+            return self.size
+        elif n == 2:
+            return (
+                n
+            )
+        for each in range(n):
+            try:
+                n = {0: 1}[each]
+            except KeyError:
+                n = 7
+            else:
+                n += each
+            finally:
+                with open("/dev/null"):
+                    n += 1
+        while n > 9:
+            n -= 1; self.size = n
+        match n:
+            case 0:
+                kept = "none"
+            case _:
+                def kept(m):
+                    return m if m else -m
+                class Inner:
+                    x = 5
+                    def own(self):
+                        return self.x
+                kept = kept(n) + Inner().own()
+        return [kept for _ in range(2)]
+
+
+def never():
+    return 4
+'''
+
+
+def test_probes_stand_at_the_lines_that_run_and_at_no_other() -> None:
+    probed = Probed.of(PATHS, "toy.py", first=5)
+    assert probed.end == 5 + len({probe for each in probed.lines.values() for probe in each})
+    names = ["return self.size", "n = 7", "n += each", 'kept = "none"', "return self.x"]
+    for n, marks in ((3, "10000"), (2, "00000"), (0, "00010"), (1, "00101"), (2 - 3, "00001")):
+        reached: set[int] = set()
+        found: dict[str, type] = {PROBE: reached.add}  # type: ignore[dict-item]
+        exec(probed.code, found)
+        assert not reached
+        traced: set[int] = set()
+
+        def trace(frame: FrameType, event: str, _: object, traced: set[int] = traced) -> object:
+            if frame.f_code.co_filename != "toy.py":
+                return None
+            if event == "line" and frame.f_code.co_name != "Inner":
+                traced.add(frame.f_lineno)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            found["Toy"]().at(n)
+        finally:
+            sys.settrace(before)
+        lines = {line for line, probes in probed.lines.items() if probes & reached}
+        assert traced <= lines
+        shown = [PATHS.splitlines()[line - 1].strip() for line in lines]
+        assert "".join(str(int(name in shown)) for name in names) == marks
+        assert "return 4" not in shown
+
+
 def test_a_mutant_is_tried_on_the_tests_that_reach_its_line_the_likeliest_first() -> None:
     text = "A = 1\ndef f():\n    g(\n        2\n    )\n"
     mutants = {m.change: m for m in mutants_of("x/toy.py", text, Neighbours())}
@@ -307,7 +383,7 @@ from tests.mutation.scope import Scope
 root = Path(sys.argv[1])
 sys.path.insert(0, str(root))
 scope = Scope(root=root, package="", subjects=("toy.py",), tests=("test_toy.py",),
-              sources=("toy.py", "test_toy.py"))
+              patience_s=0.3, sources=("toy.py", "test_toy.py"))
 sys.exit(main(sys.argv[2:], scope=scope, list_file=root / "equivalent.toml"))
 """
 
@@ -370,4 +446,4 @@ def test_tests_that_fail_without_a_fault_measure_nothing(toy: Path) -> None:
         file.write("\n\ndef test_that_fails():\n    assert count_to(1) == 7\n")
     status, text = play_toy(toy, "--all")
     assert status == 2
-    assert "test_toy.py fails without any fault" in text
+    assert "test_toy.py: fails without any fault" in text

@@ -14,16 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mpi4py
-import torch
+
+from psdist.ranks.loading import uncollected
 
 mpi4py.rc.thread_level = "multiple"
-from mpi4py import MPI  # noqa: E402 - it starts MPI
+with uncollected():
+    import torch
+    from mpi4py import MPI  # it starts MPI
 
-from psdist.job import Job  # noqa: E402
-from psdist.ranks.context import RankContext, join  # noqa: E402
-from psdist.ranks.failure import run_or_fail  # noqa: E402
-from psdist.ranks.server import serve  # noqa: E402
-from tests.support.programs.training.cases import Case, Stage, cases_of, result_path  # noqa: E402
+    from psdist.job import Job
+    from psdist.ranks.context import RankContext, join
+    from psdist.ranks.failure import run_or_fail
+    from psdist.ranks.server import serve
+    from tests.support.programs.training.cases import Case, Stage, cases_of, result_path
 
 
 def main(arguments: Sequence[str]) -> int:
