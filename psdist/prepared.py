@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 import torch
@@ -97,6 +98,8 @@ class ParameterSets:
         self._group = group
         self._standing = standing
         self._collective = collective
+        self._held = [0] * context.roles.num_servers
+        """Bytes of the sets so far, by server."""
 
     @property
     def trainers(self) -> list[Trainer]:
@@ -229,12 +232,16 @@ class ParameterSets:
             names=[piece.name for piece in description.pieces],
             frozen=description.frozen,
         )
+        weights = self._context.roles.shard_weights
+        owners = partition.shard(weights, self._held)
+        held = partition.bytes_by_server(owners, len(weights))
+        self._held = list(map(add, self._held, held))
         loop = self._loop.next_set() if index else self._loop
         trainer = make_trainer(
             loop,
             self._group,
             partition=partition,
-            owners=partition.shard(self._context.roles.shard_weights),
+            owners=owners,
             credits=config.credits,
             wire=wire_of(config),
             parameters=description.parameters,

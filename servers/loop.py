@@ -62,6 +62,7 @@ class ServerLoop:
         self._on_registrar = on_registrar
         self._on_built = on_built
         self._make_set = make_set
+        self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         self._add_set(resumed_up_to=0)
 
@@ -73,6 +74,7 @@ class ServerLoop:
                 self._make_core(resumed_up_to),
                 self._options,
                 set_index=index,
+                held=self._held,
                 make_executor=self._make_executor,
                 history=self._make_history(index),
                 on_built=self._on_built,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import add
 from typing import Any, TypeAlias
 
 from psdist.codecs.checks import Checks, stamped, verify
@@ -95,17 +96,19 @@ class SetLoop:
         options: ServerOptions,
         *,
         set_index: int,
+        held: list[int],
         make_executor: MakeExecutor,
         history: ServerHistory | None,
         on_built: OnBuilt,
     ) -> None:
-        """``make_executor`` is called when the chief has described the set, and then
-        ``on_built``."""
+        """``held``: bytes of the sets that were described, by server, to which this one adds its
+        own; ``make_executor`` is called when the chief has described it, and then ``on_built``."""
         self.core = core
         self.executor: Executor | None = None
         self.set_index = set_index
         self.holds_nothing = False
         """Whether it was described, and this server has none of its chunks."""
+        self._held = held
         self._transport = transport
         self._options = options
         self._checks = options.wire.checks
@@ -173,7 +176,9 @@ class SetLoop:
         marks = traits(setup.optimizer, extra=options.extra_optimizers)
         check_mode(marks, options.mode)
         partition = self._partition = Partition.decode(setup.partition)
-        owners = partition.shard(options.shard_weights)
+        owners = partition.shard(options.shard_weights, self._held)
+        held = partition.bytes_by_server(owners, len(self._held))
+        self._held[:] = map(add, self._held, held)
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
         self.holds_nothing = not mine
         spec = ShardSpec(

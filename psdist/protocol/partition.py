@@ -198,8 +198,9 @@ class Partition:
     def max_chunk_bytes(self) -> int:
         return max(chunk.num_bytes for chunk in self.chunks)
 
-    def shard(self, weights: Sequence[float]) -> tuple[int, ...]:
-        """Chunk -> server, so that server i holds about ``weights[i]`` of the bytes.
+    def shard(self, weights: Sequence[float], held: Sequence[int] = ()) -> tuple[int, ...]:
+        """Chunk -> server, so that server i holds about ``weights[i]`` of the bytes, those counted
+        that servers have ``held`` before, of other parameter sets (() for none).
 
         Largest chunk first, each to the server that is the least full for its weight with that
         chunk: equal weights are kept to within one chunk (Graham 1969), and a server whose weight
@@ -207,7 +208,7 @@ class Partition:
         """
         if not weights or min(weights) < 0 or sum(weights) <= 0:
             raise UsageError(f"shard weights {list(weights)}: at least one must be positive")
-        loads = [0] * len(weights)
+        loads = list(held) or [0] * len(weights)
         owners = [0] * len(self.chunks)
         ordered = sorted(self.chunks, key=lambda chunk: (-chunk.num_bytes, chunk.index))
         for size, chunks in itertools.groupby(ordered, key=lambda chunk: chunk.num_bytes):
@@ -223,6 +224,13 @@ class Partition:
                 loads[server] += size
                 heapq.heapreplace(heap, ((loads[server] + size) / weights[server], server))
         return tuple(owners)
+
+    def bytes_by_server(self, owners: Sequence[int], num_servers: int) -> list[int]:
+        """What each server holds of this partition."""
+        held = [0] * num_servers
+        for chunk, server in zip(self.chunks, owners, strict=True):
+            held[server] += chunk.num_bytes
+        return held
 
     def slices(self, num_workers: int) -> tuple[range, ...]:
         """The chunks of each of ``num_workers`` workers of a group: neighbours, even by bytes."""

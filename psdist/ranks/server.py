@@ -169,6 +169,7 @@ class Reporter:
         self._context = context
         self._registrar = registrar
         self._built: list[BuiltSet] = []
+        self._has_looked_for_empty_servers = False
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
         self._shown_s = 0.0
@@ -193,15 +194,22 @@ class Reporter:
         promised = self._promise(set_index, partition, owners) if context.config.record else None
         self._built.append(
             BuiltSet(
-                num_bytes=partition.num_bytes,
-                num_chunks=len(partition.chunks),
+                partition=partition,
                 empty_servers=empty,
                 promised=promised,
             )
         )
+
+    def _look_for_empty_servers(self) -> None:
+        """Once training has begun all sets are known, and who holds something of one."""
+        if self._has_looked_for_empty_servers or not self._built:
+            return
+        self._has_looked_for_empty_servers = True
+        empty = set.intersection(*(set(each.empty_servers) for each in self._built))
         if empty:
-            line = empty_servers_line(partition, context.roles.shard_weights, empty)
-            logger.warning("%s%s", f"parameter set {set_index}: " * bool(set_index), line)
+            largest = max(self._built, key=lambda each: each.partition.num_bytes).partition
+            weights = self._context.roles.shard_weights
+            logger.warning("%s", empty_servers_line(largest, weights, sorted(empty)))
 
     def _promise(self, set_index: int, partition: Partition, owners: tuple[int, ...]) -> RunRecord:
         context = self._context
@@ -231,6 +239,7 @@ class Reporter:
             self._context.abort(failure.heading, failure.text, failure.exit_status)
         elif isinstance(action, Complete):
             self._display.close()
+            self._look_for_empty_servers()
             summary = self._summary("completed")
             self._context.run_directory.write_json("summary.json", summary)
             self._context.run_directory.close()
@@ -255,6 +264,7 @@ class Reporter:
         self._shown_s = now_s
         progress, parent = self._registrar.progress, self._context.parent
         if any(each.clock for each in progress.values()):
+            self._look_for_empty_servers()
             training = self._standing.at(
                 now_s - self._context.started_s, progress=progress, last=self._registrar.last
             )
@@ -298,7 +308,7 @@ class Reporter:
         plan = self._context.plan
         if plan is None or not plan.links or not self._built:
             return None
-        num_bytes = sum(each.num_bytes for each in self._built)
+        num_bytes = sum(each.partition.num_bytes for each in self._built)
         return plan.cost_s * num_bytes / plan.model_bytes
 
 
@@ -339,20 +349,23 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
     total = sum(seen.values())
     shares = "  ".join(f"{name}: {100 * n / total:.1f}%" for name, n in _ranges(seen).items())
     bound = f", bound {summary['staleness']}" if summary["mode"] == "ssp" else ""
-    clocks = ", ".join(str(clock) for clock in summary["clocks"][:16])
-    if len(summary["clocks"]) > 16:
-        clocks += " ..."
+    sets = [_clocks(each["clocks"]) for each in summary["sets"]]
+    by_group = "by group" if len(sets) == 1 else "by parameter set, by group"
     return [
         f"psdist: completed in {summary['wall_s']:.1f} s: {mode}, "
         f"{_count(summary['servers'], 'server')}, {_count(summary['workers'], 'worker')} in "
         f"{_count(summary['groups'], 'group')}",
-        f"  iterations     {clocks} (by group)",
+        f"  iterations     {'; '.join(sets)} ({by_group})",
         f"  staleness      {shares or 'no use'} (max {summary['max_staleness_seen']}{bound})",
         f"  throughput     {summary['samples_per_s']:.0f} samples/s; pushed "
         f"{summary['bytes_pushed'] / 2**20:.1f} MiB, pulled "
         f"{summary['bytes_pulled'] / 2**20:.1f} MiB",
         f"  run directory  {run_dir}",
     ]
+
+
+def _clocks(clocks: Sequence[int]) -> str:
+    return ", ".join(str(clock) for clock in clocks[:16]) + " ..." * (len(clocks) > 16)
 
 
 def _count(number: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from psdist.history.writers import RunRecord
 from psdist.protocol.control import Progress
+from psdist.protocol.partition import Partition
 from psdist.protocol.roles import Roles
 
 _TOLD_TWICE = {"pipeline", "checksum_every"}
@@ -31,8 +32,7 @@ _ADDED = ("chunks", "updates_applied", "bytes_pushed", "bytes_pulled")
 class BuiltSet:
     """A parameter set, once its chief has described it."""
 
-    num_bytes: int
-    num_chunks: int
+    partition: Partition
     empty_servers: list[int]
     promised: RunRecord | None
     """What its history says was promised, where there is one."""
@@ -84,7 +84,7 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
     is_known = told.all_workers
     return {
         "empty_servers": built and built.empty_servers,
-        "chunks": built and built.num_chunks,
+        "chunks": built and len(built.partition.chunks),
         "clocks": clocks,
         "updates_applied": updates if told.all_servers else None,
         "max_staleness_seen": max(staleness, default=0) if is_known else None,

@@ -274,6 +274,24 @@ def test_the_gradients_of_one_optimizer_are_clipped(tmp_path: Path) -> None:
     assert float(result["norm"]) == pytest.approx(float(result["own"]))
 
 
+def test_small_sets_go_to_different_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        for steps in (2, 3):
+            model, optimizer = job.prepare(model := nn.Linear(3, 1), momentum(model.parameters()))
+            for _ in range(steps):
+                model(noise(0, [job.worker], 3)).sum().backward()
+                optimizer.step()
+        return {}
+
+    summary = run(script, tmp_path, groups=APART, servers=2).summary
+    assert [each["empty_servers"] for each in summary["sets"]] == [[1], [0]]
+    assert summary["empty_servers"] == []
+    assert "hold" not in caplog.text
+    assert "iterations     2, 2, 2; 3, 3, 3 (by parameter set, by group)" in capsys.readouterr().out
+
+
 # -- wrong uses ------------------------------------------------------------------------------------
 
 

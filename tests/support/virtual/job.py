@@ -79,8 +79,12 @@ class SetOfJob:
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
         self.set_index = set_index
-        self.partition = schedule.partition(set_index)
-        self.owners = self.partition.shard([1.0] * schedule.servers)
+        held = [0] * schedule.servers
+        for index in range(set_index + 1):
+            self.partition = schedule.partition(index)
+            self.owners = self.partition.shard([1.0] * schedule.servers, held)
+            mine = self.partition.bytes_by_server(self.owners, schedule.servers)
+            held = [one + other for one, other in zip(held, mine, strict=True)]
         self.server_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
         self.workers: list[VirtualWorker] = []
         """Each worker's part in the set."""

@@ -171,6 +171,19 @@ def test_no_server_would_be_done_earlier_if_another_had_one_of_its_chunks(
         assert slowest <= (load + partition.max_chunk_bytes) / weight * (1 + 1e-12)
 
 
+@given(PARTITIONS, PARTITIONS, st.integers(1, 6))
+def test_what_servers_hold_of_other_sets_counts(
+    first: Partition, second: Partition, num_servers: int
+) -> None:
+    weights = [1.0] * num_servers
+    held = first.bytes_by_server(first.shard(weights), num_servers)
+    assert held == held_by(first, weights)
+    more = second.bytes_by_server(second.shard(weights, held), num_servers)
+    largest = max(first.max_chunk_bytes, second.max_chunk_bytes)
+    for one, other in zip(held, more, strict=True):
+        assert one + other <= (first.num_bytes + second.num_bytes) / num_servers + largest
+
+
 @given(PARTITIONS)
 def test_a_server_behind_a_link_too_slow_for_a_chunk_holds_nothing(partition: Partition) -> None:
     """Rounding leaves the planner's shards of no bytes with a little."""
