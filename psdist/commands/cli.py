@@ -330,7 +330,10 @@ def pushpull(
     Start it under mpirun: mpirun -n 2 psdist bench pushpull
     """
     num_bytes = _sizes(sizes)
-    from psdist.commands.bench.pushpull import pushpull as measure
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.pushpull import pushpull as measure
 
     return lambda: measure(num_bytes, repeats, servers, json_path)
 
