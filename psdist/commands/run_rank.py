@@ -49,7 +49,8 @@ def _take_part(context: RankContext, program: Program) -> int:
 
     if context.role == "server":
         return serve.serve(context)
-    serve.serve_beside(context)
+    if context.comm is None:
+        serve.write_summary_if_it_fails(context)
     context.reach("starting")
     parent = context.parent
     if parent is not None and context.me == worker_id(0):  # the chief

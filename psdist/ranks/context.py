@@ -84,6 +84,11 @@ class RankContext:
     core_share: float
     """Cores that this rank may use, those shared with other ranks counted in part."""
     started_s: float
+    resolved: Resolved | None = None
+    """What was decided before any script ran, and where each value came from; ``config`` also has
+    what the script passes to psdist.init, once it has."""
+    job: int = 0
+    """Number of the job that goes on, or was last; 0 before the first."""
     plan: Plan | None = None
     """What the mapper decided; None where roles were given, and for a job in one process."""
     comm: MPI.Intracomm | None = None
@@ -93,6 +98,8 @@ class RankContext:
     """The network of a job in one process; None over MPI."""
     parent: ParentLink | None = None
     """The line to ``psdist run -n N``; None where that did not start this rank, or not here."""
+    advance: Callable[[], None] = lambda: None
+    """Tells the network that this rank goes on into a job, or back to waiting."""
     on_abort: Callable[[str, int], None] | None = None
     """Called with text and status before this rank ends a failed job; the registrar's files."""
     flushes: list[Callable[[], None]] = field(default_factory=list)
@@ -155,6 +162,11 @@ class RankContext:
         if self.group_comm is None or self.group_comm.Get_size() == 1:
             return mine
         return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))
+
+    def begin_job(self, job: int, config: RunConfig) -> None:
+        """From now on this rank takes part in job number ``job``, which all have begun."""
+        self.job, self.config = job, config
+        self.advance()
 
     def close(self) -> None:
         """The job is over for this rank: what it sent is on its way, its files are closed."""
@@ -296,7 +308,8 @@ def _connect(
     started_s: float,
     parent: ParentLink | None,
 ) -> RankContext:
-    places, config = exchange(comm, outcome)
+    places, resolved = exchange(comm, outcome)
+    config = resolved.config
     if parent is not None:
         parent.reach("placing")
     placed = agree_on_plan(comm, places, config, num_workers=num_workers)
@@ -310,7 +323,7 @@ def _connect(
             made = error
     path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
     context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
-    context.plan, context.parent = placed.plan, parent
+    context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
     start_logs(path, rank=rank, who=context.who)
@@ -326,12 +339,14 @@ def join(
     from psdist.transport.mpi import MpiTransport  # only now: it needs MPI to be initialised
 
     rank = comm.Get_rank()
+    transport = MpiTransport(comm, roles)
     context = RankContext(
         config=config,
         roles=roles,
         rank=rank,
         run_directory=RunDirectory(path),
-        transport=MpiTransport(comm, roles),
+        transport=transport,
+        advance=transport.advance,
         core_share=_core_share(roles.places, rank),
         started_s=started_s,
         comm=comm,
@@ -388,6 +403,7 @@ def _connect_alone(
     transport.drives = True
     context = RankContext(
         config=outcome.config,
+        resolved=outcome,
         roles=roles,
         rank=0,
         run_directory=RunDirectory(path),
