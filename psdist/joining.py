@@ -1,6 +1,10 @@
 """The first line of a script: ``job = psdist.init()``, which gives the process its one Job.
 
-job = psdist.init(mode="ssp", staleness=4)      # where nobody has decided these before
+    job = psdist.init(mode="ssp", staleness=4)      # where nobody has decided these before
+    job.close()
+    job = psdist.init()                             # another one, of the same ranks
+
+A process has one Job at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from psdist.config.sources import script_settings
 from psdist.errors import UsageError
 from psdist.job import Job
 from psdist.ranks.context import current
-from psdist.ranks.lobby import join_job
+from psdist.ranks.failure import fail_with
+from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import serve_beside
 
@@ -38,7 +43,7 @@ def init(
     they never run the script. Settings come from the environment then (PSDIST_MODE, ...; a TOML
     file by PSDIST_CONFIG). What is passed here counts where neither command line nor environment
     nor file say otherwise; every worker must pass the same. No other settings are taken (``others``
-    is there to say so). Calling it again returns the same Job.
+    is there to say so). Called again it returns the same Job, after :meth:`Job.close` another one.
 
     Raises :class:`ConfigError` for a value that is not allowed, :class:`UsageError` for a setting
     that must be known before scripts run, :class:`CollectiveError` where workers differ.
@@ -62,10 +67,15 @@ def init(
     context = current()
     if context is None:
         # Where no rank has begun yet, all of them agree on a mistake.
-        context = connect_or_serve(_finish_if_begun, check=lambda: script_settings(passed))
+        context = connect_or_serve(finish, check=lambda: script_settings(passed))
         _is_plain = True
     settings = script_settings(passed)
-    if _job is None:
+    if _job is not None and _job.failure is not None and context.comm is not None:
+        raise UsageError(
+            "psdist.init() was called after a job had failed on this worker, for which others may "
+            f"wait: {type(_job.failure).__name__}"
+        )
+    if _job is None or _job.is_closed:
         join_job(context, settings)
         serve_beside(context)
         try:
@@ -97,9 +107,18 @@ def _described(key: str) -> str:
 
 
 def the_job() -> Job | None:
-    """The Job of this process, if :func:`init` was called."""
+    """The Job of this process, or the last one, if :func:`init` was called."""
     return _job
 
 
-def _finish_if_begun() -> int:
-    return _job.finish() if _job is not None else 0
+def finish() -> int:
+    """The script has ended: finish its job, if that goes on, and leave the others."""
+    context = current()
+    if context is None:
+        return 0
+    if _job is not None and _job.failure is not None and context.comm is not None:
+        fail_with(context, _job.failure)
+    if _job is not None:
+        _job.finish()
+    leave(context)
+    return 0

@@ -97,6 +97,13 @@ class ParameterSets:
         self._group = group
         self._standing = standing
         self._collective = collective
+        self._at_end: list[Callable[[], None]] = []
+
+    def end(self) -> None:
+        """The job is closed: models and optimizers are the script's own again."""
+        for end in self._at_end:
+            end()
+        self._at_end.clear()
 
     @property
     def trainers(self) -> list[Trainer]:
@@ -183,7 +190,8 @@ class ParameterSets:
         self._collective("prepare", b"")
         for each in added:
             hook = UseHook(each.trainer.record_use)
-            model.register_forward_pre_hook(hook, with_kwargs=True)
+            handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+            self._at_end += [handle.remove, each.optimizer.end]
         known = [each for each in self.models if each.module is model]
         if known:
             known[0].sets.extend(added)
@@ -229,6 +237,7 @@ class ParameterSets:
             names=[piece.name for piece in description.pieces],
             frozen=description.frozen,
         )
+        self._at_end.append(watch.stop)
         loop = self._loop.next_set() if index else self._loop
         trainer = make_trainer(
             loop,

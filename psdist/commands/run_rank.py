@@ -57,13 +57,12 @@ def _take_part(context: RankContext, program: Program) -> int:
         parent.take_input()
     with parent.script() if parent is not None else nullcontext():
         run_or_fail(context, lambda: _run_as_main(program))  # sys.exit(0) is a good end
-    ran = joining.the_job()
-    if ran is None:
+    if joining.the_job() is None:
         raise UsageError(
             f"the {program} ended without calling psdist.init(); add the four lines that "
             "the README shows (init, prepare, loader, save)"
         )
-    return ran.finish()
+    return joining.finish()
 
 
 def _run_as_main(program: Program) -> int:

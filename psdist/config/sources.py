@@ -53,7 +53,8 @@ NOT_SETTINGS_PREFIXES: Final = (
 SCRIPT_KEYS: Final = ("mode", "staleness", "on_nonfinite", "seed", "checksum_every")
 """What psdist.init takes: no rank needs these before scripts call it. All others decide what ranks
 are and where, or what servers may construct, and are known before a script runs."""
-_SCRIPT: Final = "psdist.init"
+SCRIPT: Final = "psdist.init"
+"""Their source."""
 
 # More digits than these are out of every range; int() would also refuse more than 4300 of them.
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}")
@@ -122,7 +123,7 @@ def script_settings(passed: Mapping[str, object]) -> dict[str, Any]:
     that is not allowed and for what is no setting.
     """
     given = {
-        key: _Given(value=value, seen=value, source=_SCRIPT)
+        key: _Given(value=value, seen=value, source=SCRIPT)
         for key, value in passed.items()
         if value is not None
     }
@@ -135,7 +136,7 @@ def script_settings(passed: Mapping[str, object]) -> dict[str, Any]:
                 f"{environment_variable(key)}={value} or in the TOML file; psdist.init takes "
                 f"{', '.join(SCRIPT_KEYS)}"
             )
-    mistakes = [_unknown(key, given[key].seen, _SCRIPT) for key in given if key not in KEYS]
+    mistakes = [_unknown(key, given[key].seen, SCRIPT) for key in given if key not in KEYS]
     mistakes += _validate({key: item for key, item in given.items() if key in KEYS})
     if mistakes:
         raise ConfigError(_as_one_text(mistakes))
@@ -147,7 +148,7 @@ def with_script(resolved: Resolved, passed: Mapping[str, Any]) -> Resolved:
     source has decided."""
     chosen = {key: value for key, value in passed.items() if resolved.sources[key] == "default"}
     config = RunConfig.model_validate({**resolved.config.model_dump(), **chosen})
-    sources = {**resolved.sources, **dict.fromkeys(chosen, _SCRIPT)}
+    sources = {**resolved.sources, **dict.fromkeys(chosen, SCRIPT)}
     return Resolved(config=config, sources=MappingProxyType(sources))
 
 
@@ -155,9 +156,9 @@ def describe_script(resolved: Resolved) -> list[str]:
     """A line for each setting that the script has decided: ``mode = ssp  (psdist.init)``."""
     values = resolved.config.model_dump()
     return [
-        f"{key} = {_shown(values[key])}  ({_SCRIPT})"
+        f"{key} = {_shown(values[key])}  ({SCRIPT})"
         for key in KEYS
-        if resolved.sources[key] == _SCRIPT
+        if resolved.sources[key] == SCRIPT
     ]
 
 

@@ -264,6 +264,18 @@ class Begun(Control):
     error: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gone(Control):
+    """A worker to the registrar: my process ends, outside of any job."""
+
+    worker: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End(Control):
+    """Registrar to every other server: the last worker's process ends; end, too."""
+
+
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
 
 

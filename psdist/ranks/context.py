@@ -89,6 +89,7 @@ class RankContext:
     what the script passes to psdist.init, once it has."""
     job: int = 0
     """Number of the job that goes on, or was last; 0 before the first."""
+    is_in_job: bool = False
     plan: Plan | None = None
     """What the mapper decided; None where roles were given, and for a job in one process."""
     comm: MPI.Intracomm | None = None
@@ -104,6 +105,9 @@ class RankContext:
     """Called with text and status before this rank ends a failed job; the registrar's files."""
     flushes: list[Callable[[], None]] = field(default_factory=list)
     """Called before this rank ends a job that failed: records that still lie in its memory."""
+
+    def __post_init__(self) -> None:
+        self._first_path = self.run_directory.path
 
     @property
     def me(self) -> int:
@@ -163,13 +167,44 @@ class RankContext:
             return mine
         return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether this rank's script has others to end, or a job."""
+        return self.comm is not None or self.is_in_job
+
+    def path_of(self, job: int) -> Path:
+        """The run directory of job number ``job``: RUN_DIR, RUN_DIR-2, RUN_DIR-3 ..."""
+        first = self._first_path
+        return first if job == 1 else first.with_name(f"{first.name}-{job}")
+
     def begin_job(self, job: int, config: RunConfig) -> None:
         """From now on this rank takes part in job number ``job``, which all have begun."""
-        self.job, self.config = job, config
+        self.job, self.config, self.is_in_job = job, config, True
+        if job > 1:
+            self.started_s = time.monotonic()
+            self.run_directory = RunDirectory(self.path_of(job))
+            if self.network is not None:
+                self.network, self.transport = _network_alone()
+            start_logs(self.run_directory.path, rank=self.rank, who=self._who_in_logs)
+            logger.info("job %d of %d ranks begins", job, len(self.roles.places))
+        self.advance()
+
+    @property
+    def _who_in_logs(self) -> str:
+        return "worker 0 and server 0" if self.comm is None else self.who
+
+    def end_job(self) -> None:
+        """The job is over for this rank: what it sent is on its way, its files are closed, and what
+        others have sent about it is late."""
+        self.transport.drain(_CLOSE_TIMEOUT_S)
+        stop_logs()
+        self.is_in_job = False
+        self.on_abort = None
+        self.flushes.clear()
         self.advance()
 
     def close(self) -> None:
-        """The job is over for this rank: what it sent is on its way, its files are closed."""
+        """This rank ends: what it sent is on its way, its files are closed."""
         self.transport.drain(_CLOSE_TIMEOUT_S)
         stop_logs()
         if self.parent is not None:
@@ -326,7 +361,7 @@ def _connect(
     context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
-    start_logs(path, rank=rank, who=context.who)
+    start_logs(path, rank=rank, who=context._who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
     return context
 
@@ -371,8 +406,6 @@ def _connect_alone(
     outcome: Resolved | UserError, num_workers: int | None, started_s: float
 ) -> RankContext:
     """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
-    from psdist.transport.virtual import LinkModel, VirtualNetwork
-
     if isinstance(outcome, Resolved) and outcome.config.servers not in ("auto", 1):
         outcome = LaunchError(
             f"servers = {outcome.config.servers} with 1 rank, which is one server and one worker "
@@ -398,9 +431,7 @@ def _connect_alone(
     except ConfigError as error:
         print(f"psdist: error: {error}", file=sys.stderr, flush=True)
         raise AgreedExit(error.exit_status) from None
-    network = VirtualNetwork(link=LinkModel(latency_s=0.0, jitter_s=0.0, bytes_per_s=float("inf")))
-    transport = network.endpoint(worker_id(0))
-    transport.drives = True
+    network, transport = _network_alone()
     context = RankContext(
         config=outcome.config,
         resolved=outcome,
@@ -412,5 +443,15 @@ def _connect_alone(
         started_s=started_s,
         network=network,
     )
-    start_logs(path, rank=0, who="worker 0 and server 0")
+    start_logs(path, rank=0, who=context._who_in_logs)
     return context
+
+
+def _network_alone() -> tuple[VirtualNetwork, Transport]:
+    """Of one process, and its worker's end."""
+    from psdist.transport.virtual import LinkModel, VirtualNetwork
+
+    network = VirtualNetwork(link=LinkModel(latency_s=0.0, jitter_s=0.0, bytes_per_s=float("inf")))
+    transport = network.endpoint(worker_id(0))
+    transport.drives = True
+    return network, transport

@@ -90,6 +90,6 @@ def _finish_at_exit(finish: Callable[[], int]) -> None:
     # Set by Python for what ended the script, even if a hook other than ours was told of it. At a
     # prompt it is an error that the person has seen, and went on.
     error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException) and not _is_interactive():
+    if isinstance(error, BaseException) and not _is_interactive() and context.is_waited_for:
         fail_with(context, error)
     run_or_fail(context, finish)

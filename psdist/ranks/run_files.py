@@ -12,14 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from psdist.config.settings import RunConfig, to_toml
-from psdist.config.sources import Resolved, describe, describe_script
+from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_worker, worker_of
 from psdist.protocol.roles import Roles
 from psdist.report.run_directory import RunDirectory
+
+_PLAN_FILES: Final = ("plan.txt", "plan.json")
 
 
 def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
@@ -48,6 +50,23 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     return path
 
 
+def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, first: Path) -> None:
+    """As :func:`create_run_directory`, for another job of the same ranks, whose first one wrote the
+    directory ``first``; ``resolved`` includes what the script has decided."""
+    directory = RunDirectory.create(path)
+    try:
+        directory.write_text("config.toml", to_toml(resolved.config))
+        for name in _PLAN_FILES:
+            if (first / name).exists():
+                directory.write_text(name, (first / name).read_text("utf-8"))
+        directory.write_json("ranks.json", _rank_table(roles))
+    except OSError as error:
+        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
+    _say([f"another job of the same ranks: run_dir = {path}", *describe_script(resolved)])
+    if resolved.sources["mode"] == SCRIPT:
+        _say(_nobody_to_be_ahead_of(resolved.config, roles))
+
+
 def take_settings_of_script(directory: RunDirectory, resolved: Resolved, roles: Roles) -> None:
     """Write down and print what the script has decided, if anything; ``resolved`` includes it."""
     lines = describe_script(resolved)
@@ -60,7 +79,7 @@ def take_settings_of_script(directory: RunDirectory, resolved: Resolved, roles: 
             f"run_dir = {directory.path}: cannot be written: {error.strerror}"
         ) from error
     _say(lines)
-    if resolved.sources["mode"] != "default":
+    if resolved.sources["mode"] == SCRIPT:
         _say(_nobody_to_be_ahead_of(resolved.config, roles))
 
 

@@ -1,7 +1,7 @@
-"""A server rank's life: it waits for a job, then runs its state machine and loop; on server 0 also
-the run's files and report.
+"""A server rank's life: it waits for a job, runs its state machine and loop, and waits again; on
+server 0 also the run's files and report.
 
-    status = serve(context)      # returns when the job is complete
+    status = serve(context)      # returns when the workers' processes end
 
 It never runs the user's script. Files go through psdist.report and psdist.history, decisions
 through psdist.servers.
@@ -58,7 +58,8 @@ _SHOW_EVERY_S = 0.25
 
 
 def serve(context: RankContext) -> int:
-    """Wait for the job and serve until all workers are done; returns the exit status."""
+    """Serve in every job that the workers begin, until their processes end; returns the exit
+    status."""
     import torch
 
     torch.set_num_threads(num_threads(context))
@@ -70,8 +71,9 @@ def serve(context: RankContext) -> int:
         write_summary_if_it_fails(context)
         write_files_when_terminated(context)
     context.reach("training")
-    wait_for_job(context, lobby)
-    serve_job(context)
+    while wait_for_job(context, lobby):
+        serve_job(context)
+        context.end_job()
     context.close()
     return 0
 

@@ -27,7 +27,13 @@ from typing import Any
 from mpi4py import MPI
 
 from psdist.errors import ProtocolError, TransportError
-from psdist.protocol.control import CONTROL_LIMIT_BYTES, Control, decode_control, encode_control
+from psdist.protocol.control import (
+    CONTROL_LIMIT_BYTES,
+    Control,
+    Failure,
+    decode_control,
+    encode_control,
+)
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
@@ -157,7 +163,8 @@ class MpiTransport:
     def advance(self) -> None:
         """This rank goes on into the next job, or back to waiting: what others sent before that is
         late from now on (psdist.transport.generations)."""
-        self._ready.extend(self._generations.advance())
+        kept = [event for event in self._ready if _is_of_any_generation(event)]
+        self._ready = deque([*kept, *self._generations.advance()])
 
     def drain(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -280,6 +287,12 @@ class MpiTransport:
                 self._unannounced.remove(rank)
                 self.lost[peer] = self._roles.describe_rank(rank)
                 self._ready.append(PeerLost(peer, self.lost[peer]))
+
+
+def _is_of_any_generation(event: Event) -> bool:
+    if isinstance(event, ControlArrived):
+        return isinstance(event.message, Failure)
+    return isinstance(event, PeerLost)
 
 
 def _memory(frame: Frame, num_bytes: int) -> Any:

@@ -1,7 +1,9 @@
-"""Who has called psdist.init, and with which settings: the registrar's machine between jobs; pure.
+"""Who has called psdist.init, with which settings, and who is gone: the registrar's machine between
+jobs; pure.
 
 A job begins when every worker has sent ``Begin`` with the same settings: then everybody is told
-``Begun``. Until then servers wait, and nothing of a job is there.
+``Begun``. Until then servers wait, and nothing of a job is there. A worker whose process ends says
+``Gone``: no job can begin any more, and after the last one servers end.
 
     lobby = Lobby(num_workers=4, num_servers=2)
     lobby.handle(worker_id(0), Begin(worker=0, job=1, settings={"mode": "ssp"}))
@@ -15,7 +17,7 @@ from typing import Any, NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import MOST_TOLD
-from psdist.protocol.control import Absent, Begin, Begun, Control, WhoIsAbsent
+from psdist.protocol.control import Absent, Begin, Begun, Control, End, Gone, WhoIsAbsent
 from psdist.protocol.ids import REGISTRAR, describe_peer, describe_workers, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 
@@ -27,11 +29,16 @@ class Open:
     begun: Begun
 
 
-LobbyAction = SendControl | Open
+@dataclass(slots=True)
+class AllGone:
+    """No worker is left: the registrar ends as well."""
+
+
+LobbyAction = SendControl | Open | AllGone
 
 
 class Lobby:
-    TAKES = (Begin, WhoIsAbsent)
+    TAKES = (Begin, Gone, WhoIsAbsent)
 
     def __init__(self, *, num_workers: int, num_servers: int) -> None:
         self._num_workers = num_workers
@@ -39,6 +46,7 @@ class Lobby:
         self._job = 1
         self._called: dict[int, Mapping[str, Any]] = {}
         """Worker -> what it has passed to psdist.init for this job."""
+        self._gone: set[int] = set()
         self._error = ""
         """Why this job cannot begin: whoever calls later is told the same."""
 
@@ -48,12 +56,15 @@ class Lobby:
         if isinstance(message, Begin):
             self._require_worker(peer, message)
             return self._on_begin(peer, message)
+        if isinstance(message, Gone):
+            self._require_worker(peer, message)
+            return self._on_gone(peer, message)
         if isinstance(message, WhoIsAbsent):
             self._require_worker(peer, message)
             return self._on_who_is_absent(message)
         raise InvariantError(f"the lobby was given {type(message).__name__}")
 
-    def _require_worker(self, peer: int, message: Begin | WhoIsAbsent) -> None:
+    def _require_worker(self, peer: int, message: Begin | Gone | WhoIsAbsent) -> None:
         worker = message.worker
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
@@ -61,9 +72,13 @@ class Lobby:
     def _on_begin(self, peer: int, message: Begin) -> list[LobbyAction]:
         if message.job != self._job or (message.worker in self._called and not self._error):
             _refuse(peer, f"began job {message.job}, where job {self._job} is next, or twice")
+        if message.worker in self._gone:
+            _refuse(peer, f"began job {message.job}, and its process has ended")
         self._called[message.worker] = message.settings
         if self._error:
             return self._tell([message.worker])
+        if self._gone:
+            return self._fail_for_the_gone()
         if message.settings != next(iter(self._called.values())):
             self._error = _difference(self._called)
             return self._tell(self._called)
@@ -75,6 +90,25 @@ class Lobby:
         others = [server_id(server) for server in range(self._num_servers)]
         others += [worker_id(worker) for worker in range(self._num_workers)]
         return [Open(begun), *(SendControl(each, begun) for each in others if each != REGISTRAR)]
+
+    def _on_gone(self, peer: int, message: Gone) -> list[LobbyAction]:
+        if message.worker in self._gone:
+            _refuse(peer, "sent Gone twice")
+        self._gone.add(message.worker)
+        self._called.pop(message.worker, None)
+        if len(self._gone) == self._num_workers:
+            servers = range(1, self._num_servers)
+            return [*(SendControl(server_id(each), End()) for each in servers), AllGone()]
+        return self._fail_for_the_gone() if self._called and not self._error else []
+
+    def _fail_for_the_gone(self) -> list[LobbyAction]:
+        whose = "whose script has" if len(self._gone) == 1 else "whose scripts have"
+        self._error = (
+            f"psdist.init was called for job {self._job} by {describe_workers(self._called)}; "
+            f"absent: {describe_workers(self._gone)}, {whose} finished; psdist.init must be "
+            "called by every worker"
+        )
+        return self._tell(self._called)
 
     def _tell(self, workers: Iterable[int]) -> list[LobbyAction]:
         answer = Begun(job=self._job, settings={}, error=self._error)
