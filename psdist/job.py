@@ -117,8 +117,6 @@ class Job:
             context, self._loop, self._group, self._standing, collective=self._collective
         )
         self._is_finished = False
-        self.failure: BaseException | None = None
-        """What has ended the work on this job before its end; it ends the script, too."""
         self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
 
@@ -417,15 +415,16 @@ class Job:
         The script's end does the same where this is not called. The model stays as it is now;
         everything of the job but its numbers is an error from then on. A second call does nothing.
         """
-        if self.failure is not None:
+        failure = self._context.failure
+        if failure is not None:
             raise UsageError(
-                f"job.close() was called after the job had failed: {type(self.failure).__name__}"
+                f"job.close() was called after the job had failed: {type(failure).__name__}"
             )
         self._refuse_untrained("job.close")
         try:
             self.finish()
         except BaseException as error:
-            self.failure = error  # others may have ended the job, or wait
+            self._context.failure = error  # others may have ended the job, or wait
             raise
 
     def __enter__(self) -> Self:
@@ -445,7 +444,7 @@ class Job:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()
         elif not self._is_finished:
-            self.failure = error
+            self._context.failure = error
             if self._context.comm is None:
                 self._context.write_last_files(*format_error(error))
                 self._end()

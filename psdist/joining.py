@@ -70,10 +70,10 @@ def init(
         context = connect_or_serve(finish, check=lambda: script_settings(passed))
         _is_plain = True
     settings = script_settings(passed)
-    if _job is not None and _job.failure is not None and context.comm is not None:
+    if context.failure is not None and context.comm is not None:
         raise UsageError(
             "psdist.init() was called after a job had failed on this worker, for which others may "
-            f"wait: {type(_job.failure).__name__}"
+            f"wait: {type(context.failure).__name__}"
         )
     if _job is None or _job.is_closed:
         join_job(context, settings)
@@ -116,8 +116,8 @@ def finish() -> int:
     context = current()
     if context is None:
         return 0
-    if _job is not None and _job.failure is not None and context.comm is not None:
-        fail_with(context, _job.failure)
+    if context.failure is not None and context.comm is not None:
+        fail_with(context, context.failure)
     if _job is not None:
         _job.finish()
     leave(context)

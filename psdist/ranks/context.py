@@ -90,6 +90,8 @@ class RankContext:
     job: int = 0
     """Number of the job that goes on, or was last; 0 before the first."""
     is_in_job: bool = False
+    failure: BaseException | None = None
+    """What has ended this rank's work on the job before its end; it ends the script, too."""
     plan: Plan | None = None
     """What the mapper decided; None where roles were given, and for a job in one process."""
     comm: MPI.Intracomm | None = None
@@ -179,7 +181,7 @@ class RankContext:
 
     def begin_job(self, job: int, config: RunConfig) -> None:
         """From now on this rank takes part in job number ``job``, which all have begun."""
-        self.job, self.config, self.is_in_job = job, config, True
+        self.job, self.config, self.is_in_job, self.failure = job, config, True, None
         if job > 1:
             self.started_s = time.monotonic()
             self.run_directory = RunDirectory(self.path_of(job))
