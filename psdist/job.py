@@ -4,6 +4,7 @@
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for x, y in job.loader(dataset, batch_size=64, shuffle=True): ...
     job.save("model.safetensors")
+    job.close()                     # or nothing: the script's end is the job's; or: with ... as job
 
 A Job holds no logic of its own: psdist.workers.assembly puts a worker together, an iteration is
 psdist.workers.trainer, messages are psdist.workers.loop, saving is psdist.workers.model.saving.
@@ -18,7 +19,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
@@ -30,7 +32,7 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
 from psdist.ranks.context import RankContext
 from psdist.ranks.device import device_of
-from psdist.ranks.failure import flush_output, printable
+from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
@@ -170,6 +172,7 @@ class Job:
         optimizer that servers refuse, :class:`UsageError` for one that has made steps, or what
         cannot be shared out or clipped.
         """
+        self._require_open("prepare")
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
@@ -222,6 +225,7 @@ class Job:
         how many passes the script will make, which only the display of progress uses. Other options
         go to torch.utils.data.DataLoader.
         """
+        self._require_open("loader")
         return self._loaders.make(
             dataset,
             batch_size=batch_size,
@@ -246,20 +250,24 @@ class Job:
         As many samples on every worker, shuffled by (seed, epoch): like torch's DistributedSampler
         it gives some twice at the end of a pass, or with ``drop_last`` leaves some out.
         """
+        self._require_open("sampler")
         return self._loaders.sampler(dataset, shuffle=shuffle, drop_last=drop_last, epoch=epoch)
 
     def _on_batch(self, position: Position, num_samples: int, nominal: float) -> None:
         # Batches of a validation loop are no part of an iteration.
-        if self._sets.sets and torch.is_grad_enabled():
+        if self._is_training():
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal)
             position.use_batch()
             self._standing.on_batch(position)
 
     def _sit_out(self) -> None:
-        if self._sets.sets and torch.is_grad_enabled():
+        if self._is_training():
             first, *others = self._sets.trainers
             first.sit_out(others)
+
+    def _is_training(self) -> bool:
+        return bool(self._sets.sets) and torch.is_grad_enabled() and not self._is_finished
 
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
@@ -298,6 +306,7 @@ class Job:
 
         A dict is for names that are no identifiers: ``job.log({"loss/train": x}, epoch=1)``.
         """
+        self._require_open("log")
         plain = metrics.logged({} if values is None else values, more)
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
@@ -368,11 +377,20 @@ class Job:
             raise UsageError(problem.decode())
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
+        self._require_open(name)
         self._loop.wait_for(self._group.agree(name), name)
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
 
+    def _require_open(self, what: str) -> None:
+        if self._is_finished:
+            raise UsageError(
+                f"job.{what}() was called after job.close(), which has ended this job; "
+                "psdist.init() begins another one"
+            )
+
     def _prepared(self, what: str) -> ParameterSets:
+        self._require_open(what)
         if not self._sets.sets:
             raise UsageError(
                 f"job.{what}() was called before job.prepare(): call model, optimizer = "
@@ -385,13 +403,57 @@ class Job:
 
     # -- the end -------------------------------------------------------------------------------
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_finished
+
+    def close(self) -> None:
+        """End the job, and go on: wait for all workers, which must call it, too.
+
+        The run's files are complete then; the next psdist.init() begins another job of the same
+        ranks.
+        The script's end does the same where this is not called. The model stays as it is now;
+        everything of the job but its numbers is an error from then on. A second call does nothing.
+        """
+        failure = self._context.failure
+        if failure is not None:
+            raise UsageError(
+                f"job.close() was called after the job had failed: {type(failure).__name__}"
+            )
+        self._refuse_untrained("job.close")
+        try:
+            self.finish()
+        except BaseException as error:
+            self._context.failure = error  # others may have ended the job, or wait
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Close the job; an error is the end of the job, as that of a script is.
+
+        Where other ranks take part they learn of it when it ends the script, which it does even if
+        something catches it. One process without a launcher may begin another job.
+        """
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close()
+        elif not self._is_finished:
+            self._context.failure = error
+            if self._context.comm is None:
+                self._context.write_last_files(*format_error(error))
+                self._end()
+
     def finish(self) -> int:
         """Report to the others and wait for them; psdist calls it at the script's end, once."""
         if self._is_finished:
             return 0
-        self._is_finished = True
-        if self._sets.has_unused_gradients:
-            raise refuse_untrained("the script has ended", [self.worker])
+        self._refuse_untrained("the script has ended")
         trained_s = time.monotonic() - self._prepared_s
         self._loop.wait_for(self._group.agree("finish"), "finish")
         for each in self._sets.sets:
@@ -407,6 +469,15 @@ class Job:
         flush_output()  # what the script has printed comes before the report of the run
         self._loop.finish(report)
         self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
-        process_group.stop()
-        self._context.close()
+        self._end()
         return 0
+
+    def _refuse_untrained(self, where: str) -> None:
+        if self._sets.has_unused_gradients and not self._is_finished:
+            raise refuse_untrained(where, [self.worker])
+
+    def _end(self) -> None:
+        self._is_finished = True
+        self._sets.end()
+        process_group.stop()
+        self._context.end_job()

@@ -1,49 +1,124 @@
-"""The first line of a script: ``job = psdist.init()``, which gives the process its one Job."""
+"""The first line of a script: ``job = psdist.init()``, which gives the process its one Job.
+
+    job = psdist.init(mode="ssp", staleness=4)      # where nobody has decided these before
+    job.close()
+    job = psdist.init()                             # another one, of the same ranks
+
+A process has one Job at a time.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+from typing import Any, Final, Literal
 
+from psdist.config.sources import script_settings
 from psdist.errors import UsageError
 from psdist.job import Job
 from psdist.ranks.context import current
+from psdist.ranks.failure import fail_with
+from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
+from psdist.ranks.server import serve_beside
 
 _job: Job | None = None
+_is_plain = False
+"""Whether python itself runs the script: psdist.ranks.plain_script."""
+_settings: dict[str, Any] = {}
+"""What ``_job`` was made with."""
 
 
-def init() -> Job:
-    """Take part in the job; returns on workers only.
+def init(
+    *,
+    mode: Literal["sync", "ssp", "async"] | None = None,
+    staleness: int | None = None,
+    on_nonfinite: Literal["error", "skip"] | None = None,
+    seed: int | None = None,
+    checksum_every: int | None = None,
+    **others: Any,
+) -> Job:
+    """Take part in the job; returns on workers only, once every worker has called it.
 
     Server ranks started as ``mpirun python train.py`` serve here and exit; under ``psdist run``
     they never run the script. Settings come from the environment then (PSDIST_MODE, ...; a TOML
-    file by PSDIST_CONFIG). Calling it again returns the same Job.
+    file by PSDIST_CONFIG). What is passed here counts where neither command line nor environment
+    nor file say otherwise; every worker must pass the same. No other settings are taken (``others``
+    is there to say so). Called again it returns the same Job, after :meth:`Job.close` another one.
+
+    Raises :class:`ConfigError` for a value that is not allowed, :class:`UsageError` for a setting
+    that must be known before scripts run, :class:`CollectiveError` where workers differ.
     """
-    global _job
-    if _job is None:
-        if multiprocessing.parent_process() is not None:
-            # It has inherited the launcher's variables and would join MPI as its parent's rank.
-            raise UsageError(
-                "psdist.init() was called in a process that the script's DataLoader started, "
-                "which imports the script again: put the script's body into a function and call "
-                'it under if __name__ == "__main__":'
-            )
-        context = current()
-        if context is not None:
-            _job = Job(context)
-            return _job
-        context = connect_or_serve(_finish_if_begun)
+    global _job, _settings, _is_plain
+    passed = {
+        "mode": mode,
+        "staleness": staleness,
+        "on_nonfinite": on_nonfinite,
+        "seed": seed,
+        "checksum_every": checksum_every,
+        **others,
+    }
+    if multiprocessing.parent_process() is not None:
+        # It has inherited the launcher's variables and would join MPI as its parent's rank.
+        raise UsageError(
+            "psdist.init() was called in a process that the script's DataLoader started, "
+            "which imports the script again: put the script's body into a function and call "
+            'it under if __name__ == "__main__":'
+        )
+    context = current()
+    if context is None:
+        # Where no rank has begun yet, all of them agree on a mistake.
+        context = connect_or_serve(finish, check=lambda: script_settings(passed))
+        _is_plain = True
+    settings = script_settings(passed)
+    if context.failure is not None and context.comm is not None:
+        raise UsageError(
+            "psdist.init() was called after a job had failed on this worker, for which others may "
+            f"wait: {type(context.failure).__name__}"
+        )
+    if _job is None or _job.is_closed:
+        join_job(context, settings)
+        serve_beside(context)
         try:
             _job = Job(context)
         finally:
-            tell_errors()
+            if _is_plain:
+                tell_errors()
+        _settings = settings
+    else:
+        _require_same(settings)
     return _job
+
+
+def _require_same(settings: dict[str, Any]) -> None:
+    """For a second call: without settings it only asks for the Job."""
+    for key, value in settings.items():
+        if _settings.get(key, _NOT_PASSED) != value:
+            raise UsageError(
+                f"psdist.init({key}={value!r}) was called while a job goes on that was begun "
+                f"{_described(key)}; pass settings in the first call"
+            )
+
+
+_NOT_PASSED: Final = object()
+
+
+def _described(key: str) -> str:
+    return f"with {key}={_settings[key]!r}" if key in _settings else f"without {key}"
 
 
 def the_job() -> Job | None:
-    """The Job of this process, if :func:`init` was called."""
+    """The Job of this process, or the last one, if :func:`init` was called."""
     return _job
 
 
-def _finish_if_begun() -> int:
-    return _job.finish() if _job is not None else 0
+def finish() -> int:
+    """The script has ended: finish its job, if that goes on, and leave the others."""
+    context = current()
+    if context is None:
+        return 0
+    if context.failure is not None and context.comm is not None:
+        fail_with(context, context.failure)
+    if _job is not None:
+        _job.finish()
+    leave(context)
+    return 0

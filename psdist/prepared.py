@@ -100,6 +100,13 @@ class ParameterSets:
         self._collective = collective
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
+        self._at_end: list[Callable[[], None]] = []
+
+    def end(self) -> None:
+        """The job is closed: models and optimizers are the script's own again."""
+        for end in self._at_end:
+            end()
+        self._at_end.clear()
 
     @property
     def trainers(self) -> list[Trainer]:
@@ -186,7 +193,8 @@ class ParameterSets:
         self._collective("prepare", b"")
         for each in added:
             hook = UseHook(each.trainer.record_use)
-            model.register_forward_pre_hook(hook, with_kwargs=True)
+            handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+            self._at_end += [handle.remove, each.optimizer.end]
         known = [each for each in self.models if each.module is model]
         if known:
             known[0].sets.extend(added)
@@ -236,6 +244,7 @@ class ParameterSets:
         owners = partition.shard(weights, self._held)
         held = partition.bytes_by_server(owners, len(weights))
         self._held = list(map(add, self._held, held))
+        self._at_end.append(watch.stop)
         loop = self._loop.next_set() if index else self._loop
         trainer = make_trainer(
             loop,

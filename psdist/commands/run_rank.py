@@ -49,20 +49,20 @@ def _take_part(context: RankContext, program: Program) -> int:
 
     if context.role == "server":
         return serve.serve(context)
-    serve.serve_beside(context)
+    if context.comm is None:
+        serve.write_summary_if_it_fails(context)
     context.reach("starting")
     parent = context.parent
     if parent is not None and context.me == worker_id(0):  # the chief
         parent.take_input()
     with parent.script() if parent is not None else nullcontext():
         run_or_fail(context, lambda: _run_as_main(program))  # sys.exit(0) is a good end
-    ran = joining.the_job()
-    if ran is None:
+    if joining.the_job() is None:
         raise UsageError(
             f"the {program} ended without calling psdist.init(); add the four lines that "
             "the README shows (init, prepare, loader, save)"
         )
-    return ran.finish()
+    return joining.finish()
 
 
 def _run_as_main(program: Program) -> int:

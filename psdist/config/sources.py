@@ -1,14 +1,16 @@
-"""From all sources to one configuration: command line, environment, TOML file, defaults.
+"""From all sources to one configuration: command line, environment, TOML file, script, defaults.
 
 Owns the order in which sources win (command line > environment ``PSDIST_<KEY>`` > TOML file >
-default) and the report of mistakes: those of every source, together, in one ConfigError. What a
-setting may be is psdist.config.settings's. It never touches torch, MPI or the process's own
+script > default) and the report of mistakes: those of every source, together, in one ConfigError.
+What a setting may be is psdist.config.settings's. It never touches torch, MPI or the process's own
 environment: the mapping is passed in, and nothing is written.
 
     resolved = resolve(
         command_line={"mode": "ssp"}, environment=os.environ, file=Path("run.toml")
     )
     resolved.config.staleness, resolved.sources["mode"]      # 3, "command line"
+    passed = script_settings({"staleness": 5})               # of psdist.init(staleness=5)
+    with_script(resolved, passed).config.staleness           # 5
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any, Final, TypeAlias, get_args
 from pydantic import ValidationError
 
 from psdist.config.settings import KEYS, RunConfig, allowed_values
-from psdist.errors import ConfigError
+from psdist.errors import ConfigError, UsageError
 
 CommandLineValue: TypeAlias = "str | int | float | bool | tuple[str, ...] | None"
 
@@ -47,6 +49,12 @@ NOT_SETTINGS_PREFIXES: Final = (
     "PSDIST_REQUIRE_",  # tests: a missing prerequisite is a failure, not a skip
     "PSDIST_TEST_",  # tests: marks of a run's processes
 )
+
+SCRIPT_KEYS: Final = ("mode", "staleness", "on_nonfinite", "seed", "checksum_every")
+"""What psdist.init takes: no rank needs these before scripts call it. All others decide what ranks
+are and where, or what servers may construct, and are known before a script runs."""
+SCRIPT: Final = "psdist.init"
+"""Their source."""
 
 # More digits than these are out of every range; int() would also refuse more than 4300 of them.
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}")
@@ -106,6 +114,52 @@ def resolve(
     config = RunConfig.model_validate({key: item.value for key, item in given.items()})
     sources = {key: given[key].source if key in given else "default" for key in KEYS}
     return Resolved(config=config, sources=MappingProxyType(sources))
+
+
+def script_settings(passed: Mapping[str, object]) -> dict[str, Any]:
+    """What a script passes to psdist.init; None stands for a setting that it leaves out.
+
+    Raises UsageError for a setting that must be known before scripts run, ConfigError for a value
+    that is not allowed and for what is no setting.
+    """
+    given = {
+        key: _Given(value=value, seen=value, source=SCRIPT)
+        for key, value in passed.items()
+        if value is not None
+    }
+    for key, item in given.items():
+        if key in KEYS and key not in SCRIPT_KEYS:
+            value = _short(item.seen)
+            raise UsageError(
+                f"psdist.init({key}={_short_repr.repr(item.seen)}): {key} is decided before "
+                f"scripts run, so it is set on the command line (--set {key}={value}), by "
+                f"{environment_variable(key)}={value} or in the TOML file; psdist.init takes "
+                f"{', '.join(SCRIPT_KEYS)}"
+            )
+    mistakes = [_unknown(key, given[key].seen, SCRIPT) for key in given if key not in KEYS]
+    mistakes += _validate({key: item for key, item in given.items() if key in KEYS})
+    if mistakes:
+        raise ConfigError(_as_one_text(mistakes))
+    return {key: item.value for key, item in given.items()}
+
+
+def with_script(resolved: Resolved, passed: Mapping[str, Any]) -> Resolved:
+    """``resolved`` with what a script has passed (:func:`script_settings`), where no stronger
+    source has decided."""
+    chosen = {key: value for key, value in passed.items() if resolved.sources[key] == "default"}
+    config = RunConfig.model_validate({**resolved.config.model_dump(), **chosen})
+    sources = {**resolved.sources, **dict.fromkeys(chosen, SCRIPT)}
+    return Resolved(config=config, sources=MappingProxyType(sources))
+
+
+def describe_script(resolved: Resolved) -> list[str]:
+    """A line for each setting that the script has decided: ``mode = ssp  (psdist.init)``."""
+    values = resolved.config.model_dump()
+    return [
+        f"{key} = {_shown(values[key])}  ({SCRIPT})"
+        for key in KEYS
+        if resolved.sources[key] == SCRIPT
+    ]
 
 
 def describe(resolved: Resolved) -> list[str]:

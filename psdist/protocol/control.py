@@ -244,6 +244,38 @@ class Absent(Control):
     num_absent: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begin(Control):
+    """A worker to the registrar: my script has called psdist.init, with these ``settings``, for job
+    number ``job`` of this world, counted from 1."""
+
+    worker: int
+    job: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun(Control):
+    """Registrar to everybody: every worker has called, and the job begins; or, to the workers that
+    have called, why it does not."""
+
+    job: int
+    settings: dict[str, Any]
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gone(Control):
+    """A worker to the registrar: my process ends, outside of any job."""
+
+    worker: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End(Control):
+    """Registrar to every other server: the last worker's process ends; end, too."""
+
+
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
 
 

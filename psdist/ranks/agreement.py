@@ -1,7 +1,7 @@
 """Starting MPI, and all ranks agreeing on one configuration or on the errors to end with.
 
     comm = start_mpi()
-    places, config = exchange(comm, resolved_or_error)   # AgreedExit when a rank brought an error
+    places, resolved = exchange(comm, resolved_or_error) # AgreedExit when a rank brought an error
 
 Every rank brings its result or its error to the same exchanges, so each mistake is printed once,
 by the lowest rank that has it, and every rank ends with the same status. What the ranks then are
@@ -170,14 +170,16 @@ def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) ->
     raise AgreedExit(failed[0][1])
 
 
-def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[Place], RunConfig]:
+def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[Place], Resolved]:
     """Everybody's place, and rank 0's configuration; errors and differences of version or
-    configuration end the job."""
+    configuration end the job. Not of its sources: what rank 0 has them decide, all do."""
     resolved = agreed(comm, outcome)
-    first = broadcast(comm, msgpack.packb([VERSION, socket.gethostname(), encode(resolved.config)]))
-    version, host, config = msgpack.unpackb(first)
-    mine = _differs(version=version, host=host, config=config, mine=resolved.config)
-    agreed(comm, LaunchError(mine) if mine else None)
+    sources = dict(resolved.sources)
+    mine = [VERSION, socket.gethostname(), encode(resolved.config), sources]
+    first = broadcast(comm, msgpack.packb(mine, unicode_errors="surrogateescape"))
+    version, host, config, sources = msgpack.unpackb(first, unicode_errors="surrogateescape")
+    difference = _differs(version=version, host=host, config=config, mine=resolved.config)
+    agreed(comm, LaunchError(difference) if difference else None)
     place = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -199,7 +201,7 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
         )
         for rank, each in enumerate(everybody)
     ]
-    return places, decode(config)
+    return places, Resolved(config=decode(config), sources=sources)
 
 
 def _runs_of(numbers: Collection[int]) -> list[tuple[int, int]]:

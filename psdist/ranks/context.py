@@ -84,6 +84,14 @@ class RankContext:
     core_share: float
     """Cores that this rank may use, those shared with other ranks counted in part."""
     started_s: float
+    resolved: Resolved | None = None
+    """What was decided before any script ran, and where each value came from; ``config`` also has
+    what the script passes to psdist.init, once it has."""
+    job: int = 0
+    """Number of the job that goes on, or was last; 0 before the first."""
+    is_in_job: bool = False
+    failure: BaseException | None = None
+    """What has ended this rank's work on the job before its end; it ends the script, too."""
     plan: Plan | None = None
     """What the mapper decided; None where roles were given, and for a job in one process."""
     comm: MPI.Intracomm | None = None
@@ -93,10 +101,15 @@ class RankContext:
     """The network of a job in one process; None over MPI."""
     parent: ParentLink | None = None
     """The line to ``psdist run -n N``; None where that did not start this rank, or not here."""
+    advance: Callable[[], None] = lambda: None
+    """Tells the network that this rank goes on into a job, or back to waiting."""
     on_abort: Callable[[str, int], None] | None = None
     """Called with text and status before this rank ends a failed job; the registrar's files."""
     flushes: list[Callable[[], None]] = field(default_factory=list)
     """Called before this rank ends a job that failed: records that still lie in its memory."""
+
+    def __post_init__(self) -> None:
+        self._first_path = self.run_directory.path
 
     @property
     def me(self) -> int:
@@ -156,8 +169,44 @@ class RankContext:
             return mine
         return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether this rank's script has others to end, or a job."""
+        return self.comm is not None or self.is_in_job
+
+    def path_of(self, job: int) -> Path:
+        """The run directory of job number ``job``: RUN_DIR, RUN_DIR-2, RUN_DIR-3 ..."""
+        first = self._first_path
+        return first if job == 1 else first.with_name(f"{first.name}-{job}")
+
+    def begin_job(self, job: int, config: RunConfig) -> None:
+        """From now on this rank takes part in job number ``job``, which all have begun."""
+        self.job, self.config, self.is_in_job, self.failure = job, config, True, None
+        if job > 1:
+            self.started_s = time.monotonic()
+            self.run_directory = RunDirectory(self.path_of(job))
+            if self.network is not None:
+                self.network, self.transport = _network_alone()
+            start_logs(self.run_directory.path, rank=self.rank, who=self._who_in_logs)
+            logger.info("job %d of %d ranks begins", job, len(self.roles.places))
+        self.advance()
+
+    @property
+    def _who_in_logs(self) -> str:
+        return "worker 0 and server 0" if self.comm is None else self.who
+
+    def end_job(self) -> None:
+        """The job is over for this rank: what it sent is on its way, its files are closed, and what
+        others have sent about it is late."""
+        self.transport.drain(_CLOSE_TIMEOUT_S)
+        stop_logs()
+        self.is_in_job = False
+        self.on_abort = None
+        self.flushes.clear()
+        self.advance()
+
     def close(self) -> None:
-        """The job is over for this rank: what it sent is on its way, its files are closed."""
+        """This rank ends: what it sent is on its way, its files are closed."""
         self.transport.drain(_CLOSE_TIMEOUT_S)
         stop_logs()
         if self.parent is not None:
@@ -296,7 +345,8 @@ def _connect(
     started_s: float,
     parent: ParentLink | None,
 ) -> RankContext:
-    places, config = exchange(comm, outcome)
+    places, resolved = exchange(comm, outcome)
+    config = resolved.config
     if parent is not None:
         parent.reach("placing")
     placed = agree_on_plan(comm, places, config, num_workers=num_workers)
@@ -310,10 +360,10 @@ def _connect(
             made = error
     path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
     context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
-    context.plan, context.parent = placed.plan, parent
+    context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
-    start_logs(path, rank=rank, who=context.who)
+    start_logs(path, rank=rank, who=context._who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
     return context
 
@@ -326,12 +376,14 @@ def join(
     from psdist.transport.mpi import MpiTransport  # only now: it needs MPI to be initialised
 
     rank = comm.Get_rank()
+    transport = MpiTransport(comm, roles)
     context = RankContext(
         config=config,
         roles=roles,
         rank=rank,
         run_directory=RunDirectory(path),
-        transport=MpiTransport(comm, roles),
+        transport=transport,
+        advance=transport.advance,
         core_share=_core_share(roles.places, rank),
         started_s=started_s,
         comm=comm,
@@ -356,8 +408,6 @@ def _connect_alone(
     outcome: Resolved | UserError, num_workers: int | None, started_s: float
 ) -> RankContext:
     """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
-    from psdist.transport.virtual import LinkModel, VirtualNetwork
-
     if isinstance(outcome, Resolved) and outcome.config.servers not in ("auto", 1):
         outcome = LaunchError(
             f"servers = {outcome.config.servers} with 1 rank, which is one server and one worker "
@@ -383,11 +433,10 @@ def _connect_alone(
     except ConfigError as error:
         print(f"psdist: error: {error}", file=sys.stderr, flush=True)
         raise AgreedExit(error.exit_status) from None
-    network = VirtualNetwork(link=LinkModel(latency_s=0.0, jitter_s=0.0, bytes_per_s=float("inf")))
-    transport = network.endpoint(worker_id(0))
-    transport.drives = True
+    network, transport = _network_alone()
     context = RankContext(
         config=outcome.config,
+        resolved=outcome,
         roles=roles,
         rank=0,
         run_directory=RunDirectory(path),
@@ -396,5 +445,15 @@ def _connect_alone(
         started_s=started_s,
         network=network,
     )
-    start_logs(path, rank=0, who="worker 0 and server 0")
+    start_logs(path, rank=0, who=context._who_in_logs)
     return context
+
+
+def _network_alone() -> tuple[VirtualNetwork, Transport]:
+    """Of one process, and its worker's end."""
+    from psdist.transport.virtual import LinkModel, VirtualNetwork
+
+    network = VirtualNetwork(link=LinkModel(latency_s=0.0, jitter_s=0.0, bytes_per_s=float("inf")))
+    transport = network.endpoint(worker_id(0))
+    transport.drives = True
+    return network, transport

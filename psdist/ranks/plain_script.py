@@ -23,17 +23,21 @@ from psdist.install.launcher import detect
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.context import RankContext, connect, current
 from psdist.ranks.failure import fail_with, run_or_fail
-from psdist.ranks.server import serve, serve_beside
+from psdist.ranks.server import serve, write_summary_if_it_fails
 
 
-def connect_or_serve(finish: Callable[[], int]) -> RankContext:
+def connect_or_serve(
+    finish: Callable[[], int], check: Callable[[], object] = lambda: None
+) -> RankContext:
     """This worker's context; its ``finish`` is called when the script has ended well.
 
-    Exits the process on servers, and where the ranks agree that they cannot begin.
+    ``check`` raises UserError for what the script has passed and cannot be. Exits the process on
+    servers, and where the ranks agree that they cannot begin.
     """
     outcome: Any
     try:
         outcome = resolve(command_line={}, environment=os.environ, file=None)
+        check()
     except UserError as error:
         if _is_interactive():
             raise
@@ -46,7 +50,8 @@ def connect_or_serve(finish: Callable[[], int]) -> RankContext:
         sys.exit(run_or_fail(context, lambda: serve(context)))
     tell_errors()
     atexit.register(_finish_at_exit, finish)
-    serve_beside(context)
+    if context.comm is None:
+        write_summary_if_it_fails(context)
     return context
 
 
@@ -85,6 +90,6 @@ def _finish_at_exit(finish: Callable[[], int]) -> None:
     # Set by Python for what ended the script, even if a hook other than ours was told of it. At a
     # prompt it is an error that the person has seen, and went on.
     error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException) and not _is_interactive():
+    if isinstance(error, BaseException) and not _is_interactive() and context.is_waited_for:
         fail_with(context, error)
     run_or_fail(context, finish)

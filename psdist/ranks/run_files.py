@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from psdist.config.settings import to_toml
-from psdist.config.sources import Resolved, describe
+from psdist.config.settings import RunConfig, to_toml
+from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_worker, worker_of
 from psdist.protocol.roles import Roles
 from psdist.report.run_directory import RunDirectory
+
+_PLAN_FILES: Final = ("plan.txt", "plan.json")
 
 
 def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
@@ -43,15 +45,56 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
         directory.write_json("ranks.json", _rank_table(roles))
     except OSError as error:
         raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
-    for line in describe(outcome):
-        print(f"psdist: {line}", flush=True)
-    if config.mode != "sync" and len(roles.groups) == 1 and len(roles.places) > 1:
-        print(
-            f"psdist: mode {config.mode} with one group: there is nobody to be ahead of; "
-            "--group rank makes every worker a group of its own",
-            flush=True,
-        )
+    _say(describe(outcome))
+    _say(_nobody_to_be_ahead_of(config, roles))
     return path
+
+
+def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, first: Path) -> None:
+    """As :func:`create_run_directory`, for another job of the same ranks, whose first one wrote the
+    directory ``first``; ``resolved`` includes what the script has decided."""
+    directory = RunDirectory.create(path)
+    try:
+        directory.write_text("config.toml", to_toml(resolved.config))
+        for name in _PLAN_FILES:
+            if (first / name).exists():
+                directory.write_text(name, (first / name).read_text("utf-8"))
+        directory.write_json("ranks.json", _rank_table(roles))
+    except OSError as error:
+        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
+    _say([f"another job of the same ranks: run_dir = {path}", *describe_script(resolved)])
+    if resolved.sources["mode"] == SCRIPT:
+        _say(_nobody_to_be_ahead_of(resolved.config, roles))
+
+
+def take_settings_of_script(directory: RunDirectory, resolved: Resolved, roles: Roles) -> None:
+    """Write down and print what the script has decided, if anything; ``resolved`` includes it."""
+    lines = describe_script(resolved)
+    if not lines:
+        return
+    try:
+        directory.write_text("config.toml", to_toml(resolved.config))
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir = {directory.path}: cannot be written: {error.strerror}"
+        ) from error
+    _say(lines)
+    if resolved.sources["mode"] == SCRIPT:
+        _say(_nobody_to_be_ahead_of(resolved.config, roles))
+
+
+def _say(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"psdist: {line}", flush=True)
+
+
+def _nobody_to_be_ahead_of(config: RunConfig, roles: Roles) -> list[str]:
+    if config.mode == "sync" or len(roles.groups) > 1 or len(roles.places) == 1:
+        return []
+    return [
+        f"mode {config.mode} with one group: there is nobody to be ahead of; --group rank makes "
+        "every worker a group of its own"
+    ]
 
 
 def _rank_table(roles: Roles) -> list[dict[str, Any]]:

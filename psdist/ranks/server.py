@@ -1,6 +1,7 @@
-"""A server rank's life: its state machine and loop, and on server 0 the run's files and report.
+"""A server rank's life: it waits for a job, runs its state machine and loop, and waits again; on
+server 0 also the run's files and report.
 
-    status = serve(context)      # returns when the job is complete
+    status = serve(context)      # returns when the workers' processes end
 
 It never runs the user's script. Files go through psdist.report and psdist.history, decisions
 through psdist.servers.
@@ -28,11 +29,13 @@ from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption
+from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.standing import Standing
 from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import (
     Complete,
@@ -55,20 +58,32 @@ _SHOW_EVERY_S = 0.25
 
 
 def serve(context: RankContext) -> int:
-    """Serve until all workers are done; returns the exit status."""
+    """Serve in every job that the workers begin, until their processes end; returns the exit
+    status."""
     import torch
 
     torch.set_num_threads(num_threads(context))
     ignore_signals_of_scripts()
-    loop, reporter = _build(context, context.transport)
-    if reporter is not None:
+    lobby = None
+    if context.me == REGISTRAR:
+        roles = context.roles
+        lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
+        write_summary_if_it_fails(context)
         write_files_when_terminated(context)
     context.reach("training")
+    while wait_for_job(context, lobby):
+        serve_job(context)
+        context.end_job()
+    context.close()
+    return 0
+
+
+def serve_job(context: RankContext) -> None:
+    """Serve in the job that has begun, until all workers are done with it."""
+    loop, reporter = _build(context, context.transport)
     loop.run(
         context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
     )
-    context.close()
-    return 0
 
 
 def serve_beside(context: RankContext) -> None:
@@ -76,6 +91,12 @@ def serve_beside(context: RankContext) -> None:
     if context.network is not None:
         me = server_id(0)
         context.network.spawn(me, server_actor(context, context.network.endpoint(me)))
+
+
+def write_summary_if_it_fails(context: RankContext) -> None:
+    """On the registrar, or in one process: also a run that fails before its job has begun has a
+    summary."""
+    Reporter(context, _registrar(context))
 
 
 def ignore_signals_of_scripts() -> None:
@@ -99,7 +120,7 @@ def write_files_when_terminated(context: RankContext) -> None:
 
 def server_actor(context: RankContext, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
-    loop, reporter = _build(context, transport)  # now: a job that fails early has a summary, too
+    loop, reporter = _build(context, transport)
     return loop.actor(on_idle=reporter.on_idle if reporter else _nothing)
 
 
@@ -145,9 +166,7 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
             transport, make_core, options, make_executor=TensorShard, make_history=make_history
         )
         return loop, None
-    registrar = Registrar(
-        num_workers=roles.num_workers, num_servers=roles.num_servers, mode=config.mode
-    )
+    registrar = _registrar(context)
     reporter = Reporter(context, registrar)
     loop = ServerLoop(
         transport,
@@ -160,6 +179,15 @@ def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Repo
         on_built=reporter.on_built,
     )
     return loop, reporter
+
+
+def _registrar(context: RankContext) -> Registrar:
+    roles = context.roles
+    return Registrar(
+        num_workers=roles.num_workers,
+        num_servers=roles.num_servers,
+        mode=context.config.mode,
+    )
 
 
 class Reporter:

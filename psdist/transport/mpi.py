@@ -27,11 +27,18 @@ from typing import Any
 from mpi4py import MPI
 
 from psdist.errors import ProtocolError, TransportError
-from psdist.protocol.control import CONTROL_LIMIT_BYTES, Control, decode_control, encode_control
+from psdist.protocol.control import (
+    CONTROL_LIMIT_BYTES,
+    Control,
+    Failure,
+    decode_control,
+    encode_control,
+)
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.roles import Roles
+from psdist.transport.generations import Generations
 
 # MPI without ULFM knows them, too, as names of an error that it may return for anything.
 _DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
@@ -59,6 +66,7 @@ class MpiTransport:
         self._peer_of = roles.peer_of_rank
         self._me = roles.peer_of_rank[comm.Get_rank()]
         self._ready: deque[Event] = deque()
+        self._generations = Generations()
         self._receiving: list[tuple[MPI.Request, _Ticket, Frame]] = []
         self._sending: deque[tuple[MPI.Request, MPI.Request, Frame | None, Any]] = deque()
         self._dead: dict[int, float] = {}
@@ -104,7 +112,13 @@ class MpiTransport:
             return
         body = encode_control(message)
         data = bytearray(HEADER_BYTES + len(body))
-        header = Header(kind=Kind.CONTROL, sender=self._me, length=len(body), set_index=set_index)
+        header = Header(
+            kind=Kind.CONTROL,
+            sender=self._me,
+            length=len(body),
+            generation=self._generations.now,
+            set_index=set_index,
+        )
         header.pack_into(data)
         data[HEADER_BYTES:] = body
         try:
@@ -145,6 +159,12 @@ class MpiTransport:
         except MPI.Exception as error:
             self._failed(error, "polling")
         return self._ready.popleft() if self._ready else None
+
+    def advance(self) -> None:
+        """This rank goes on into the next job, or back to waiting: what others sent before that is
+        late from now on (psdist.transport.generations)."""
+        kept = [event for event in self._ready if _is_of_any_generation(event)]
+        self._ready = deque([*kept, *self._generations.advance()])
 
     def drain(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -204,19 +224,24 @@ class MpiTransport:
             message.Recv([data, MPI.BYTE])
             header = self._header(peer, data)
             control = decode_control(memoryview(data)[HEADER_BYTES:])
-            self._ready.append(ControlArrived(peer, control, header.set_index))
+            arrived = ControlArrived(peer, control, header.set_index)
+            if self._generations.admits(arrived, generation=header.generation):
+                self._ready.append(arrived)
             return
         message.Recv([self._scratch, MPI.BYTE])
         header = self._header(peer, self._scratch)
-        if not header.length:
-            self._ready.append(Arrived(peer, header, None))
-            return
-        number = self._num_offered.get(rank, 0)
-        self._num_offered[rank] = number + 1
-        ticket = _Ticket(peer, header, number % self._num_tags)
-        self._ready.append(
-            Offered(peer, header.kind, header.chunk, header.length, ticket, header.set_index)
-        )
+        event: Arrived | Offered
+        if header.length:
+            number = self._num_offered.get(rank, 0)
+            self._num_offered[rank] = number + 1
+            ticket = _Ticket(peer, header, number % self._num_tags)
+            event = Offered(
+                peer, header.kind, header.chunk, header.length, ticket, header.set_index
+            )
+        else:
+            event = Arrived(peer, header, None)
+        if self._generations.admits_data(event):
+            self._ready.append(event)
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> None:
         """``self._status`` is that of the payload."""
@@ -262,6 +287,12 @@ class MpiTransport:
                 self._unannounced.remove(rank)
                 self.lost[peer] = self._roles.describe_rank(rank)
                 self._ready.append(PeerLost(peer, self.lost[peer]))
+
+
+def _is_of_any_generation(event: Event) -> bool:
+    if isinstance(event, ControlArrived):
+        return isinstance(event.message, Failure)
+    return isinstance(event, PeerLost)
 
 
 def _memory(frame: Frame, num_bytes: int) -> Any:

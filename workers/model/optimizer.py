@@ -70,6 +70,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._original._opt_called = True  # type: ignore[attr-defined] # schedulers add it
         return loss
 
+    def end(self) -> None:
+        """The job is closed: from now on ``step()`` is an error."""
+        self._gradients.stop()
+        self._run_step = _refuse_step_after_end
+
     @property
     def has_unused_gradients(self) -> bool:
         """Whether the script has computed gradients and never called ``step()``."""
@@ -109,6 +114,13 @@ def _refuse_step(_original: torch.optim.Optimizer, *_arguments: Any, **_options:
     raise UsageError(
         "this optimizer was passed to job.prepare, and its own step() would train this worker "
         f"alone; keep what job.prepare returns ({_LINE}) and call step() of that optimizer"
+    )
+
+
+def _refuse_step_after_end(_gradient_scale: float, _is_skipped: bool) -> NoReturn:
+    raise UsageError(
+        "optimizer.step() was called after job.close(), which has ended the job; psdist.init() "
+        "begins another one, whose prepare gives an optimizer that trains"
     )
 
 

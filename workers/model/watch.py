@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from psdist.errors import UsageError
 from psdist.workers.model.flat import FlatModel
@@ -48,8 +49,17 @@ class ModelWatch:
         self._has_warned = False
         self._parameters = parameters
         hook = _LoadHook(self._keep_values)
-        for each in module.modules():
+        self._handles: list[RemovableHandle] = [
             each.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call] # torch's
+            for each in module.modules()
+        ]
+
+    def stop(self) -> None:
+        """The model is trained no more: the script may load into it what it likes."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._before_load = []
 
     def look(self, flat: FlatModel, *, clock: int) -> None:
         """``clock``: of the iteration that is about to end. Raises :class:`UsageError`."""

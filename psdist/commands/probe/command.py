@@ -90,7 +90,8 @@ class _Run:
         self.comm, self.path = comm, path
         self.rank = comm.Get_rank()
         self.scale = _QUICK if quick else 1
-        self.places, self.config = exchange(comm, _resolved(racks))
+        self.places, resolved = exchange(comm, _resolved(racks))
+        self.config = resolved.config
         self.hosts = [place.host for place in self.places]
         self.old: Network | None = None
         self.racks = self._agree_on_racks()

@@ -25,7 +25,7 @@ with uncollected():
     from psdist.job import Job
     from psdist.ranks.context import RankContext, join
     from psdist.ranks.failure import run_or_fail
-    from psdist.ranks.server import serve
+    from psdist.ranks.server import num_threads, serve_job
     from tests.support.programs.training.cases import Case, Stage, cases_of, result_path
 
 
@@ -49,9 +49,16 @@ def _run(case: Case, comm: MPI.Intracomm, path: Path) -> None:
     context = join(
         job_comm, config=case.config, roles=case.roles(), path=path, started_s=time.monotonic()
     )
-    run_or_fail(
-        context, lambda: serve(context) if context.role == "server" else _work(case, context, path)
-    )
+    run_or_fail(context, lambda: _take_part(case, context, path))
+
+
+def _take_part(case: Case, context: RankContext, path: Path) -> int:
+    if context.role == "worker":
+        return _work(case, context, path)
+    torch.set_num_threads(num_threads(context))
+    serve_job(context)
+    context.close()
+    return 0
 
 
 def _work(case: Case, context: RankContext, path: Path) -> int:

@@ -1,0 +1,178 @@
+"""Between jobs: workers come to psdist.init with their settings, servers wait for all of them.
+
+    while wait_for_job(context, lobby): ...     # on a server: in a job, until workers are gone
+    join_job(context, {"mode": "ssp"})          # on a worker, in psdist.init(mode="ssp")
+    leave(context)                              # on a worker, when its process ends
+
+Who has come is decided by psdist.servers.protocol.lobby, on the registrar. One process without a
+launcher waits for nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from psdist.config.sources import Resolved, script_settings, with_script
+from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UserError
+from psdist.protocol.control import (
+    Absent,
+    Begin,
+    Begun,
+    Control,
+    End,
+    Failure,
+    Gone,
+    WhoIsAbsent,
+)
+from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
+from psdist.protocol.ids import REGISTRAR, describe_peer, describe_workers, worker_of
+from psdist.ranks.context import RankContext
+from psdist.ranks.run_files import create_next_run_directory, take_settings_of_script
+from psdist.servers.protocol.lobby import AllGone, Lobby, Open
+
+logger = logging.getLogger("psdist")
+
+_WHERE = "psdist.init"
+
+
+def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
+    """On a server: returns when a job has begun; False when no worker is left to begin one.
+    ``lobby``: on the registrar only."""
+    waiting = context.waiting(has_deadline=False)
+    waiting.relax()
+    while True:
+        event = context.transport.poll()
+        if event is None:
+            waiting.idle("psdist.init on the workers")
+            if lobby is not None:
+                context.heed_parent()
+            continue
+        waiting.reset()
+        arrived = _control(context, event)
+        if arrived is None:
+            continue
+        message = arrived.message
+        if isinstance(message, Failure) and lobby is not None:
+            context.abort(message.heading, message.text, message.exit_status)
+        if isinstance(message, Begun) and arrived.peer == REGISTRAR:
+            _begin(context, message)
+            return True
+        if isinstance(message, End) and arrived.peer == REGISTRAR:
+            return False
+        if lobby is None or not isinstance(message, Lobby.TAKES):
+            raise _unexpected(context, arrived.peer, message)
+        last = _take(context, lobby, arrived)
+        if isinstance(last, AllGone):
+            return False
+        if last is not None:
+            _begin(context, last)
+            return True
+
+
+def _take(context: RankContext, lobby: Lobby, arrived: ControlArrived) -> Begun | AllGone | None:
+    """On the registrar: what its machine decides about a message; the job that begins, or the
+    end."""
+    last: Begun | AllGone | None = None
+    for action in lobby.handle(arrived.peer, arrived.message):
+        if isinstance(action, Open):
+            # First: nobody writes into a run directory that is another run's.
+            last = action.begun
+            open_files(context, last)
+        elif isinstance(action, AllGone):
+            last = action
+        else:
+            context.transport.send_control(action.peer, action.message)
+    return last
+
+
+def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
+    """On a worker: returns when every worker has passed these settings to psdist.init and the job
+    has begun. Raises :class:`CollectiveError` where another one has passed others."""
+    job = context.job + 1
+    if context.comm is None:
+        begun = Begun(job=job, settings=dict(settings))
+        open_files(context, begun)
+        return _begin(context, begun)
+    worker = worker_of(context.me)
+    transport = context.transport
+    transport.send_control(REGISTRAR, Begin(worker=worker, job=job, settings=dict(settings)))
+    waiting = context.waiting()
+    waiting.reset()
+    while True:
+        event = transport.poll()
+        if event is None:
+            if waiting.idle(f"the other workers in {_WHERE}"):
+                logger.warning("still waiting for the other workers in %s", _WHERE)
+                transport.send_control(REGISTRAR, WhoIsAbsent(worker=worker, seq=job))
+            continue
+        arrived = _control(context, event)
+        if arrived is None:
+            continue
+        message = arrived.message
+        if isinstance(message, Begun) and arrived.peer == REGISTRAR:
+            if message.error:
+                raise CollectiveError(message.error)
+            return _begin(context, message)
+        if not isinstance(message, Absent):
+            raise _unexpected(context, arrived.peer, message)
+        more = message.num_absent - len(message.workers)
+        logger.warning(
+            "%s has not been called by %s%s",
+            _WHERE,
+            describe_workers(message.workers),
+            f" and {more} more" if more > 0 else "",
+        )
+
+
+def leave(context: RankContext) -> None:
+    """On a worker, outside of any job: its process ends."""
+    if context.comm is not None:
+        context.transport.send_control(REGISTRAR, Gone(worker=worker_of(context.me)))
+    context.close()
+
+
+def _control(context: RankContext, event: Event) -> ControlArrived | None:
+    """``event`` if it is a control message; None where there is nothing to do about it."""
+    if isinstance(event, ControlArrived):
+        return event
+    if isinstance(event, PeerLost):
+        raise PeerLostError(event.who)
+    if isinstance(event, Sent):
+        return None
+    raise _unexpected(context, event.peer, event)
+
+
+def _unexpected(context: RankContext, peer: int, what: Control | Event) -> ProtocolError:
+    return ProtocolError(
+        f"{describe_peer(context.me)}: {describe_peer(peer)} sent {type(what).__name__} while "
+        "no job was going on"
+    )
+
+
+def _begin(context: RankContext, begun: Begun) -> None:
+    if begun.job != context.job + 1:
+        raise ProtocolError(f"job {begun.job} began after job {context.job}")
+    context.begin_job(begun.job, _resolved(context, begun).config)
+
+
+def open_files(context: RankContext, begun: Begun) -> None:
+    """On the registrar, or in one process: what people read of the job that begins."""
+    resolved, roles, path = _resolved(context, begun), context.roles, context.path_of(begun.job)
+    if begun.job == 1:
+        take_settings_of_script(context.run_directory, resolved, roles)
+    else:
+        create_next_run_directory(path, resolved, roles, first=context.path_of(1))
+
+
+def _resolved(context: RankContext, begun: Begun) -> Resolved:
+    assert context.resolved is not None
+    try:
+        resolved = with_script(context.resolved, script_settings(begun.settings))
+    except UserError as error:  # whoever has sent them has checked them
+        raise ProtocolError(f"settings that no psdist.init takes: {error}") from error
+    if begun.job == 1 or resolved.config.run_dir is None:
+        return resolved
+    config = resolved.config.model_copy(update={"run_dir": str(context.path_of(begun.job))})
+    return Resolved(config=config, sources=resolved.sources)

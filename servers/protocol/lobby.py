@@ -1,0 +1,140 @@
+"""Who has called psdist.init, with which settings, and who is gone: the registrar's machine between
+jobs; pure.
+
+A job begins when every worker has sent ``Begin`` with the same settings: then everybody is told
+``Begun``. Until then servers wait, and nothing of a job is there. A worker whose process ends says
+``Gone``: no job can begin any more, and after the last one servers end.
+
+    lobby = Lobby(num_workers=4, num_servers=2)
+    lobby.handle(worker_id(0), Begin(worker=0, job=1, settings={"mode": "ssp"}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.collected import MOST_TOLD
+from psdist.protocol.control import Absent, Begin, Begun, Control, End, Gone, WhoIsAbsent
+from psdist.protocol.ids import REGISTRAR, describe_peer, describe_workers, server_id, worker_id
+from psdist.servers.protocol.actions import SendControl
+
+
+@dataclass(slots=True)
+class Open:
+    """The registrar's own part in a job that begins; it comes before anybody is told."""
+
+    begun: Begun
+
+
+@dataclass(slots=True)
+class AllGone:
+    """No worker is left: the registrar ends as well."""
+
+
+LobbyAction = SendControl | Open | AllGone
+
+
+class Lobby:
+    TAKES = (Begin, Gone, WhoIsAbsent)
+
+    def __init__(self, *, num_workers: int, num_servers: int) -> None:
+        self._num_workers = num_workers
+        self._num_servers = num_servers
+        self._job = 1
+        self._called: dict[int, Mapping[str, Any]] = {}
+        """Worker -> what it has passed to psdist.init for this job."""
+        self._gone: set[int] = set()
+        self._error = ""
+        """Why this job cannot begin: whoever calls later is told the same."""
+
+    def handle(self, peer: int, message: Control) -> list[LobbyAction]:
+        """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
+        a peer which speaks for another one or says what cannot be."""
+        if isinstance(message, Begin):
+            self._require_worker(peer, message)
+            return self._on_begin(peer, message)
+        if isinstance(message, Gone):
+            self._require_worker(peer, message)
+            return self._on_gone(peer, message)
+        if isinstance(message, WhoIsAbsent):
+            self._require_worker(peer, message)
+            return self._on_who_is_absent(message)
+        raise InvariantError(f"the lobby was given {type(message).__name__}")
+
+    def _require_worker(self, peer: int, message: Begin | Gone | WhoIsAbsent) -> None:
+        worker = message.worker
+        if not 0 <= worker < self._num_workers or peer != worker_id(worker):
+            _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
+
+    def _on_begin(self, peer: int, message: Begin) -> list[LobbyAction]:
+        if message.job != self._job or (message.worker in self._called and not self._error):
+            _refuse(peer, f"began job {message.job}, where job {self._job} is next, or twice")
+        if message.worker in self._gone:
+            _refuse(peer, f"began job {message.job}, and its process has ended")
+        self._called[message.worker] = message.settings
+        if self._error:
+            return self._tell([message.worker])
+        if self._gone:
+            return self._fail_for_the_gone()
+        if message.settings != next(iter(self._called.values())):
+            self._error = _difference(self._called)
+            return self._tell(self._called)
+        if len(self._called) < self._num_workers:
+            return []
+        begun = Begun(job=self._job, settings=message.settings)
+        self._job += 1
+        self._called = {}
+        others = [server_id(server) for server in range(self._num_servers)]
+        others += [worker_id(worker) for worker in range(self._num_workers)]
+        return [Open(begun), *(SendControl(each, begun) for each in others if each != REGISTRAR)]
+
+    def _on_gone(self, peer: int, message: Gone) -> list[LobbyAction]:
+        if message.worker in self._gone:
+            _refuse(peer, "sent Gone twice")
+        self._gone.add(message.worker)
+        self._called.pop(message.worker, None)
+        if len(self._gone) == self._num_workers:
+            servers = range(1, self._num_servers)
+            return [*(SendControl(server_id(each), End()) for each in servers), AllGone()]
+        return self._fail_for_the_gone() if self._called and not self._error else []
+
+    def _fail_for_the_gone(self) -> list[LobbyAction]:
+        whose = "whose script has" if len(self._gone) == 1 else "whose scripts have"
+        self._error = (
+            f"psdist.init was called for job {self._job} by {describe_workers(self._called)}; "
+            f"absent: {describe_workers(self._gone)}, {whose} finished; psdist.init must be "
+            "called by every worker"
+        )
+        return self._tell(self._called)
+
+    def _tell(self, workers: Iterable[int]) -> list[LobbyAction]:
+        answer = Begun(job=self._job, settings={}, error=self._error)
+        return [SendControl(worker_id(worker), answer) for worker in workers]
+
+    def _on_who_is_absent(self, message: WhoIsAbsent) -> list[LobbyAction]:
+        if message.seq != self._job or self._error:
+            return []  # it has begun, or has failed: the question has crossed the answer
+        absent = [worker for worker in range(self._num_workers) if worker not in self._called]
+        answer = Absent(seq=message.seq, workers=absent[:MOST_TOLD], num_absent=len(absent))
+        return [SendControl(worker_id(message.worker), answer)]
+
+
+def _difference(called: Mapping[int, Mapping[str, Any]]) -> str:
+    """How the settings of some workers differ: the first one that does."""
+    by_value: dict[str, list[int]] = {}
+    for key in sorted({key for settings in called.values() for key in settings}):
+        by_value = {}
+        for worker, settings in sorted(called.items()):
+            passed = f"{key}={settings[key]!r}" if key in settings else f"no {key}"
+            by_value.setdefault(passed, []).append(worker)
+        if len(by_value) > 1:
+            break
+    told = ", ".join(f"{each} by {describe_workers(who)}" for each, who in by_value.items())
+    return f"psdist.init was given {told}; every worker must pass the same settings"
+
+
+def _refuse(peer: int, why: str) -> NoReturn:
+    raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")

@@ -1,0 +1,75 @@
+"""Control messages of one job never reach the next, and those of the next wait for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.errors import ProtocolError
+from psdist.protocol.control import Control, Failure, Resume, Stop
+from psdist.protocol.events import Arrived, ControlArrived, Offered
+from psdist.protocol.header import MOST_CREDITS, Header, Kind
+from psdist.protocol.ids import server_id, worker_id
+from psdist.transport.generations import Generations
+
+WORKER, OTHER = worker_id(0), worker_id(1)
+
+
+def control(peer: int, message: Control | None = None) -> ControlArrived:
+    return ControlArrived(peer, message or Stop())
+
+
+def test_what_is_of_now_is_handed_out() -> None:
+    generations = Generations()
+    assert generations.admits(control(WORKER), generation=0)
+    assert generations.advance() == []
+    assert generations.admits(control(WORKER), generation=1)
+
+
+def test_what_is_late_is_dropped() -> None:
+    generations = Generations()
+    generations.advance()
+    assert not generations.admits(control(WORKER), generation=0)
+    assert generations.advance() == []
+
+
+def test_what_is_early_waits_in_its_order_for_its_own_generation() -> None:
+    generations = Generations()
+    first, second, third = (control(WORKER, Resume(seq=seq)) for seq in range(3))
+    assert not generations.admits(first, generation=1)
+    assert not generations.admits(second, generation=1)
+    assert not generations.admits(third, generation=2)
+    assert generations.advance() == [first, second]
+    assert generations.advance() == [third]
+    assert generations.advance() == []
+
+
+def test_a_failure_is_told_whenever_it_comes() -> None:
+    failure = control(WORKER, Failure(heading="", text="", exit_status=1))
+    generations = Generations()
+    generations.advance()
+    for generation in range(4):
+        assert generations.admits(failure, generation=generation)
+
+
+def test_data_behind_a_message_that_waits_keeps_its_place() -> None:
+    generations = Generations()
+    first, last = control(WORKER), control(WORKER)
+    offered = Offered(WORKER, Kind.PUSH, 0, 4, None)
+    pull = Arrived(WORKER, Header(kind=Kind.PULL, sender=WORKER), None)
+    assert generations.admits_data(offered)  # nothing waits
+    assert not generations.admits(first, generation=1)
+    assert not generations.admits_data(offered)
+    assert not generations.admits_data(pull)
+    assert not generations.admits(last, generation=1)
+    assert generations.admits_data(Offered(OTHER, Kind.PUSH, 0, 4, None))
+    assert generations.advance() == [first, offered, pull, last]
+    assert generations.admits_data(offered)
+
+
+def test_what_waits_of_a_peer_is_bounded() -> None:
+    generations = Generations()
+    for _ in range(MOST_CREDITS):
+        assert not generations.admits(control(server_id(1)), generation=1)
+    with pytest.raises(ProtocolError, match="server 1 sent 4096 messages of a job that has not"):
+        generations.admits(control(server_id(1)), generation=1)
+    assert not generations.admits(control(WORKER), generation=1)
