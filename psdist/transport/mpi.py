@@ -214,9 +214,12 @@ class MpiTransport:
         number = self._num_offered.get(rank, 0)
         self._num_offered[rank] = number + 1
         ticket = _Ticket(peer, header, number % self._num_tags)
-        self._ready.append(
-            Offered(peer, header.kind, header.chunk, header.length, ticket, header.set_index)
+        offered = Offered(
+            *(peer, header.kind, header.chunk, header.length, ticket, header.set_index),
+            clock=header.clock,
+            pull_number=header.pull_number,
         )
+        self._ready.append(offered)
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> None:
         """``self._status`` is that of the payload."""
