@@ -170,6 +170,11 @@ class ParameterSets:
             ranks=self._context.roles.worker_ranks,
             collective=lambda payload: self._collective("prepare", payload),
         )
+        if all(piece.is_frozen for each in descriptions for piece in each.pieces):
+            raise ModelError(
+                "the model has no parameters to train: the optimizer holds no parameter that "
+                "requires a gradient"
+            )
         added = [
             self._add(model, description, optimizer, max_norm=max_norm)
             for description, optimizer in zip(descriptions, optimizers, strict=True)
@@ -202,6 +207,9 @@ class ParameterSets:
                     )
                 trained.add(id(parameter))
 
+    def _is_held(self, parameter: torch.nn.Parameter) -> bool:
+        return any(parameter is each for one in self.sets for each in one.description.parameters)
+
     def _add(
         self,
         model: torch.nn.Module,
@@ -228,6 +236,7 @@ class ParameterSets:
             parameters=description.parameters,
             names=[piece.name for piece in description.pieces],
             frozen=description.frozen,
+            is_held=self._is_held,
         )
         loop = self._loop.next_set() if index else self._loop
         trainer = make_trainer(
