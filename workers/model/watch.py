@@ -17,6 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from psdist.errors import UsageError
+from psdist.protocol.partition import ITEM_BYTES
 from psdist.workers.model.flat import FlatModel
 
 logger = logging.getLogger("psdist")
@@ -32,11 +33,14 @@ class ModelWatch:
         parameters: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         frozen: Sequence[tuple[str, torch.nn.Parameter]],
+        is_held: Callable[[torch.nn.Parameter], bool] = lambda _parameter: False,
     ) -> None:
-        """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters, with their names,
-        that must stay so."""
+        """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters that are none, with
+        their names, and must stay frozen unless another set has come that holds them:
+        ``is_held``."""
         self._names = names
         self._frozen = frozen
+        self._is_held = is_held
         self._places = [
             (table, key, value, f"{path}.{key}" if path else key)
             for path, each in module.named_modules()
@@ -71,11 +75,12 @@ class ModelWatch:
                     "change the model before job.prepare()"
                 )
         for name, parameter in self._frozen:
-            if parameter.requires_grad:
+            if parameter.requires_grad and not self._is_held(parameter):
                 raise UsageError(
                     f"iteration {clock}: parameter {name} was frozen at job.prepare() but now "
-                    "requires gradients; servers train only parameters that required gradients "
-                    "at prepare(): set requires_grad before job.prepare()"
+                    "requires gradients, and servers do not train it: they hold what the "
+                    f"optimizer holds, in {', '.join(ITEM_BYTES)}; give it to the optimizer before "
+                    "job.prepare(), where it may be frozen as well"
                 )
         written = flat.written_by_others()
         before, self._before_load = self._before_load, []
