@@ -164,6 +164,22 @@ def test_nothing_of_a_job_reaches_the_next_however_soon_that_begins(
         assert check.main(path) == 0
 
 
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_early_messages_wait_for_their_job_and_late_ones_are_dropped(
+    mpi: Mpi, tmp_path: Path
+) -> None:
+    words = ["-m", "tests.support.programs.generations"]
+    env = {**QUIET, "PSDIST_RUN_DIR": str(tmp_path / "run")}
+    done = run_mpi(2, words, timeout_s=60, mpi=mpi, env=env)
+    assert done.returncode == 0, done.text
+    assert [line for line in done.stdout.splitlines() if line.startswith("in ")] == [
+        "in 0: [0]",
+        "in 1: [1, None]",
+        "in 2: [2, None]",
+        "in 3: []",
+    ], done.text
+
+
 @pytest.mark.parametrize("start", ["psdist run -n", "mpirun python"])
 def test_a_script_may_end_long_after_its_job(start: Start, tmp_path: Path) -> None:
     done = run(start, "ends_after_close", tmp_path, ranks=3)

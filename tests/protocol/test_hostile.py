@@ -21,13 +21,17 @@ import pytest
 from psdist.errors import CollectiveError, HyperparameterError, ProtocolError
 from psdist.protocol.control import (
     Absent,
+    Begin,
+    Begun,
     Collected,
     Control,
     Done,
+    End,
     Enter,
     Failure,
     Finish,
     Finished,
+    Gone,
     Leave,
     Metrics,
     Missing,
@@ -48,7 +52,8 @@ from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header,
 from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
-from psdist.servers.protocol.actions import Accept, Built, Fail
+from psdist.servers.protocol.actions import Accept, Built, Fail, SendControl
+from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
@@ -162,6 +167,10 @@ class Hostile:
             lambda: Missing(chunk=number(), groups=numbers(), clocks=numbers()),
             lambda: WhoIsAbsent(worker=number(), seq=number()),
             lambda: Absent(seq=number(), workers=numbers(), num_absent=number()),
+            lambda: Begin(worker=number(), job=number(), settings=self.plain()),
+            lambda: Begun(job=number(), settings=self.plain()),
+            lambda: Gone(worker=number()),
+            lambda: End(),
         )
         return makers[self.random.randrange(len(makers))]()
 
@@ -228,6 +237,11 @@ TO_SERVER: tuple[Said, ...] = (
     (worker_id(2), Leave(group=1, clock=1)),
     (REGISTRAR, Resume(seq=1)),
     (worker_id(1), WhoIsMissing(chunk=0)),
+)
+TO_LOBBY: tuple[Said, ...] = (
+    *((worker_id(w), Begin(worker=w, job=job, settings={})) for w in range(4) for job in (1, 2)),
+    *((worker_id(w), Gone(worker=w)) for w in range(4)),
+    (worker_id(0), WhoIsAbsent(worker=0, seq=1)),
 )
 TO_REGISTRAR: tuple[Said, ...] = (
     *(
@@ -391,6 +405,40 @@ class HostileRegistrar:
         self.start()
 
 
+class HostileLobby:
+    def __init__(self, seed: int) -> None:
+        self.hostile = Hostile(seed, TO_LOBBY)
+        self.errors = 0
+        self.start()
+
+    def start(self) -> None:
+        self.lobby = Lobby(num_workers=4, num_servers=2)
+        for job in range(1, self.hostile.pick((1, 2, 4))):
+            for worker in range(4):
+                begin = Begin(worker=worker, job=job, settings={})
+                self.lobby.handle(worker_id(worker), begin)
+
+    def step(self) -> None:
+        peer, message = self.hostile.says()
+        if not isinstance(message, Lobby.TAKES):
+            return
+        try:
+            actions = self.lobby.handle(peer, message)
+        except ProtocolError as error:
+            text = str(error)
+        else:
+            self.start_again_after_the_end(actions)
+            return
+        assert describe_peer(peer) in text
+        self.errors += 1
+        self.start()
+
+    def start_again_after_the_end(self, actions: Sequence[LobbyAction]) -> None:
+        sent = [action.message for action in actions if isinstance(action, SendControl)]
+        if AllGone() in actions or any(isinstance(each, Begun) and each.error for each in sent):
+            self.start()
+
+
 class HostileWorker:
     def __init__(self, seed: int) -> None:
         self.hostile = Hostile(seed, TO_WORKER)
@@ -431,10 +479,13 @@ class HostileWorker:
         self.core.check_invariants()
 
 
-def victims(seed: int) -> Iterator[HostileServer | HostileRegistrar | HostileWorker]:
+def victims(
+    seed: int,
+) -> Iterator[HostileServer | HostileRegistrar | HostileLobby | HostileWorker]:
     for mode in ("sync", "ssp", "async"):
         yield HostileServer(mode, seed)
     yield HostileRegistrar(seed)
+    yield HostileLobby(seed)
     yield HostileWorker(seed)
 
 
