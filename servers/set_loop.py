@@ -41,6 +41,7 @@ from psdist.servers.protocol.actions import (
     SendControl,
     StartSum,
     Step,
+    Unchanged,
 )
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
@@ -62,7 +63,8 @@ class ServerOptions:
 
 
 class ReplyFrame(Frame):
-    """A frame whose payload is one parameter buffer of one chunk; reused for reply after reply."""
+    """A frame whose payload is one parameter buffer of one chunk, or nothing (it has no token
+    then); reused for reply after reply."""
 
     __slots__ = ("dtype", "free_list", "set_loop", "token")
 
@@ -83,6 +85,8 @@ class ReplyFrame(Frame):
 
 
 _REPLY = int(Kind.REPLY)
+_HEADERS = (-1, -1)
+"""In place of (chunk, buffer): frames of replies without payload."""
 
 OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...]], None]
 """Called with the set's index, how it is cut, and chunk -> server."""
@@ -131,6 +135,7 @@ class SetLoop:
             Step: self._step,
             EmptyStep: self._empty_step,
             Reply: self._reply,
+            Unchanged: self._unchanged,
             SendControl: self._send_control,
             MembershipEvent: self._record_membership,
             Fail: self._fail,
@@ -225,10 +230,7 @@ class SetLoop:
     def _reply(self, action: Reply) -> None:
         token = action.token
         key = (token.chunk, token.buffer)
-        free = self._reply_frames.get(key)
-        if free is None:
-            free = self._reply_frames[key] = []
-        frame = free.pop() if free else self._new_reply_frame(key, free)
+        frame = self._reply_frame(key)
         frame.token = token
         length = frame.capacity
         encoded = None
@@ -248,23 +250,59 @@ class SetLoop:
             dtype=frame.dtype,
             codec=self._codec,
             set_index=self.set_index,
+            chunk_version=action.version,
         )
         if self._checks.carries(token.chunk, action.clock):
             # Of raw parameters the executor keeps it: it is computed once per step.
             crc = None if self._is_encoding else self._built.checksum(*key, encoded=None)
             header = stamped(header, frame.payload, crc=crc)
-        if self._history is not None and self._recorded.carries(token.chunk, action.clock):
-            crc = self._built.checksum(*key, encoded=encoded)
-            if crc is not None:
-                header = header._replace(flags=header.flags | Flag.RECORDED)
-                worker = worker_of(token.peer)
-                self._history.checksum(token.chunk, crc, worker=worker, clock=action.clock)
+        header = self._with_record(header, key, token.peer, encoded)
         header.pack_into(frame.header)
         self._transport.send(token.peer, frame)
+
+    def _unchanged(self, action: Unchanged) -> None:
+        frame = self._reply_frame(_HEADERS)
+        header = Header(
+            kind=_REPLY,
+            sender=self._transport.me,
+            chunk=action.chunk,
+            clock=action.clock,
+            pull_number=action.pull_number,
+            position=self._log.position,
+            min_done=action.min_done,
+            flags=action.flags | Flag.UNCHANGED,
+            set_index=self.set_index,
+            chunk_version=action.version,
+        )
+        key = (action.chunk, action.buffer)
+        header = self._with_record(header, key, action.peer, encoded=None)
+        header.pack_into(frame.header)
+        self._transport.send(action.peer, frame)
+
+    def _with_record(
+        self, header: Header, key: tuple[int, int], peer: int, encoded: memoryview | None
+    ) -> Header:
+        """The history gets the checksum of what ``peer`` will compute on, where one is due."""
+        if self._history is None or not self._recorded.carries(header.chunk, header.clock):
+            return header
+        crc = self._built.checksum(*key, encoded=encoded)
+        if crc is None:
+            return header
+        worker = worker_of(peer)
+        self._history.checksum(header.chunk, crc, worker=worker, clock=header.clock)
+        return header._replace(flags=header.flags | Flag.RECORDED)
+
+    def _reply_frame(self, key: tuple[int, int]) -> ReplyFrame:
+        free = self._reply_frames.get(key)
+        if free is None:
+            free = self._reply_frames[key] = []
+        return free.pop() if free else self._new_reply_frame(key, free)
 
     def _new_reply_frame(self, key: tuple[int, int], free: list[ReplyFrame]) -> ReplyFrame:
         assert self._partition is not None
         self._num_reply_frames += 1
+        if key == _HEADERS:
+            return ReplyFrame(None, capacity=0, dtype=0, free_list=free, set_loop=self)
         chunk = self._partition.chunks[key[0]]
         return ReplyFrame(
             self._built.payload(*key),

@@ -321,6 +321,7 @@ class Trainer:
             for chunk in self._mine
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
+        self._look_for_writes()
         if self._history is not None:
             self._history.push(self.clock, reduced.weight, weight, empty, len(self._mine))
         self._loop.begin_push(
@@ -343,9 +344,20 @@ class Trainer:
     def bring(self) -> Iterator[Wait]:
         """As :meth:`pull`, but hands out what there is to wait for."""
         yield from in_group(self._group.agree("pull"), "pull")
+        self._look_for_writes()
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()
         yield from self._take_new_values("pull")
+
+    def _look_for_writes(self) -> None:
+        """What the script has written is no version of a server's: the next one replaces it."""
+        if written := set(self._flat.written_by_others()):
+            chunks = self._partition.chunks
+            self._loop.core.forget_values(
+                chunk
+                for chunk in self._mine
+                if any(segment.piece in written for segment in chunks[chunk].segments)
+            )
 
     def _take_new_values(self, call: str) -> Generator[Wait, None, None]:
         """Replies have landed on the host: gather the group's, tell the device and autograd.

@@ -55,6 +55,9 @@ class Offered:
     num_bytes: int
     ticket: Any
     set_index: int = 0
+    clock: int = 0
+    pull_number: int = 0
+    """These three as in its header."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -56,6 +56,8 @@ class Flag:
     """On REPLY: answers a PULL, not a PUSH."""
     RECORDED = 8
     """On REPLY: the server recorded a checksum of these parameters (docs/history.md)."""
+    UNCHANGED = 16
+    """On REPLY: no payload, for the asker holds this version of the chunk already."""
 
 
 class Dtype(IntEnum):
@@ -73,7 +75,7 @@ class CodecCode(IntEnum):
 
 
 # One field per line, in wire order; see Header for their meaning.
-_LAYOUT = struct.Struct("<IHBBBBHIIIIIIqQqdQII")
+_LAYOUT = struct.Struct("<IHBBBBHIIIIIIqQqdQIIQ")
 KIND_BYTE = 6
 LENGTH_BYTES = slice(68, 76)
 """Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
@@ -92,6 +94,9 @@ class Header(NamedTuple):
     ``pull_number`` counts the pulls of a worker from 1, in a pull and in the reply to it; 0 in all
     else: replies of one clock differ by it. ``set_index``: the parameter set that the message is
     about, 0 for what concerns the whole job; chunks are counted within their set.
+    ``chunk_version`` counts the steps that have changed a chunk, from 1 for its initial values: in
+    a reply that of the parameters, in a push or pull that of those in the sender's memory, 0 where
+    it holds none or wants them in any case.
     """
 
     kind: int
@@ -112,6 +117,7 @@ class Header(NamedTuple):
     checksum: int = 0
     pull_number: int = 0
     set_index: int = 0
+    chunk_version: int = 0
 
     def pack_into(self, buffer: Any) -> None:
         _LAYOUT.pack_into(
@@ -119,7 +125,7 @@ class Header(NamedTuple):
             self.set_index, self.generation, self.sender, self.group, self.chunk, self.map_version,
             self.settings,
             self.clock, self.position, self.min_done, self.weight, self.length, self.checksum,
-            self.pull_number,
+            self.pull_number, self.chunk_version,
         )  # fmt: skip
         crc = zlib.crc32(memoryview(buffer)[:_USED_BYTES])
         _CHECKSUM.pack_into(buffer, _USED_BYTES, crc)
@@ -135,7 +141,7 @@ class Header(NamedTuple):
             magic, version, kind, dtype, codec, flags, set_index,
             generation, sender, group, chunk, map_version, settings,
             clock, position, min_done, weight, length, checksum,
-            pull_number,
+            pull_number, chunk_version,
         ) = _LAYOUT.unpack_from(buffer)  # fmt: skip
         if magic != MAGIC:
             raise ProtocolError(
@@ -161,9 +167,10 @@ class Header(NamedTuple):
         return cls(
             kind, sender, chunk, clock, length, group, settings, weight, position, min_done,
             flags, dtype, codec, generation, map_version, checksum, pull_number, set_index,
+            chunk_version,
         )  # fmt: skip
 
 
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
-_FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED
+_FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED | Flag.UNCHANGED

@@ -236,7 +236,9 @@ class MpiTransport:
             self._num_offered[rank] = number + 1
             ticket = _Ticket(peer, header, number % self._num_tags)
             event = Offered(
-                peer, header.kind, header.chunk, header.length, ticket, header.set_index
+                *(peer, header.kind, header.chunk, header.length, ticket, header.set_index),
+                clock=header.clock,
+                pull_number=header.pull_number,
             )
         else:
             event = Arrived(peer, header, None)

@@ -211,7 +211,10 @@ class VirtualNetwork:
     def _offer(self, peer: int, ticket: _Ticket) -> None:
         header = Header.unpack(ticket.header)
         offered = Offered(
-            ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket, header.set_index
+            *(ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket),
+            set_index=header.set_index,
+            clock=header.clock,
+            pull_number=header.pull_number,
         )
         self._give(peer, offered)
 

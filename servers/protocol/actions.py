@@ -121,8 +121,7 @@ class ReplyToken:
     is_sent: bool = False
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(NamedTuple):
     """Send the chunk's parameters from the token's buffer, stamped with the log's position;
     ``ReplySent(token)`` comes back."""
 
@@ -131,6 +130,21 @@ class Reply:
     min_done: int
     flags: int
     pull_number: int
+    version: int
+
+
+class Unchanged(NamedTuple):
+    """As :class:`Reply`, to a peer that holds this version already: a header alone. No buffer stays
+    open; ``buffer`` is where the parameters lie now."""
+
+    peer: int
+    chunk: int
+    buffer: int
+    clock: int
+    min_done: int
+    flags: int
+    pull_number: int
+    version: int
 
 
 @dataclass(slots=True)
@@ -165,6 +179,7 @@ Action = (
     | Step
     | EmptyStep
     | Reply
+    | Unchanged
     | SendControl
     | MembershipEvent
     | Fail

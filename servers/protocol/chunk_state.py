@@ -28,6 +28,8 @@ class Push:
     weight: float
     settings: PushSettings
     slot: Frame | None
+    version: int = 0
+    """Of the chunk in its sender's memory; 0 for none."""
 
 
 class PendingReply(NamedTuple):
@@ -38,6 +40,8 @@ class PendingReply(NamedTuple):
     flags: int
     pull_number: int = 0
     """Of the pull that it answers; 0 if it answers a push."""
+    version: int = 0
+    """Of the chunk in the peer's memory; 0: it wants the values in any case."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class ChunkState:
     """Replies that the mode does not allow yet, by the min_done that they need."""
     unloaded_pulls: list[PendingReply] = field(default_factory=list)
     gathering: Gathering = field(default_factory=Gathering)
+    version: int = 1
+    """Of the values: 1 for the initial ones, one more with every step."""
     current: int = 0
     """The parameter buffer that holds the newest version."""
     open_replies: list[int] = field(default_factory=lambda: [0, 0])

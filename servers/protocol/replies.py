@@ -16,7 +16,7 @@ from __future__ import annotations
 from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
-from psdist.servers.protocol.actions import Action, Reply
+from psdist.servers.protocol.actions import Action, Reply, Unchanged
 from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
 from psdist.servers.protocol.policy import Policy
 
@@ -42,7 +42,7 @@ class Replies:
         if self._is_repeated(peer, number, chunk.index):
             return []
         chunk.close_implied_replies(peer, NEVER)  # who pulls waits for nothing
-        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number)
+        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number, header.chunk_version)
         if not chunk.is_loaded:
             self._note_waiting(chunk, pending)
             chunk.unloaded_pulls.append(pending)
@@ -94,18 +94,16 @@ class Replies:
         for push in pushes:
             clock.advance(push.group)
         for push in pushes:
-            pending = PendingReply(push.peer, push.clock, Flag.NONE)
+            pending = PendingReply(push.peer, push.clock, Flag.NONE, 0, push.version)
             needed = self._policy.required_min_done(push.clock + self._ahead)
             if clock.min_done >= needed:
                 actions.append(self._reply(chunk, pending))
             else:
                 self._park(chunk, needed, pending)
-        return actions + self.release(chunk)
+        return actions + self.release(chunk) if chunk.parked else actions
 
     def release(self, chunk: ChunkState) -> list[Action]:
         """Let the parked replies go that are allowed now: those that need least first."""
-        if not chunk.parked:
-            return []
         allowed = {needed for needed in chunk.parked if needed <= chunk.clock.min_done}
         return [
             self._reply(chunk, pending)
@@ -113,13 +111,17 @@ class Replies:
             for pending in chunk.parked.pop(needed)
         ]
 
-    def _reply(self, chunk: ChunkState, pending: PendingReply) -> Reply:
-        implied_by = pending.clock
-        if pending.flags & Flag.FOR_PULL:
-            chunk.pulls.pop(pending.peer, None)
+    def _reply(self, chunk: ChunkState, pending: PendingReply) -> Reply | Unchanged:
+        peer, clock, flags, pull_number, held = pending
+        if flags & Flag.FOR_PULL:
+            implied_by = clock
+            chunk.pulls.pop(peer, None)
         else:
-            implied_by += self._ahead
-        token = chunk.open_reply(pending.peer, implied_by=implied_by)
+            implied_by = clock + self._ahead
         self.num_made += 1
-        min_done = chunk.clock.min_done
-        return Reply(token, pending.clock, min_done, pending.flags, pending.pull_number)
+        min_done, version = chunk.clock.min_done, chunk.version
+        if held == version:
+            place = peer, chunk.index, chunk.current
+            return Unchanged(*place, clock, min_done, flags, pull_number, version)
+        token = chunk.open_reply(peer, implied_by=implied_by)
+        return Reply(token, clock, min_done, flags, pull_number, version)

@@ -309,8 +309,17 @@ class ServerCore:
                 f"sent pull {header.pull_number} of chunk {chunk.index} at iteration "
                 f"{header.clock}; its group has pushed {pushed}, and pulls are counted from 1",
             )
+        if header.chunk_version > chunk.version:
+            self._refuse_version(chunk, peer, header)
         actions = self._replies.answer_pull(chunk, peer, header)
         return actions + self._updates.on_free_buffer(chunk)
+
+    def _refuse_version(self, chunk: ChunkState, peer: int, header: Header) -> NoReturn:
+        self._refuse(
+            peer,
+            f"says that it holds version {header.chunk_version} of chunk {chunk.index}, of which "
+            f"there are {chunk.version} so far",
+        )
 
     def _on_initial_values(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame
@@ -351,9 +360,11 @@ class ServerCore:
             self._refuse(peer, self._pushed.refusal(header))
         elif not 0 < weight < inf:
             self._refuse(peer, f"pushed a gradient of weight {weight}")
+        if header.chunk_version > chunk.version:
+            self._refuse_version(chunk, peer, header)
         self._pushes += 1
         settings = self._settings.of(peer, header.settings)
-        push = Push(peer, group, clock, weight, settings, slot)
+        push = Push(peer, group, clock, weight, settings, slot, header.chunk_version)
         return self._updates.on_arrived(chunk, push)
 
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:

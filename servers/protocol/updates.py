@@ -68,7 +68,9 @@ class Updates(ABC):
 
     def _begin_step(self, step: Step, chunk: ChunkState) -> None:
         chunk.current = step.target
-        self.num_copies += step.source != step.target
+        chunk.version += 1
+        if step.source != step.target:
+            self.num_copies += 1
         self.num_steps += 1
 
     def _chunk(self, index: int) -> tuple[ChunkState, ...]:

@@ -21,7 +21,7 @@ worker: it enters collectives and takes leave for all sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import le
@@ -263,6 +263,10 @@ class WorkerCore:
     def begin_copy(self, *, clock: int, chunks: Collection[int]) -> list[Action]:
         """Bring the newest there is of ``chunks`` into memory aside; nothing in place changes."""
         return self._transfers.begin_copy(clock=clock, chunks=chunks)
+
+    def forget_values(self, chunks: Iterable[int]) -> None:
+        """Others have written to the memory of these chunks: the next replies must bring them."""
+        self._transfers.forget_values(chunks)
 
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
         awaited = dict(self._slice.missing()) if self._slice is not None else {}

@@ -45,6 +45,8 @@ class Version:
     min_done: int
     clock: int
     is_checksummed: bool
+    number: int
+    """``chunk_version`` of the values that lie there; 0: they are none of the server's."""
 
 
 class Transfers:
@@ -91,9 +93,9 @@ class Transfers:
         self._num_pulls = 0
         self._is_copying: bool
         """Whether what is under way goes into memory aside."""
-        # One transfer at a time may write a chunk's memory: a duplicate could otherwise land on
-        # top of the reply that came first.
-        self._incoming: dict[int, list[Offered]] = {}
+        self._incoming: set[int] = set()
+        """Chunks whose awaited reply is on its way into memory. Nothing else ever lands there: what
+        a server calls unchanged must be what it has sent last."""
         self.clock = 0
         """Iterations whose push has begun."""
         self.versions: dict[int, Version] = {}
@@ -131,6 +133,7 @@ class Transfers:
                 length=0 if chunk in empty else sizes[chunk],
                 dtype=dtypes[chunk],
                 set_index=set_index,
+                chunk_version=self._held(chunk),
             )
             for chunk in self.mine
         )
@@ -161,11 +164,23 @@ class Transfers:
                 pull_number=self._num_pulls,
                 flags=flags,
                 set_index=self._set_index,
+                chunk_version=0 if is_copying else self._held(chunk),
             )
             for chunk in sorted(chunks)
         )
         servers = sorted({self.owners[chunk] for chunk in chunks})
         return self._begin(headers, self._rotated(servers), is_copying=is_copying)
+
+    def _held(self, chunk: int) -> int:
+        """``chunk_version`` of what lies in place, 0 for nothing that a server could rely on."""
+        version = self.versions.get(chunk)
+        return version.number if version is not None else 0
+
+    def forget_values(self, chunks: Iterable[int]) -> None:
+        """Others have written to the memory of these chunks: the next replies must bring them."""
+        for chunk in chunks:
+            if chunk in self.versions:
+                self.versions[chunk].number = 0
 
     def _rotated(self, servers: list[int]) -> list[int]:
         """In the order in which this worker sends: each worker starts at another server."""
@@ -204,44 +219,36 @@ class Transfers:
 
     def on_offered(self, event: Offered) -> list[Action]:
         chunk = event.chunk
-        if event.kind != _REPLY or chunk >= self._num_chunks:
-            raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(event.peer)} sent a message of kind "
-                f"{event.kind} about chunk {chunk}, which no worker takes"
-            )
-        if chunk in self._incoming:
-            self._incoming[chunk].append(event)
-            return []
-        if chunk not in self.awaited:
+        is_awaited = self.awaited.get(chunk) == (event.clock, event.pull_number)
+        if is_awaited:
+            self._check_owed(event.peer, event)
+        else:
+            self._check_late(event.peer, event)
+        if not is_awaited or chunk in self._incoming:
             self.duplicates += 1
             return [DiscardReply(event.ticket, event.num_bytes)]
-        self._incoming[chunk] = []
+        self._incoming.add(chunk)
         accept = AcceptCopy if self._is_copying else AcceptReply
         return [accept(event.ticket, chunk)]
 
     def on_arrived(self, event: Arrived) -> list[Action]:
-        actions = self._on_reply(event.peer, event.header)
-        for offer in self._incoming.pop(event.header.chunk, ()):
-            actions += self.on_offered(offer)
-        return actions
-
-    def _on_reply(self, peer: int, header: Header) -> list[Action]:
+        peer, header = event.peer, event.header
         chunk = header.chunk
         if self.awaited.get(chunk) != (header.clock, header.pull_number):
             self._check_late(peer, header)
             self.duplicates += 1
             return []
-        server = self.owners[chunk]
-        if peer != server_id(server) or header.kind != _REPLY:
-            raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
-                f"{header.kind} about chunk {chunk}; server {server} owes a reply"
-            )
-        if not self._replies.takes(header):
+        self._check_owed(peer, header)
+        is_unchanged = bool(header.flags & Flag.UNCHANGED)
+        if is_unchanged:
+            self._check_unchanged(peer, header)
+        elif not self._replies.takes(header):
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} {self._replies.refusal(header)}"
             )
+        self._incoming.discard(chunk)
         del self.awaited[chunk]
+        server = self.owners[chunk]
         self._outstanding[server] -= 1
         self.bytes_pulled += header.length
         if not self._is_copying:
@@ -250,24 +257,47 @@ class Transfers:
                 min_done=header.min_done,
                 clock=header.clock,
                 is_checksummed=bool(header.flags & Flag.RECORDED),
+                # What a codec has made of them are not the server's values.
+                number=0 if self._is_decoding else header.chunk_version,
             )
-        if not self._is_decoding:
+        if is_unchanged or not self._is_decoding:
             return self._send_next(server)
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
         return [decode, *self._send_next(server)]
 
-    def _check_late(self, peer: int, header: Header) -> None:
+    def _check_owed(self, peer: int, said: Offered | Header) -> None:
+        """A reply of this clock and number is awaited: it must come from the chunk's server."""
+        server = self.owners[said.chunk]
+        if peer != server_id(server) or said.kind != _REPLY:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
+                f"{said.kind} about chunk {said.chunk}; server {server} owes a reply"
+            )
+
+    def _check_unchanged(self, peer: int, header: Header) -> None:
+        """What a server calls unchanged must lie in place, and is not sent."""
+        chunk = header.chunk
+        held = 0 if self._is_copying else self._held(chunk)
+        if not held or held != header.chunk_version or header.length or chunk in self._incoming:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent {header.length} bytes of "
+                f"chunk {chunk}, which it says is unchanged since version "
+                f"{header.chunk_version}; this worker holds "
+                f"{f'version {held}' if held else 'none that it has asked about'}"
+            )
+
+    def _check_late(self, peer: int, said: Offered | Header) -> None:
         """A reply that nobody waits for must be one that was waited for: :class:`ProtocolError`."""
-        chunk, pull = header.chunk, header.pull_number
-        if header.kind != _REPLY or chunk >= self._num_chunks:
-            problem = f"a message of kind {header.kind} about chunk {chunk}, which no worker takes"
+        chunk, pull = said.chunk, said.pull_number
+        if said.kind != _REPLY or chunk >= self._num_chunks:
+            problem = f"a message of kind {said.kind} about chunk {chunk}, which no worker takes"
         elif peer != server_id(self.owners[chunk]):
             problem = f"a reply about chunk {chunk} of server {self.owners[chunk]}"
         elif pull > self._num_pulls:
             problem = f"a reply to pull {pull}; this worker has made {self._num_pulls}"
-        elif not pull and header.clock >= self.clock:
+        elif not pull and said.clock >= self.clock:
             problem = (
-                f"a reply to iteration {header.clock} of chunk {chunk}; this worker has pushed "
+                f"a reply to iteration {said.clock} of chunk {chunk}; this worker has pushed "
                 f"{self.clock} iterations"
             )
         else:

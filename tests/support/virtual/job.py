@@ -62,6 +62,7 @@ __all__ = ["Schedule", "VirtualJob", "VirtualWorker", "play", "small_partition"]
 REPEATABLE: tuple[type[Control] | Kind, ...] = (
     Kind.PUSH,  # of an update without a gradient
     Kind.PULL,
+    Kind.REPLY,  # of what the worker holds already
     *(Registered, Settings, Collected, Stop, Missing, WhoIsMissing, Absent, WhoIsAbsent),
     *(Progress,),
 )

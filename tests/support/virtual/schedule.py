@@ -69,6 +69,8 @@ class Schedule:
     """How often an iteration of a group is skipped, because one of its workers has nothing."""
     absent_rate: float = 0.0
     """Share of gradients that a worker lacks; half of them all of its group."""
+    frozen_rate: float = 0.0
+    """How often a piece is frozen for some iterations: of all workers none has its gradient."""
     short_rate: float = 0.0
     """Share of batches that are short, so that workers of a group weigh differently."""
     nan_rate: float = 0.0
@@ -202,6 +204,7 @@ class Schedule:
             receive_buffers=pick.choice([2, 2, 3, 4, 6]),
             empty_rate=pick.choice([0.0, 0.0, 0.3]),
             absent_rate=pick.choice([0.0, 0.0, 0.3, 0.8]),
+            frozen_rate=pick.choice([0.0, 0.0, 0.6, 0.95]),
             short_rate=pick.choice([0.0, 0.3]),
             nan_rate=pick.choice([0.0, 0.0, 0.05]),
             settings_rate=pick.choice([0.0, 0.5]),
@@ -254,7 +257,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, more_sets=())
     yield replace(schedule, servers=1)
     yield replace(schedule, num_chunks=1, optimizer_groups=1)
-    yield replace(schedule, empty_rate=0.0, absent_rate=0.0, settings_rate=0.0)
+    yield replace(schedule, empty_rate=0.0, absent_rate=0.0, frozen_rate=0.0, settings_rate=0.0)
     yield replace(schedule, momentum=0.0, weight_decay=0.0, short_rate=0.0, nan_rate=0.0)
     yield replace(schedule, pull_rate=0.0, ask_rate=0.0, report_rate=0.0)
     yield replace(schedule, payload_s=0.0, sent_s=0.0, slow_pairs=0.0, nap_s=0.0, work_s=0.0)

@@ -225,6 +225,7 @@ class VirtualWorker:
         for index, parameter in enumerate(self.model):
             lack_rate = schedule.absent_rate / 2
             is_absent = together.random() < lack_rate or apart.random() < lack_rate
+            is_absent = is_absent or self.is_frozen(index)
             parameter.grad = None if is_absent else self.gradient(index, parameter)
             if parameter.grad is not None and apart.random() < schedule.nan_rate:
                 parameter.grad[apart.randrange(len(parameter))] = math.nan
@@ -239,6 +240,12 @@ class VirtualWorker:
         )
         for wait in self.trainer.iterate(gradient_scale=1.0, is_skipped=is_skipped):
             yield from self._until(wait.is_done)
+
+    def is_frozen(self, index: int) -> bool:
+        """Piece ``index`` is, in this iteration and its neighbours, on all workers alike."""
+        schedule = self.job.schedule
+        pick = random.Random(f"{schedule.seed} frozen {index} {self.clock // 3}")
+        return pick.random() < schedule.frozen_rate
 
     def draw_lr(self) -> float:
         schedule = self.job.schedule

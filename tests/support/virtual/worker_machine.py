@@ -69,7 +69,23 @@ def reply_to(header: Header, **changed: Any) -> Header:
         position=10 + header.clock,
         min_done=header.clock,
         dtype=Dtype.FLOAT32,
+        chunk_version=1,
     )._replace(**changed)
+
+
+def unchanged(header: Header, **changed: Any) -> Header:
+    """The reply to a push or pull whose sender holds the newest version already."""
+    reply = reply_to(header, chunk_version=header.chunk_version, length=0)
+    return reply._replace(flags=reply.flags | Flag.UNCHANGED, **changed)
+
+
+def offer(header: Header, ticket: Any = "ticket") -> Offered:
+    """Of the payload behind ``header``."""
+    return Offered(
+        *(header.sender, header.kind, header.chunk, header.length, ticket),
+        clock=header.clock,
+        pull_number=header.pull_number,
+    )
 
 
 def control(core: WorkerCore, peer: int, message: Control) -> list[Action]:
@@ -95,7 +111,8 @@ def collect(core: WorkerCore, seq: int, *, error: str = "") -> None:
 
 
 class Network:
-    """Replies to what a machine sends, in an order and with duplicates that a seed decides."""
+    """Replies to what a machine sends, in an order and with duplicates that a seed decides; where
+    it holds what the chunk's values are still, without payload."""
 
     def __init__(self, core: WorkerCore, seed: int, *, duplicate_rate: float = 0.3) -> None:
         self.core = core
@@ -104,22 +121,38 @@ class Network:
         self.offers: list[Header] = []
         self.transfers: list[Header] = []
         self.copied: list[int] = []
+        self.version = dict.fromkeys(range(len(OWNERS)), 1)
+        """By chunk, at its server."""
+        self.landed: dict[int, int] = {}
+        """By chunk, the version that was received into place last."""
+        self.num_unchanged = 0
 
     def do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, SendPush | SendPull):
                 assert action.peer == server_id(OWNERS[action.header.chunk])
                 self.core.count_pushed(action.header.length)
-                self.offers.append(reply_to(action.header))
+                reply = self.answer(action.header)
+                self.offers.append(reply)
                 if self.random.random() < self.duplicate_rate:
-                    self.offers.append(reply_to(action.header))
+                    self.offers.append(reply._replace())
             elif isinstance(action, AcceptReply | AcceptCopy):
                 chunk = action.ticket.chunk
                 assert chunk not in [each.chunk for each in self.transfers], "one at a time"
                 self.transfers.append(action.ticket)
                 if isinstance(action, AcceptCopy):
                     self.copied.append(action.chunk)
+                else:
+                    self.landed[chunk] = action.ticket.chunk_version
         self.core.check_invariants()
+
+    def answer(self, header: Header) -> Header:
+        self.version[header.chunk] += self.random.random() < 0.3
+        version = self.version[header.chunk]
+        if header.chunk_version == version:
+            self.num_unchanged += 1
+            return unchanged(header)
+        return reply_to(header, chunk_version=version)
 
     def step(self) -> None:
         """One event, any of those that are under way."""
@@ -127,7 +160,9 @@ class Network:
         header = self.random.choice(waiting)
         if any(header is each for each in self.offers):
             self.offers = [each for each in self.offers if each is not header]
-            event: Any = Offered(header.sender, Kind.REPLY, header.chunk, BYTES, header)
+            event: Any = offer(header, header)
+            if not header.length:
+                event = Arrived(header.sender, header, None)
         else:
             self.transfers = [each for each in self.transfers if each is not header]
             event = Arrived(header.sender, header, None)

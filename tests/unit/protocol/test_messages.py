@@ -44,7 +44,7 @@ HEADERS = st.builds(
     weight=st.floats(allow_nan=False),
     position=UINT64,
     min_done=INT64,
-    flags=st.integers(0, 7),
+    flags=st.integers(0, 31),
     dtype=st.sampled_from(Dtype),
     codec=st.integers(0, 255),
     set_index=st.integers(0, 2**16 - 1),
@@ -52,6 +52,7 @@ HEADERS = st.builds(
     map_version=UINT32,
     checksum=UINT32,
     pull_number=UINT32,
+    chunk_version=UINT64,
 )
 
 
@@ -111,7 +112,7 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     with pytest.raises(ProtocolError) as caught:
         Header.unpack(buffer)
     assert str(caught.value) == (
-        "message of protocol version 7, this psdist speaks 4; install the same psdist version on "
+        "message of protocol version 7, this psdist speaks 5; install the same psdist version on "
         "all hosts"
     )
 

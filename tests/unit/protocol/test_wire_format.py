@@ -39,6 +39,7 @@ EACH = Header(
     kind=Kind.REPLY, sender=0x01020304, chunk=5, clock=-6, length=7, group=8, settings=9,
     weight=0.75, position=10, min_done=-11, flags=Flag.CHECKSUMMED, dtype=Dtype.BFLOAT16, codec=12,
     generation=13, map_version=14, checksum=15, pull_number=16, set_index=0x1718,
+    chunk_version=19,
 )  # fmt: skip
 
 
@@ -50,15 +51,15 @@ def packed(header: Header) -> bytes:
 
 def test_a_header_is_these_bytes() -> None:
     used = (
-        b"PDS1" + struct.pack("<H", 4)
+        b"PDS1" + struct.pack("<H", 5)
         + bytes([2, 4, 12, 2, 0x18, 0x17])  # kind, dtype, codec, flags, set
         + struct.pack("<6I", 13, 0x01020304, 8, 5, 14, 9)
         + struct.pack("<qQq", -6, 10, -11)
         + struct.pack("<d", 0.75)
-        + struct.pack("<QII", 7, 15, 16)
+        + struct.pack("<QIIQ", 7, 15, 16, 19)
     )  # fmt: skip
-    assert len(used) == 84
-    rest = b"\xff" * (HEADER_BYTES - 88)  # is not written, and not looked at
+    assert len(used) == 92
+    rest = b"\xff" * (HEADER_BYTES - 96)  # is not written, and not looked at
     assert packed(EACH) == used + struct.pack("<I", zlib.crc32(used)) + rest
     assert Header.unpack(packed(EACH)) == EACH
 
@@ -69,7 +70,7 @@ def test_where_a_transport_looks_without_unpacking() -> None:
 
 
 def test_the_numbers_of_the_wire() -> None:
-    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (4, 0x31534450, 128, 2**62)
+    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (5, 0x31534450, 128, 2**62)
     assert {each.name: each.value for each in Kind} == {
         "PUSH": 1, "REPLY": 2, "PULL": 3, "INIT": 4, "CONTROL": 5,
     }  # fmt: skip
@@ -77,21 +78,18 @@ def test_the_numbers_of_the_wire() -> None:
         "NONE": 0, "FLOAT32": 1, "FLOAT64": 2, "FLOAT16": 3, "BFLOAT16": 4,
     }  # fmt: skip
     assert [(each.name, each.value) for each in CodecCode] == [("RAW", 0)]
-    assert (Flag.NONE, Flag.FRESH, Flag.CHECKSUMMED, Flag.FOR_PULL, Flag.RECORDED) == (
-        0,
-        1,
-        2,
-        4,
-        8,
-    )
+    flags = {name: value for name, value in vars(Flag).items() if name.isupper()}
+    assert flags == {
+        "NONE": 0, "FRESH": 1, "CHECKSUMMED": 2, "FOR_PULL": 4, "RECORDED": 8, "UNCHANGED": 16,
+    }  # fmt: skip
 
 
 def test_what_a_header_does_not_say_is_nothing() -> None:
-    assert Header(kind=3, sender=4) == (3, 4, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert Header(kind=3, sender=4) == (3, 4, 0, 0, 0, 0, 0, 0.0, *(11 * [0]))
 
 
 @pytest.mark.parametrize(
-    ("field", "known"), [("kind", range(1, 6)), ("dtype", range(5)), ("flags", range(16))]
+    ("field", "known"), [("kind", range(1, 6)), ("dtype", range(5)), ("flags", range(32))]
 )
 def test_every_known_value_of_a_field_is_taken_and_the_next_is_not(
     field: str, known: range

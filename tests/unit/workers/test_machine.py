@@ -25,7 +25,7 @@ from psdist.protocol.control import (
     WhoIsAbsent,
     WhoIsMissing,
 )
-from psdist.protocol.events import Arrived, ControlArrived, Offered
+from psdist.protocol.events import Arrived, ControlArrived
 from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.workers.protocol.actions import (
@@ -40,7 +40,16 @@ from psdist.workers.protocol.actions import (
     SendPush,
     Warn,
 )
-from tests.support.virtual.worker_machine import BYTES, OWNERS, SETUP, make_core, messages, reply_to
+from tests.support.virtual.worker_machine import (
+    BYTES,
+    OWNERS,
+    SETUP,
+    make_core,
+    messages,
+    offer,
+    reply_to,
+    unchanged,
+)
 
 CHUNKS = range(len(OWNERS))
 
@@ -68,6 +77,8 @@ class Worker(RuleBasedStateMachine):
         """Replies that may come a second time."""
         self.is_copying = False
         self.versions: dict[int, tuple[int, int, int]] = {}
+        self.held: dict[int, int] = {}
+        """By chunk the version of a server that lies in place."""
         self.seq = 0
         self.is_inside = self.is_answered = False
         self.duplicates = 0
@@ -177,6 +188,7 @@ class Worker(RuleBasedStateMachine):
                 weight=weight,
                 length=0 if chunk in empty else BYTES,
                 dtype=Dtype.FLOAT32,
+                chunk_version=self.held.get(chunk, 0),
             )
             for chunk in CHUNKS
         ]
@@ -206,6 +218,7 @@ class Worker(RuleBasedStateMachine):
                 clock=self.clock,
                 pull_number=self.pulls,
                 flags=Flag.NONE if kind == "allowed" else Flag.FRESH,
+                chunk_version=0 if kind == "copy" else self.held.get(chunk, 0),
             )
             for chunk in sorted(chunks)
         ]
@@ -223,25 +236,60 @@ class Worker(RuleBasedStateMachine):
     def offer_a_reply(self, data: st.DataObject) -> None:
         header = reply_to(data.draw(st.sampled_from(self.outstanding)))
         is_first = not any(each.chunk == header.chunk for each in self.offered)
-        offer = Offered(header.sender, Kind.REPLY, header.chunk, BYTES, header)
         if is_first:
             self.offered.append(header)
             accept = AcceptCopy if self.is_copying else AcceptReply
-            assert self.core.handle(offer) == [accept(header, header.chunk)]
+            assert self.core.handle(offer(header, header)) == [accept(header, header.chunk)]
+        else:
+            assert self.core.handle(offer(header, header)) == [DiscardReply(header, BYTES)]
+            self.duplicates += 1
+
+    @precondition(lambda self: any(each.chunk_version for each in self.outstanding))
+    @rule(data=st.data(), position=st.integers(0, 99), is_checked=st.booleans())
+    def bring_word_that_nothing_has_changed(
+        self, data: st.DataObject, position: int, is_checked: bool
+    ) -> None:
+        known = [each for each in self.outstanding if each.chunk_version]
+        sent = data.draw(st.sampled_from(known))
+        if any(each.chunk == sent.chunk for each in self.offered):
+            return  # it has been answered otherwise
+        header = unchanged(sent, position=position, min_done=position + 1)
+        flags = header.flags | (Flag.RECORDED if is_checked else 0)
+        self.outstanding.remove(sent)
+        self.answered.append(header)
+        self.versions[header.chunk] = (position, position + 1, header.clock)
+        actions = self.core.handle(Arrived(header.sender, header._replace(flags=flags), None))
+        assert actions == self.send_next(OWNERS[header.chunk])
+        assert self.core.versions[header.chunk].is_checksummed == is_checked
+
+    @precondition(lambda self: self.is_free)
+    @rule(chunks=st.sets(st.sampled_from(CHUNKS)))
+    def write(self, chunks: set[int]) -> None:
+        self.core.forget_values(chunks)
+        self.held.update(dict.fromkeys(chunks, 0))
 
     @precondition(lambda self: self.offered)
-    @rule(data=st.data(), position=st.integers(0, 99), is_checked=st.booleans())
-    def bring_a_reply(self, data: st.DataObject, position: int, is_checked: bool) -> None:
+    @rule(
+        data=st.data(),
+        position=st.integers(0, 99),
+        is_checked=st.booleans(),
+        number=st.integers(1, 3),
+    )
+    def bring_a_reply(
+        self, data: st.DataObject, position: int, is_checked: bool, number: int
+    ) -> None:
         header = data.draw(st.sampled_from(self.offered))
         self.offered.remove(header)
         flags = header.flags | (Flag.RECORDED if is_checked else 0)
         header = header._replace(position=position, min_done=position + 1, flags=flags)
+        header = header._replace(chunk_version=number)
         sent = next(each for each in self.outstanding if each.chunk == header.chunk)
         self.outstanding.remove(sent)
         self.answered.append(header)
         self.bytes_pulled += BYTES
         if not self.is_copying:
             self.versions[header.chunk] = (position, position + 1, header.clock)
+            self.held[header.chunk] = number
         actions = self.core.handle(Arrived(header.sender, header, None))
         assert actions == self.send_next(OWNERS[header.chunk])
         if not self.is_copying:
@@ -251,14 +299,11 @@ class Worker(RuleBasedStateMachine):
     @rule(data=st.data())
     def bring_a_reply_again(self, data: st.DataObject) -> None:
         header = data.draw(st.sampled_from(self.answered))
-        waits = {each.chunk for each in self.outstanding}
-        waits |= {each.chunk for queue in self.waiting.values() for each in queue}
-        if header.chunk in waits:
-            return  # it would be accepted as this chunk's reply; test_transfers has that
-        offer = Offered(header.sender, Kind.REPLY, header.chunk, BYTES, "again")
-        assert self.core.handle(offer) == [DiscardReply("again", BYTES)]
+        if header.length:
+            assert self.core.handle(offer(header, "again")) == [DiscardReply("again", BYTES)]
+            self.duplicates += 1
         assert self.core.handle(Arrived(header.sender, header, None)) == []
-        self.duplicates += 2
+        self.duplicates += 1
 
     @precondition(lambda self: not self.is_idle)
     @rule()

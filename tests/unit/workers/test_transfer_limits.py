@@ -27,7 +27,7 @@ from psdist.workers.protocol.actions import (
 from psdist.workers.protocol.core import TransferCounts, WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers, Version
-from tests.support.virtual.worker_machine import make_core, register
+from tests.support.virtual.worker_machine import make_core, offer, register
 
 OWNERS = (0, 2, 0, 2)
 
@@ -153,7 +153,7 @@ def test_an_encoded_reply_is_decoded_once_it_is_known_to_be_the_awaited_one(
         transfers.begin_pull(clock=0, chunks=(0, 2), is_fresh=True)
     decode = (DecodeCopy if is_copying else DecodeReply)(0)
     accept = (AcceptCopy if is_copying else AcceptReply)("ticket", 0)
-    assert transfers.on_offered(Offered(0, Kind.REPLY, 0, 4, "ticket")) == [accept]
+    assert transfers.on_offered(offer(reply(0, pull=1, codec=3))) == [accept]
     first, then = arrive(transfers, reply(0, pull=1, codec=3))
     assert first == decode
     assert sends([then]) == [(0, 2)]
@@ -170,30 +170,34 @@ def test_a_raw_reply_lies_where_it_belongs_already() -> None:
 def test_all_duplicates_that_wait_behind_a_reply_are_discarded() -> None:
     transfers = make(mine=(0,))
     begin(transfers)
-    offers = [Offered(0, Kind.REPLY, 0, 4 + number, number) for number in range(4)]
+    offers = [offer(reply(0, length=4 + number), number) for number in range(4)]
     assert transfers.on_offered(offers[0]) == [AcceptReply(0, 0)]
-    assert [transfers.on_offered(offer) for offer in offers[1:]] == [[], [], []]
-    discards = arrive(transfers, reply(0))
-    assert discards == [DiscardReply(number, 4 + number) for number in (1, 2, 3)]
+    assert [transfers.on_offered(each) for each in offers[1:]] == [
+        [DiscardReply(number, 4 + number)] for number in (1, 2, 3)
+    ]
     assert transfers.duplicates == 3
-    assert transfers.on_offered(Offered(0, Kind.REPLY, 0, 8, "late")) == [DiscardReply("late", 8)]
+    assert arrive(transfers, reply(0)) == []
+    assert transfers.on_offered(offer(reply(0, length=8))) == [DiscardReply("ticket", 8)]
     assert transfers.duplicates == 4
 
 
-def test_the_next_reply_waits_behind_an_old_one_that_is_being_received() -> None:
+def test_an_old_reply_never_lands_where_the_next_one_belongs() -> None:
     transfers = make(mine=(0,), credits=1)
     begin(transfers)
     arrive(transfers, reply(0))
-    begin(transfers, clock=1)
-    old, new, again = (Offered(0, Kind.REPLY, 0, 4, name) for name in ("old", "new", "again"))
-    assert transfers.on_offered(old) == [AcceptReply("old", 0)]
-    assert transfers.on_offered(new) == []
-    assert transfers.on_offered(again) == []
-    assert arrive(transfers, reply(0)) == [AcceptReply("new", 0)]
-    assert (transfers.duplicates, transfers.bytes_pulled) == (1, 4)
-    assert arrive(transfers, reply(0, clock=1)) == [DiscardReply("again", 4)]
-    assert (transfers.duplicates, transfers.bytes_pulled) == (2, 8)
+    transfers.begin_pull(clock=1, chunks=(0,), is_fresh=False)
+    assert transfers.on_offered(offer(reply(0), "old")) == [DiscardReply("old", 4)]
+    wanted = reply(0, clock=1, pull=1)
+    assert transfers.on_offered(offer(wanted, "new")) == [AcceptReply("new", 0)]
+    assert transfers.on_offered(offer(reply(0), "older")) == [DiscardReply("older", 4)]
+    assert transfers.on_offered(offer(wanted, "again")) == [DiscardReply("again", 4)]
+    assert (transfers.duplicates, transfers.bytes_pulled) == (3, 4)
+    assert arrive(transfers, wanted) == []
+    assert transfers.bytes_pulled == 8
     assert transfers.missing() == []
+    begin(transfers, clock=1)
+    assert transfers.on_offered(offer(wanted, "late")) == [DiscardReply("late", 4)]
+    assert transfers.on_offered(offer(reply(0, clock=1), "new")) == [AcceptReply("new", 0)]
 
 
 @pytest.mark.parametrize(
@@ -211,8 +215,129 @@ def test_a_reply_that_nobody_waits_for_must_be_one_that_was_waited_for(
 ) -> None:
     transfers = make()
     begin(transfers)
-    with pytest.raises(ProtocolError, match=f"worker 0: server {header.sender} sent {words}"):
-        transfers.on_arrived(Arrived(header.sender, header, None))
+    for event in (Arrived(header.sender, header, None), offer(header)):
+        take: Any = transfers.on_arrived if isinstance(event, Arrived) else transfers.on_offered
+        with pytest.raises(ProtocolError, match=f"worker 0: server {header.sender} sent {words}"):
+            take(event)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (reply(0)._replace(sender=2), "kind 2 about chunk 0; server 0 owes a reply"),
+        (reply(0)._replace(kind=4), "kind 4 about chunk 0; server 0 owes a reply"),
+    ],
+)
+def test_what_is_awaited_is_received_from_the_server_that_owes_it_only(
+    header: Header, words: str
+) -> None:
+    transfers = make()
+    begin(transfers)
+    with pytest.raises(ProtocolError, match=f"server {header.sender} sent a message of {words}"):
+        transfers.on_offered(offer(header))
+
+
+def versions_said(actions: list[Action]) -> dict[int, int]:
+    """By chunk what a push or pull says that the worker holds."""
+    assert all(isinstance(each, SendPush | SendPull) for each in actions)
+    return {each.header.chunk: each.header.chunk_version for each in actions}  # type: ignore[union-attr]
+
+
+def holding(number: int, *, codec: int = 0) -> Transfers:
+    """Chunks 0 and 1 are its slice, both in this version."""
+    transfers = make(mine=(0, 1), credits=9, codec=codec)
+    begin(transfers)
+    for chunk in (0, 1):
+        arrive(transfers, reply(chunk, codec=codec)._replace(chunk_version=number))
+    return transfers
+
+
+def same(chunk: int, number: int, **changed: int) -> Header:
+    """A reply to iteration 1 without payload."""
+    header = reply(chunk, clock=1, length=0)
+    flags, position = Flag.UNCHANGED | Flag.RECORDED, 30
+    return header._replace(flags=flags, chunk_version=number, position=position)._replace(**changed)
+
+
+def test_pushes_and_pulls_say_which_version_is_in_place_and_copies_want_all() -> None:
+    assert versions_said(begin(make(credits=9))) == dict.fromkeys(range(4), 0)
+    for begin_it, said in (
+        (lambda each: begin(each, clock=1), {0: 5, 1: 5}),
+        (lambda each: begin(each, clock=1, empty=(0, 1)), {0: 5, 1: 5}),
+        (lambda each: each.begin_pull(clock=1, chunks=(0, 3), is_fresh=True), {0: 5, 3: 0}),
+        (lambda each: each.begin_pull(clock=1, chunks=(0, 3), is_fresh=False), {0: 5, 3: 0}),
+        (lambda each: each.begin_copy(clock=1, chunks=(0, 3)), {0: 0, 3: 0}),
+    ):
+        assert versions_said(begin_it(holding(5))) == said
+
+
+def test_memory_that_others_have_written_to_is_no_version() -> None:
+    transfers = holding(5)
+    transfers.forget_values([1, 3])
+    assert versions_said(begin(transfers, clock=1)) == {0: 5, 1: 0}
+    assert transfers.versions[1].position == 0
+
+
+def test_what_was_decoded_is_no_version_of_a_server() -> None:
+    assert versions_said(begin(holding(5, codec=3), clock=1)) == {0: 0, 1: 0}
+
+
+def test_a_reply_without_payload_renews_what_is_known_of_the_values_in_place() -> None:
+    transfers = holding(5)
+    begin(transfers, clock=1)
+    assert arrive(transfers, same(0, 5, min_done=2)) == []
+    assert transfers.versions[0] == Version(
+        position=30, min_done=2, clock=1, is_checksummed=True, number=5
+    )
+    assert transfers.missing() == [(1, 2)]
+    assert transfers.bytes_pulled == 8
+    assert arrive(transfers, same(0, 5)) == []
+    assert transfers.duplicates == 1
+    arrive(transfers, reply(1, clock=1)._replace(chunk_version=6))
+    assert versions_said(begin(transfers, clock=2)) == {0: 5, 1: 6}
+
+
+def test_a_reply_without_payload_lets_the_next_message_go() -> None:
+    transfers = make(mine=(0, 2))
+    begin(transfers)
+    for chunk in (0, 2):
+        arrive(transfers, reply(chunk)._replace(chunk_version=5))
+    begin(transfers, clock=1)
+    assert sends(arrive(transfers, same(0, 5))) == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("another version", "says is unchanged since version 4; this worker holds version 5"),
+        ("no version", "says is unchanged since version 0; this worker holds none that"),
+        ("a payload", "sent 4 bytes of chunk 0, which it says is unchanged since version 5"),
+        ("on its way", "sent 0 bytes of chunk 0, which it says is unchanged since version 5"),
+        ("a copy", "unchanged since version 5; this worker holds none that it has asked about"),
+        ("written to", "unchanged since version 5; this worker holds none that it has asked about"),
+        ("no flag", "sent 0 bytes of chunk 0 by codec 0, dtype 1; 4 bytes by codec 0"),
+    ],
+)
+def test_a_reply_without_payload_is_taken_for_what_lies_in_place_only(
+    what: str, words: str
+) -> None:
+    transfers = holding(5)
+    header = same(0, {"another version": 4, "no version": 0}.get(what, 5))
+    if what == "written to" or what == "no version":
+        transfers.forget_values([0])
+    if what == "a copy":
+        transfers.begin_copy(clock=1, chunks=(0,))
+        header = header._replace(pull_number=1)
+    else:
+        begin(transfers, clock=1)
+    if what == "a payload":
+        header = header._replace(length=4)
+    if what == "no flag":
+        header = header._replace(flags=Flag.NONE)
+    if what == "on its way":
+        transfers.on_offered(offer(reply(0, clock=1)))
+    with pytest.raises(ProtocolError, match=f"worker 0: server 0 .*{words}"):
+        transfers.on_arrived(Arrived(0, header, None))
 
 
 def test_a_late_reply_to_a_pull_or_an_iteration_of_before_is_a_duplicate() -> None:
@@ -233,7 +358,9 @@ def test_a_late_reply_to_a_pull_or_an_iteration_of_before_is_a_duplicate() -> No
 def test_offers_of_a_chunk_beyond_the_last_are_refused() -> None:
     with pytest.raises(ProtocolError, match="kind 2 about chunk 4, which no worker takes"):
         make().on_offered(Offered(0, Kind.REPLY, 4, 4, None))
-    assert make().on_offered(Offered(2, Kind.REPLY, 3, 4, "t")) == [DiscardReply("t", 4)]
+    transfers = make()
+    begin(transfers)
+    assert transfers.on_offered(Offered(2, Kind.REPLY, 3, 4, "t")) == [AcceptReply("t", 3)]
 
 
 def test_what_a_reply_says_is_what_the_chunk_contains() -> None:
@@ -242,11 +369,11 @@ def test_what_a_reply_says_is_what_the_chunk_contains() -> None:
     begin(transfers)
     header = reply(1)._replace(position=8, min_done=3, flags=Flag.RECORDED | Flag.FOR_PULL)
     arrive(transfers, header)
-    expected = Version(position=8, min_done=3, clock=0, is_checksummed=True)
+    expected = Version(position=8, min_done=3, clock=0, is_checksummed=True, number=0)
     assert transfers.versions == {1: expected}
     transfers.begin_pull(clock=1, chunks=(1,), is_fresh=False)
     arrive(transfers, reply(1, clock=1, pull=1)._replace(flags=Flag.FOR_PULL))
-    expected = Version(position=0, min_done=0, clock=1, is_checksummed=False)
+    expected = Version(position=0, min_done=0, clock=1, is_checksummed=False, number=0)
     assert transfers.versions == {1: expected}
 
 
@@ -345,8 +472,8 @@ def test_all_chunks_may_be_received_at_once() -> None:
     transfers = make(credits=2)
     begin(transfers)
     for chunk, owner in enumerate(OWNERS):
-        offer = Offered(server_id(owner), Kind.REPLY, chunk, 4, chunk)
-        assert transfers.on_offered(offer) == [AcceptReply(chunk, chunk)]
+        assert reply(chunk).sender == server_id(owner)
+        assert transfers.on_offered(offer(reply(chunk), chunk)) == [AcceptReply(chunk, chunk)]
     transfers.check_invariants()
 
 

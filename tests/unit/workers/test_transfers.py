@@ -27,6 +27,7 @@ from tests.support.virtual.worker_machine import (
     RULE,
     Network,
     make_core,
+    offer,
     push,
     reply_to,
 )
@@ -45,6 +46,8 @@ def test_pushes_pulls_and_copies_end_whatever_the_order_and_the_duplicates(seed:
             network.do(push(core, hyper=pick.choice([b"a", b"b"])))
             network.run()
             assert {core.versions[chunk].clock for chunk in mine} == {core.clock - 1}
+            in_place = {chunk: network.landed[chunk] for chunk in mine}
+            assert in_place == {chunk: network.version[chunk] for chunk in mine}
         elif what == "pull":
             network.do(core.begin_pull(clock=core.clock, chunks=mine, is_fresh=pick.random() < 0.5))
             network.run()
@@ -59,6 +62,7 @@ def test_pushes_pulls_and_copies_end_whatever_the_order_and_the_duplicates(seed:
     while network.offers or network.transfers:
         network.step()
     assert core.is_idle
+    assert network.num_unchanged
 
 
 @pytest.mark.parametrize("credits", [1, 2, 5])
@@ -78,7 +82,7 @@ def test_no_server_has_more_messages_than_credits_and_they_come_in_order(
                 assert len(outstanding[action.peer]) <= credits
         server = pick.choice([server for server in (0, 1) if outstanding[server]])
         header = reply_to(outstanding[server].pop(pick.randrange(len(outstanding[server]))))
-        core.handle(Offered(server, Kind.REPLY, header.chunk, BYTES, None))
+        core.handle(offer(header))
         actions = core.handle(Arrived(server, header, None))
         core.check_invariants()
     assert sent == {0: [0, 2, 4], 1: [1, 3, 5]}
@@ -111,11 +115,10 @@ def test_one_transfer_at_a_time_writes_a_chunks_memory() -> None:
     core = make_core(credits=9)
     push(core)
     header = reply_to(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
-    offer, duplicate = (Offered(0, Kind.REPLY, 0, BYTES, ticket) for ticket in ("one", "two"))
-    assert core.handle(offer) == [AcceptReply("one", 0)]
-    assert core.handle(duplicate) == []
-    assert core.handle(Arrived(0, header, None)) == [DiscardReply("two", BYTES)]
-    core.handle(Arrived(0, header, None))
+    assert core.handle(offer(header, "one")) == [AcceptReply("one", 0)]
+    assert core.handle(offer(header, "two")) == [DiscardReply("two", BYTES)]
+    assert core.handle(Arrived(0, header, None)) == []
+    assert core.handle(offer(header, "three")) == [DiscardReply("three", BYTES)]
     assert core.counts().duplicates == 2
 
 
@@ -126,8 +129,7 @@ def test_a_reply_of_the_iteration_before_does_not_end_this_one() -> None:
     network.run()
     push(core)
     late = reply_to(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0, clock=0))
-    core.handle(Offered(0, Kind.REPLY, 0, BYTES, late))
-    core.handle(Arrived(0, late, None))
+    assert core.handle(offer(late, "late")) == [DiscardReply("late", BYTES)]
     core.check_invariants()
     assert Warn("waiting for chunk 0 from server 0") in core.ask_who_is_missing()
     assert core.counts().duplicates == 1
@@ -173,7 +175,7 @@ def test_an_offer_of_anything_but_a_reply_is_an_error_that_names_the_peer() -> N
     core = make_core()
     for kind, chunk in ((Kind.PUSH, 0), (Kind.INIT, 0), (Kind.REPLY, 6)):
         with pytest.raises(ProtocolError, match=rf"worker 0: server 1 .*kind {kind:d} .*{chunk}"):
-            core.handle(Offered(server_id(1), kind, chunk, BYTES, None))
+            core.handle(Offered(server_id(1), kind, chunk, BYTES, None, pull_number=1))
 
 
 def test_parameters_before_there_is_a_model_are_an_error_that_names_the_peer() -> None:
