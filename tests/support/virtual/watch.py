@@ -8,7 +8,8 @@ AssertionError at the moment it happens:
   or does not send a server's chunks in ascending order;
 * a receive slot is used for two messages at a time, what lies in it is thrown away, or is folded
   or stepped as something else than what it is;
-* a step writes to memory that an open reply reads.
+* a step writes to memory that an open reply reads;
+* a reply brings parameters that its reader has said to hold, or none that have changed since.
 
     watch = Watch(network, credits=2)
     loop = ServerLoop(watch.transport(endpoint), ..., make_executor=watch.executor(0, TensorShard))
@@ -28,7 +29,7 @@ import numpy as np
 
 from psdist.protocol.control import Control
 from psdist.protocol.events import Arrived, Event, Frame
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, is_worker, server_id
 from psdist.servers.protocol.actions import (
     Fold,
@@ -78,6 +79,12 @@ class Watch:
         """(server, sender, kind, set, chunk, clock) that have arrived with a payload."""
         self._addresses: dict[Frame, int] = {}
         self.most_outstanding = 0
+        self._steps: dict[tuple[int, int], int] = defaultdict(int)
+        """(set, chunk) -> those that its server has made."""
+        self._held: dict[tuple[int, int, int], int] = {}
+        """(worker, set, chunk) -> the version that it has said last to hold."""
+        self.num_unchanged = 0
+        """Replies without payload."""
 
     # -- at the network ------------------------------------------------------------------------
 
@@ -86,8 +93,11 @@ class Watch:
 
     def on_send(self, sender: int, peer: int, frame: Frame) -> None:
         header = Header.unpack(frame.header)
+        if header.kind == Kind.REPLY:
+            self._check_reply(sender, peer, header)
         if header.kind not in (Kind.PUSH, Kind.PULL):
             return
+        self._held[sender, header.set_index, header.chunk] = header.chunk_version
         pair = sender, peer, header.set_index
         who = f"{describe_peer(sender)} at {describe_peer(peer)}"
         message = header.chunk, header.clock, header.pull_number
@@ -103,6 +113,18 @@ class Watch:
             f"{who} has sent chunk {header.chunk} after chunk {last[2]}"
         )
         self._last_sent[pair] = now
+
+    def _check_reply(self, server: int, worker: int, header: Header) -> None:
+        is_unchanged = bool(header.flags & Flag.UNCHANGED)
+        version = 1 + self._steps[header.set_index, header.chunk]
+        held = self._held[worker, header.set_index, header.chunk]
+        is_right = is_unchanged == (held == version) == (not header.length)
+        assert is_right and header.chunk_version == version, (
+            f"{describe_peer(server)} sent {describe_peer(worker)}, which holds version {held} of "
+            f"chunk {header.chunk}, {header.length} bytes as version {header.chunk_version}; it "
+            f"is at {version}"
+        )
+        self.num_unchanged += is_unchanged
 
     def on_event(self, me: int, event: Event) -> None:
         if not isinstance(event, Arrived):
@@ -180,6 +202,8 @@ class Watch:
                     slot = self._take(action.gradient, Kind.PUSH, action.chunk)
                     (weight,) = (each.weight for each in action.contributions)
                     assert [_brought(slot, weight)] == brought, f"{slot} stepped as {brought}"
+                assert slot.header is not None
+                self._steps[slot.header.set_index, action.chunk] += 1
                 slot.free()
                 self._check_target(server, executor.payload(action.chunk, action.target))
                 original["step"](action)
