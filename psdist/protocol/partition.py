@@ -57,13 +57,16 @@ def master_dtype(dtype: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One trainable parameter: ``shape`` and ``stride`` in elements, memory dense."""
+    """A parameter that the optimizer holds: ``shape`` and ``stride`` in elements, memory dense."""
 
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     optimizer_group: int
+    is_frozen: bool = False
+    """At the start: these and the others have buffers of their own, so that chunks are frozen
+    whole, wherever in the model frozen parameters stand."""
 
     @property
     def num_elements(self) -> int:
@@ -147,20 +150,22 @@ class Partition:
                 "the model has no parameters to train: the optimizer holds no parameter that "
                 "requires a gradient"
             )
-        by_buffer: dict[tuple[str, int], list[int]] = {}
+        by_buffer: dict[tuple[bool, str, int], list[int]] = {}
         for index, piece in enumerate(pieces):
             if piece.dtype not in ITEM_BYTES:
                 raise ModelError(
                     f"parameter {piece.name} has dtype {piece.dtype}; psdist trains "
                     f"{', '.join(ITEM_BYTES)}"
                 )
-            by_buffer.setdefault((piece.dtype, piece.optimizer_group), []).append(index)
+            key = piece.is_frozen, piece.dtype, piece.optimizer_group
+            by_buffer.setdefault(key, []).append(index)
         total = sum(piece.num_elements * ITEM_BYTES[piece.dtype] for piece in pieces)
         if chunk_bytes is None:
             chunk_bytes = auto_chunk_bytes(total)
         buffers: list[Buffer] = []
         chunks: list[Chunk] = []
-        for (dtype, group), members in by_buffer.items():
+        # What moves comes first: it is spread over the servers before what does not.
+        for (_, dtype, group), members in sorted(by_buffer.items(), key=lambda each: each[0][0]):
             starts: list[tuple[int, int]] = []
             position = 0
             for index in members:
@@ -260,7 +265,10 @@ class Partition:
                 "chunk_bytes": self.chunk_bytes,
                 "whole_tensors": self.whole_tensors,
                 "pieces": [
-                    [piece.name, piece.shape, piece.stride, piece.dtype, piece.optimizer_group]
+                    [
+                        *(piece.name, piece.shape, piece.stride),
+                        *(piece.dtype, piece.optimizer_group, piece.is_frozen),
+                    ]
                     for piece in self.pieces
                 ],
             }
@@ -279,8 +287,9 @@ class Partition:
                     stride=tuple(int(step) for step in stride),
                     dtype=str(dtype),
                     optimizer_group=int(group),
+                    is_frozen=bool(is_frozen),
                 )
-                for name, shape, stride, dtype, group in body["pieces"]
+                for name, shape, stride, dtype, group, is_frozen in body["pieces"]
             ]
             chunk_bytes = int(body["chunk_bytes"])
             whole_tensors = bool(body["whole_tensors"])

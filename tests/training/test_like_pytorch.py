@@ -875,22 +875,6 @@ def test_parameters_that_are_not_the_prepared_ones_are_refused_in_the_next_step(
     refused(UsageError, told, script, tmp_path)
 
 
-def test_a_parameter_unfrozen_after_prepare_is_refused_in_the_next_step(tmp_path: Path) -> None:
-    def scenario(job: Job) -> Result:
-        model = PROBLEM.model()
-        model[0].bias.requires_grad_(False)
-        model, optimizer = job.prepare(model, sgd(model))
-        train(model, optimizer, PROBLEM.batches(size=24, count=1))
-        model[0].bias.requires_grad_(True)
-        train(model, optimizer, PROBLEM.batches(size=24, count=1))
-        return {}
-
-    with pytest.raises(
-        UsageError, match=r"^iteration 1: parameter 0\.bias was frozen.*before job\.prepare"
-    ):
-        served(scenario, tmp_path)
-
-
 def test_an_optimizer_that_has_made_steps_is_refused(tmp_path: Path) -> None:
     def scenario(job: Job) -> Result:
         model = PROBLEM.model()

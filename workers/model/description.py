@@ -1,7 +1,7 @@
 """What a worker knows of the user's model: pieces, names, and everything that is not trained.
 
     model = ModelDescription.of(module, optimizer)
-    model.pieces                 # trainable parameters, in the module's order
+    model.pieces                 # what the optimizer holds, in the module's order
     model.lines(optimizer)       # equal on all workers or an error
 
 It reads the module and the optimizer and changes neither.
@@ -28,7 +28,7 @@ from psdist.protocol.optimizers import (
     pack_hyperparameters,
     traits,
 )
-from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,10 @@ class ModelDescription:
     parameters: tuple[torch.nn.Parameter, ...]
     """``parameters[i]`` is piece i."""
     untrained: tuple[tuple[str, torch.Tensor], ...]
-    """Frozen and empty parameters and buffers: the chief's at the start, never pushed."""
+    """Buffers, empty parameters, and those that the optimizer does not hold: the chief's at the
+    start, never pushed."""
     frozen: tuple[tuple[str, torch.nn.Parameter], ...]
-    """Those that the optimizer holds, but that want no gradient."""
+    """Parameters among these that want no gradient: they must not want any later."""
     optimizer: str
 
     @classmethod
@@ -55,9 +56,13 @@ class ModelDescription:
         frozen: list[tuple[str, torch.nn.Parameter]] = []
         for name, parameter in module.named_parameters():  # tied ones once, under the first name
             group = group_of.pop(id(parameter), None)
-            if group is None or not parameter.requires_grad or not parameter.numel():
+            is_frozen = not parameter.requires_grad
+            dtype = dtype_name(parameter.dtype)
+            # A frozen one may be of any dtype, integers for example, as long as it stays so.
+            is_held = group is not None and (not is_frozen or dtype in ITEM_BYTES)
+            if group is None or not is_held or not parameter.numel():
                 untrained.append((name, parameter))
-                if group is not None and not parameter.requires_grad:
+                if is_frozen and parameter.numel():
                     frozen.append((name, parameter))
                 continue
             pieces.append(
@@ -65,8 +70,9 @@ class ModelDescription:
                     name=name,
                     shape=tuple(parameter.shape),
                     stride=_dense_stride(parameter),
-                    dtype=dtype_name(parameter.dtype),
+                    dtype=dtype,
                     optimizer_group=group,
+                    is_frozen=is_frozen,
                 )
             )
             parameters.append(parameter)
@@ -94,6 +100,7 @@ class ModelDescription:
         found += [
             f"parameter {piece.name}: shape {list(piece.shape)}, dtype {piece.dtype}, "
             f"stride {list(piece.stride)}, optimizer group {piece.optimizer_group}"
+            f"{', frozen' if piece.is_frozen else ''}"
             for piece in self.pieces
         ]
         found += [
@@ -108,12 +115,14 @@ class ModelDescription:
         """Cut the pieces as the optimizer needs them; ``chunk_bytes`` None: by the model's size.
 
         Raises :class:`OptimizerRefusedError` for an optimizer that servers do not run, or not in
-        this mode; ``extra_optimizers``: names that the configuration allows beside torch's.
+        this mode, :class:`ModelError` where everything is frozen; ``extra_optimizers``: names that
+        the configuration allows beside torch's.
         """
         marks = traits(self.optimizer, extra=extra_optimizers)
         check_mode(marks, mode)
+        is_training = any(not piece.is_frozen for piece in self.pieces)
         return Partition.cut(
-            self.pieces,
+            self.pieces if is_training else (),
             chunk_bytes=chunk_bytes,
             whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
         )

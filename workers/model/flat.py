@@ -1,4 +1,4 @@
-"""A model's trainable parameters as flat memory: what the wire reads and writes.
+"""The parameters that an optimizer holds as flat memory: what the wire reads and writes.
 
 Parameters become parts of flat buffers (so replies land in place); gradients are copied into flat
 buffers of the same layout when a step begins. For a model on a GPU the flat buffers live there,

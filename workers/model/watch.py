@@ -17,6 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from psdist.errors import UsageError
+from psdist.protocol.partition import ITEM_BYTES
 from psdist.workers.model.flat import FlatModel
 
 logger = logging.getLogger("psdist")
@@ -33,8 +34,8 @@ class ModelWatch:
         names: Sequence[str],
         frozen: Sequence[tuple[str, torch.nn.Parameter]],
     ) -> None:
-        """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters, with their names,
-        that must stay so."""
+        """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters that are none, with
+        their names, and must stay frozen."""
         self._names = names
         self._frozen = frozen
         self._places = [
@@ -74,8 +75,9 @@ class ModelWatch:
             if parameter.requires_grad:
                 raise UsageError(
                     f"iteration {clock}: parameter {name} was frozen at job.prepare() but now "
-                    "requires gradients; servers train only parameters that required gradients "
-                    "at prepare(): set requires_grad before job.prepare()"
+                    "requires gradients, and servers do not train it: they hold what the "
+                    f"optimizer holds, in {', '.join(ITEM_BYTES)}; give it to the optimizer before "
+                    "job.prepare(), where it may be frozen as well"
                 )
         written = flat.written_by_others()
         before, self._before_load = self._before_load, []

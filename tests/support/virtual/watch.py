@@ -118,8 +118,8 @@ class Watch:
         is_unchanged = bool(header.flags & Flag.UNCHANGED)
         version = 1 + self._steps[header.set_index, header.chunk]
         held = self._held[worker, header.set_index, header.chunk]
-        is_right = is_unchanged == (held == version) == (not header.length)
-        assert is_right and header.chunk_version == version, (
+        says = header.chunk_version, is_unchanged, not header.length
+        assert says == (version, held == version, held == version), (
             f"{describe_peer(server)} sent {describe_peer(worker)}, which holds version {held} of "
             f"chunk {header.chunk}, {header.length} bytes as version {header.chunk_version}; it "
             f"is at {version}"

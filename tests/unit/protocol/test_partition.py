@@ -24,7 +24,12 @@ from psdist.protocol.partition import (
 
 
 def piece(
-    name: str, *shape: int, dtype: str = "float32", group: int = 0, stride: tuple[int, ...] = ()
+    name: str,
+    *shape: int,
+    dtype: str = "float32",
+    group: int = 0,
+    stride: tuple[int, ...] = (),
+    is_frozen: bool = False,
 ) -> Piece:
     steps: list[int] = []
     step = 1
@@ -32,19 +37,24 @@ def piece(
         steps.insert(0, step)
         step *= extent
     return Piece(
-        name=name, shape=shape, stride=stride or tuple(steps), dtype=dtype, optimizer_group=group
+        name=name,
+        shape=shape,
+        stride=stride or tuple(steps),
+        dtype=dtype,
+        optimizer_group=group,
+        is_frozen=is_frozen,
     )
 
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3)
 PIECES = st.lists(
-    st.tuples(SHAPES, st.sampled_from(sorted(ITEM_BYTES)), st.integers(0, 2)),
+    st.tuples(SHAPES, st.sampled_from(sorted(ITEM_BYTES)), st.integers(0, 2), st.booleans()),
     min_size=1,
     max_size=12,
 ).map(
     lambda found: [
-        piece(f"p{index}", *shape, dtype=dtype, group=group)
-        for index, (shape, dtype, group) in enumerate(found)
+        piece(f"p{index}", *shape, dtype=dtype, group=group, is_frozen=is_frozen)
+        for index, (shape, dtype, group, is_frozen) in enumerate(found)
     ]
 )
 CHUNK_BYTES = st.none() | st.integers(1, 100_000)
@@ -110,12 +120,16 @@ def test_chunks_and_pieces_start_at_multiples_of_64_elements(partition: Partitio
 
 @given(PARTITIONS)
 def test_a_buffer_holds_one_dtype_of_one_optimizer_group(partition: Partition) -> None:
-    kinds = [(buffer.dtype, buffer.optimizer_group) for buffer in partition.buffers]
-    assert len(set(kinds)) == len(kinds)
+    """And what is frozen, or what is not."""
+    kinds = []
     for buffer in partition.buffers:
-        for index, _ in buffer.piece_starts:
-            each = partition.pieces[index]
-            assert (each.dtype, each.optimizer_group) == (buffer.dtype, buffer.optimizer_group)
+        (kind,) = {
+            (each.is_frozen, each.dtype, each.optimizer_group)
+            for each in (partition.pieces[index] for index, _ in buffer.piece_starts)
+        }
+        assert kind[1:] == (buffer.dtype, buffer.optimizer_group)
+        kinds.append(kind)
+    assert len(set(kinds)) == len(kinds)
 
 
 @given(PIECES, st.integers(1, 100_000))
@@ -265,6 +279,20 @@ def test_optimizer_groups_get_buffers_of_their_own() -> None:
     assert [chunk.optimizer_group for chunk in partition.chunks] == [0, 1]
 
 
+def test_what_is_frozen_has_buffers_of_its_own_behind_the_others() -> None:
+    frozen = piece("a", 3, is_frozen=True), piece("d", 3, group=1, is_frozen=True)
+    pieces = [frozen[0], piece("b", 3), piece("c", 3, group=1), frozen[1], piece("e", 70)]
+    partition = Partition.cut(pieces, chunk_bytes=None)
+    assert [buffer.piece_starts for buffer in partition.buffers] == [
+        ((1, 0), (4, 64)),
+        ((2, 0),),
+        ((0, 0),),
+        ((3, 0),),
+    ]
+    assert [chunk.optimizer_group for chunk in partition.chunks] == [0, 1, 0, 1]
+    assert partition.shard([1.0, 1.0]) == (0, 1, 1, 1)
+
+
 def test_a_piece_larger_than_a_chunk_goes_on_in_the_next() -> None:
     partition = Partition.cut([piece("a", 10), piece("b", 130)], chunk_bytes=128 * 4)
     first, second = partition.chunks
@@ -336,7 +364,8 @@ def test_bytes_that_describe_no_partition_are_refused(data: bytes) -> None:
         {"pieces": [], "chunk_bytes": 64},
         {"pieces": [["a", [1]]], "chunk_bytes": 64, "whole_tensors": False},
         {"pieces": 3, "chunk_bytes": 64, "whole_tensors": False},
-        {"pieces": [["a", 1, 1, "float32", 0]], "chunk_bytes": 64, "whole_tensors": False},
+        {"pieces": [["a", 1, 1, "float32", 0, False]], "chunk_bytes": 64, "whole_tensors": False},
+        {"pieces": [["a", [1], [1], "float32", 0]], "chunk_bytes": 64, "whole_tensors": False},
     ],
 )
 def test_a_description_with_missing_parts_is_refused(body: object) -> None:

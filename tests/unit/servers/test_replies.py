@@ -7,7 +7,7 @@ import pytest
 from psdist.errors import ProtocolError
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
-from psdist.servers.protocol.actions import Action, Reply
+from psdist.servers.protocol.actions import Action, Reply, Unchanged
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunk_state import ChunkState, Push
 from psdist.servers.protocol.policy import Policy, Scheduled, Ssp, Sync
@@ -26,12 +26,20 @@ def replies_of(policy: Policy, *, pipeline: int = 0) -> Replies:
     return Replies(server=0, policy=policy, pipeline=pipeline)
 
 
-def pull(clock: int, *, number: int = 1, flags: int = Flag.NONE) -> Header:
-    return Header(kind=Kind.PULL, sender=worker_id(0), clock=clock, pull_number=number, flags=flags)
+def pull(clock: int, *, number: int = 1, flags: int = Flag.NONE, version: int = 0) -> Header:
+    return Header(
+        kind=Kind.PULL,
+        sender=worker_id(0),
+        clock=clock,
+        pull_number=number,
+        flags=flags,
+        chunk_version=version,
+    )
 
 
-def pushed(group: int, clock: int) -> tuple[Push, ...]:
-    return (Push(worker_id(group), group, clock, 1.0, PushSettings(b"", frozenset()), None),)
+def pushed(group: int, clock: int, version: int = 0) -> tuple[Push, ...]:
+    settings = PushSettings(b"", frozenset())
+    return (Push(worker_id(group), group, clock, 1.0, settings, None, version),)
 
 
 def brief(actions: list[Action]) -> list[tuple[int, int, int]]:
@@ -130,3 +138,72 @@ def test_a_reply_obeys_the_rule_of_the_round_that_uses_it(
         replies.advance(chunk, pushed(0, clock))
         seen.append(next(iter(chunk.parked), None))
     assert seen == [need if need > 0 else None for need in needed]
+
+
+def in_version(version: int, **options: bool) -> ChunkState:
+    """Of a chunk with the second buffer current."""
+    chunk = chunk_of(**options)
+    chunk.version, chunk.current = version, 1
+    return chunk
+
+
+def test_whoever_holds_the_newest_version_gets_a_header_and_no_buffer_stays_open() -> None:
+    chunk, replies = in_version(4), replies_of(Ssp(1))
+    peer = worker_id(0)
+    assert replies.advance(chunk, pushed(0, 0, version=4)) == [
+        Unchanged(
+            peer=peer, chunk=0, buffer=1, clock=0, min_done=0, flags=Flag.NONE, pull_number=0,
+            version=4,
+        )
+    ]  # fmt: skip
+    assert replies.answer_pull(chunk, peer, pull(1, number=3, version=4)) == [
+        Unchanged(
+            peer=peer, chunk=0, buffer=1, clock=1, min_done=0, flags=Flag.FOR_PULL, pull_number=3,
+            version=4,
+        )
+    ]  # fmt: skip
+    assert chunk.open_replies == [0, 0]
+    assert replies.num_made == 2
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_whoever_holds_another_version_or_none_gets_the_parameters(held: int) -> None:
+    chunk, replies = in_version(4), replies_of(Ssp(1))
+    (to_push,) = replies.advance(chunk, pushed(0, 0, version=held))
+    (to_pull,) = replies.answer_pull(chunk, worker_id(1), pull(0, version=held))
+    for reply in (to_push, to_pull):
+        assert isinstance(reply, Reply)
+        assert reply.version == 4
+    assert chunk.open_replies == [0, 2]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_of_a_parked_reply_the_version_counts_when_it_leaves(is_changed: bool) -> None:
+    chunk, replies = in_version(4), replies_of(Sync())
+    assert replies.advance(chunk, pushed(0, 0, version=4)) == []
+    assert replies.answer_pull(chunk, worker_id(2), pull(1, version=4)) == []
+    chunk.version += is_changed
+    answers = replies.advance(chunk, pushed(1, 0, version=4))
+    assert [isinstance(each, Reply) for each in answers] == [is_changed] * 3
+    assert {each.version for each in answers if isinstance(each, Reply | Unchanged)} == {
+        chunk.version
+    }
+    assert chunk.pulls == {}
+
+
+def test_of_a_pull_that_waits_for_the_initial_values_the_version_counts_as_well() -> None:
+    chunk, replies = chunk_of(is_loaded=False), replies_of(Sync())
+    assert replies.answer_pull(chunk, worker_id(0), pull(0, version=1)) == []
+    (answer,) = replies.answer_unloaded_pulls(chunk)
+    assert isinstance(answer, Unchanged)
+
+
+def test_a_push_or_pull_that_is_answered_by_a_header_proves_as_much_as_any_other() -> None:
+    """That what its sender has was received."""
+    chunk, replies = in_version(4), replies_of(Ssp(1))
+    (reply,) = replies.answer_pull(chunk, worker_id(0), pull(0, number=1))
+    assert isinstance(reply, Reply)
+    assert chunk.open_replies == [0, 1]
+    replies.answer_pull(chunk, worker_id(0), pull(0, number=2, version=4))
+    assert chunk.open_replies == [0, 0]
+    assert reply.token.is_sent

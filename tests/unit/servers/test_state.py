@@ -41,6 +41,7 @@ from psdist.servers.protocol.actions import (
     SlotContent,
     StartSum,
     Step,
+    Unchanged,
 )
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
@@ -114,12 +115,13 @@ def push(
     weight: float = 1.0,
     is_empty: bool = False,
     settings: int = 1,
+    version: int = 0,
 ) -> list[Any]:
     """Actions that follow when the group's push of chunk 0 is offered and has arrived."""
     header = Header(
         kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=0, clock=clock,
         length=0 if is_empty else 4, settings=settings, weight=weight,
-        dtype=Dtype.FLOAT32,
+        dtype=Dtype.FLOAT32, chunk_version=version,
     )  # fmt: skip
     if is_empty:
         return core.handle(Arrived(worker_id(group), header, None))
@@ -231,6 +233,65 @@ def test_a_reply_names_the_pull_that_it_answers_and_no_pull_where_it_answers_a_p
     (to_push,) = only(push(core, 0, 0), Reply)
     assert (to_pull.pull_number, to_pull.flags) == (7, Flag.FOR_PULL)
     assert (to_push.pull_number, to_push.flags) == (0, Flag.NONE)
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_a_step_makes_a_version_and_an_update_without_gradient_makes_none(mode: str) -> None:
+    core = core_of(mode)
+    answers = [
+        *push(core, 0, 0, is_empty=True, version=1),
+        *push(core, 1, 0),
+        *push(core, 0, 1, version=1),
+        *push(core, 1, 1, is_empty=True, version=2),
+        *push(core, 1, 2, is_empty=True, version=3),
+    ]
+    replies = only(answers, Reply, Unchanged)
+    assert [(type(each), each.version) for each in replies] == [
+        (Unchanged, 1),
+        (Reply, 2),
+        (Reply, 3),
+        (Reply, 3),
+        (Unchanged, 3),
+    ]
+
+
+def test_in_sync_a_round_makes_a_version_if_any_group_brings_a_gradient() -> None:
+    core = core_of("sync")
+    answers = [
+        *push(core, 0, 0, version=1),
+        *push(core, 1, 0, is_empty=True, version=1),
+        *push(core, 0, 1, is_empty=True, version=2),
+        *push(core, 1, 1, is_empty=True, version=1),
+    ]
+    replies = only(answers, Reply, Unchanged)
+    assert [(type(each), each.version) for each in replies] == [
+        (Reply, 2),
+        (Reply, 2),
+        (Unchanged, 2),
+        (Reply, 2),
+    ]
+    assert core.statistics().replies == 4
+    assert core.statistics().steps == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.PUSH, Kind.PULL])
+def test_nobody_holds_a_version_that_there_has_not_been(kind: Kind) -> None:
+    for version in (2, 3):
+        core = core_of("async")
+        push(core, 0, 0)
+        header = Header(
+            kind=kind, sender=worker_id(1), group=1, chunk=0, clock=0, settings=1, weight=1.0,
+            pull_number=1, chunk_version=version,
+        )  # fmt: skip
+        actions = core.handle(Arrived(worker_id(1), header, None))
+        if version == 2:
+            assert not only(actions, Fail)
+            continue
+        (fail,) = actions
+        assert str(fail.error) == (
+            "server 0: worker 1 says that it holds version 3 of chunk 0, of which there are 2 so "
+            "far"
+        )
 
 
 SETUP = Setup(partition=b"p", optimizer="o", hyper=b"h")

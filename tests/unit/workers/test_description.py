@@ -61,15 +61,68 @@ def test_pieces_follow_the_module_and_the_rest_comes_from_the_chief() -> None:
     module = model()
     module[1].bias.requires_grad_(False)
     description = ModelDescription.of(module, labelled(module, "decoder"))
-    assert [piece.name for piece in description.pieces] == ["0.weight", "0.bias", "1.weight"]
-    assert [piece.optimizer_group for piece in description.pieces] == [0, 0, 1]
-    assert [name for name, _ in description.frozen] == ["1.bias"]
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [piece.name for piece in description.pieces] == names
+    assert [piece.optimizer_group for piece in description.pieces] == [0, 0, 1, 1]
+    assert [piece.is_frozen for piece in description.pieces] == [False, False, False, True]
+    assert description.frozen == ()
     assert [name for name, _ in description.untrained] == [
-        "1.bias",
         "1.running_mean",
         "1.running_var",
         "1.num_batches_tracked",
     ]
+
+
+class Mixed(torch.nn.Module):
+    """Parameters that a server holds, and some that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = torch.nn.Parameter(torch.ones(2))
+        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.empty = torch.nn.Parameter(torch.ones(0), requires_grad=False)
+        self.whole = torch.nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+        self.outside = torch.nn.Parameter(torch.ones(2))
+        self.frozen_outside = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+
+
+def test_what_the_optimizer_holds_is_a_piece_frozen_or_not_if_servers_train_such_values() -> None:
+    module = Mixed()
+    held = [each for name, each in module.named_parameters() if "outside" not in name]
+    description = ModelDescription.of(module, torch.optim.SGD(held, lr=0.1))
+    assert [(piece.name, piece.is_frozen) for piece in description.pieces] == [
+        ("trained", False),
+        ("frozen", True),
+    ]
+    others = ["empty", "whole", "outside", "frozen_outside"]
+    assert [name for name, _ in description.untrained] == others
+    assert [name for name, _ in description.frozen] == ["whole", "frozen_outside"]
+
+
+def test_workers_must_agree_on_what_is_frozen() -> None:
+    module = Mixed()
+    optimizer = torch.optim.SGD([module.trained, module.frozen], lr=0.1)
+    before = ModelDescription.of(module, optimizer).lines(optimizer)
+    module.frozen.requires_grad_(True)
+    after = ModelDescription.of(module, optimizer).lines(optimizer)
+    assert first_difference(before, after) == (
+        "'parameter frozen: shape [2], dtype float32, stride [1], optimizer group 0, frozen' "
+        "against 'parameter frozen: shape [2], dtype float32, stride [1], optimizer group 0'"
+    )
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_model_of_which_everything_is_frozen_has_nothing_to_train(is_frozen: bool) -> None:
+    module = Mixed()
+    module.trained.requires_grad_(not is_frozen)
+    optimizer = torch.optim.SGD([module.frozen, module.trained], lr=0.1)
+    description = ModelDescription.of(module, optimizer)
+    if is_frozen:
+        with pytest.raises(ModelError, match="no parameters to train"):
+            description.cut(chunk_bytes=None, mode="sync", extra_optimizers=())
+    else:
+        partition = description.cut(chunk_bytes=None, mode="sync", extra_optimizers=())
+        assert len(partition.chunks) == 2
 
 
 def test_a_tied_parameter_is_one_piece_with_all_its_names_in_a_save() -> None:
