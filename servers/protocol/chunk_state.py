@@ -153,6 +153,10 @@ class ChunkState:
             if clock >= token.implied_by:
                 self.close_reply(token)
 
+    def is_gathering_later_than(self, clock: int) -> bool:
+        """Whether a later iteration is being summed (sync)."""
+        return any(push.clock > clock for push in self.gathering.pushes.values())
+
     @property
     def has_waiting(self) -> bool:
         """Whether a push or a reply waits here for groups to come or go."""

@@ -178,6 +178,8 @@ class ServerCore:
 
     def _on_register(self, peer: int, message: Register) -> list[Action]:
         self._membership.join(peer, message)
+        if any(chunk.is_gathering_later_than(0) for chunk in self._chunks.values()):
+            self._refuse(peer, f"registered group {message.group} in the middle of an iteration")
         return [
             self._membership_event("join", message.group, 0),
             SendControl(peer, Registered(group=message.group, server=self._server)),

@@ -54,7 +54,15 @@ from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
-from tests.support.virtual.worker_machine import BYTES, OWNERS, SETUP, make_core, push, register
+from tests.support.virtual.worker_machine import (
+    BYTES,
+    OWNERS,
+    SETUP,
+    make_core,
+    push,
+    register,
+    reply_to,
+)
 
 GROUPS = ((0, 1), (2,), (3,))
 CHUNKS = (0, 2)
@@ -68,7 +76,7 @@ WEIGHTS = (1.0, 1.0, 0.5, 0.0, -1.0, 1e308, float("inf"), float("nan"))
 PEERS = (*map(server_id, range(4)), *map(worker_id, (0, 0, 1, 2, 2, 3, 4, 2**20)))
 LOOKED_AT = (
     *("kind", "chunk", "clock", "length", "group", "settings", "weight", "flags"),
-    *("dtype", "codec", "pull_number"),
+    *("dtype", "codec", "pull_number", "chunk_version"),
 )
 """Fields of a header that say something to a receiver."""
 AGAIN = 40
@@ -112,13 +120,14 @@ class Hostile:
             weight=self.pick(WEIGHTS),
             position=self.pick(SMALL),
             min_done=self.pick(NUMBERS),
-            flags=self.pick((0, 0, Flag.FRESH, Flag.CHECKSUMMED, Flag.FOR_PULL, Flag.RECORDED, 15)),
+            flags=self.pick((0, 0, 0, 31, *(2**bit for bit in range(5)), Flag.UNCHANGED)),
             dtype=self.pick((Dtype.FLOAT32, Dtype.FLOAT32, *Dtype)),
             codec=self.pick((0, 0, 0, 1, 255)),
             generation=self.pick(SMALL),
             map_version=self.pick(SMALL),
             checksum=self.pick(SMALL),
             pull_number=self.pick(SMALL),
+            chunk_version=self.pick((0, 0, 1, 1, 2, 3, 2**64 - 1)),
         )
 
     def control(self) -> Control:
@@ -190,7 +199,8 @@ class Hostile:
         if isinstance(said, Control):
             return ControlArrived(peer, said)
         if self.random.random() < 0.4:
-            return Offered(peer, said.kind, said.chunk, said.length, said)
+            what = peer, said.kind, said.chunk, said.length, said
+            return Offered(*what, clock=said.clock, pull_number=said.pull_number)
         frame = Frame(capacity=256) if said.length else None
         return Arrived(peer, said, frame)
 
@@ -241,11 +251,22 @@ TO_WORKER: tuple[Said, ...] = (
             server_id(owner),
             Header(
                 kind=Kind.REPLY, sender=server_id(owner), chunk=chunk, clock=clock, length=BYTES,
-                dtype=Dtype.FLOAT32, pull_number=number,
+                dtype=Dtype.FLOAT32, pull_number=number, chunk_version=2,
             ),
         )
         for chunk, owner in enumerate(OWNERS)
         for clock, number in ((0, 0), (0, 1), (1, 0))
+    ),
+    *(
+        (
+            server_id(owner),
+            Header(
+                kind=Kind.REPLY, sender=server_id(owner), chunk=chunk, clock=clock,
+                flags=Flag.UNCHANGED, chunk_version=1,
+            ),
+        )
+        for chunk, owner in enumerate(OWNERS)
+        for clock in (0, 1)
     ),
     *((server_id(server), Registered(group=7, server=server)) for server in (0, 1)),
     *((server_id(owner), Missing(chunk=chunk, groups=[1], clocks=[0]))
@@ -391,6 +412,11 @@ class HostileWorker:
             self.core.begin_done({})
         else:
             push(self.core)
+            if stage < 0.8:  # it holds version 1 of every chunk, and asks again
+                for chunk in range(len(OWNERS)):
+                    answer = reply_to(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=chunk))
+                    self.core.handle(Arrived(answer.sender, answer, None))
+                push(self.core)
 
     def step(self) -> None:
         event = self.hostile.event()

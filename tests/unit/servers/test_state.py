@@ -715,6 +715,23 @@ def test_a_group_that_registers_after_a_higher_one_keeps_its_turn() -> None:
     assert [each.group for each in step.contributions] == [0, 1]
 
 
+@pytest.mark.parametrize("clock", [0, 1])
+def test_nobody_registers_behind_an_iteration_that_is_being_summed(clock: int) -> None:
+    """Its own first one would have to come before."""
+    core = core_of("sync", groups=3, registered=2)
+    for each in range(clock):
+        push(core, 0, each)
+        push(core, 1, each)
+    push(core, 0, clock)
+    actions = core.handle(ControlArrived(worker_id(2), Register(group=2, workers=[2], clock=0)))
+    if not clock:
+        assert not only(actions, Fail)
+        core.check_invariants()
+        return
+    (fail,) = actions
+    assert str(fail.error) == "server 0: worker 2 registered group 2 in the middle of an iteration"
+
+
 def test_before_there_is_a_model_as_much_is_kept_as_a_worker_has_credits() -> None:
     assert MAX_CREDITS == MOST_CREDITS
     core = make_core("ssp")
