@@ -180,6 +180,11 @@ class ParameterSets:
             ranks=self._context.roles.worker_ranks,
             collective=lambda payload: self._collective("prepare", payload),
         )
+        if all(piece.is_frozen for each in descriptions for piece in each.pieces):
+            raise ModelError(
+                "the model has no parameters to train: the optimizer holds no parameter that "
+                "requires a gradient"
+            )
         added = [
             self._add(model, description, optimizer, max_norm=max_norm)
             for description, optimizer in zip(descriptions, optimizers, strict=True)
@@ -213,6 +218,9 @@ class ParameterSets:
                     )
                 trained.add(id(parameter))
 
+    def _is_held(self, parameter: torch.nn.Parameter) -> bool:
+        return any(parameter is each for one in self.sets for each in one.description.parameters)
+
     def _add(
         self,
         model: torch.nn.Module,
@@ -239,6 +247,7 @@ class ParameterSets:
             parameters=description.parameters,
             names=[piece.name for piece in description.pieces],
             frozen=description.frozen,
+            is_held=self._is_held,
         )
         weights = self._context.roles.shard_weights
         owners = partition.shard(weights, self._held)

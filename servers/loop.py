@@ -134,7 +134,7 @@ class ServerLoop:
         """What follows from ``event``, by set, after telling whoever else it is for."""
         if isinstance(event, Sent):
             frame = event.frame
-            if not isinstance(frame, ReplyFrame):
+            if not isinstance(frame, ReplyFrame) or frame.token is None:
                 return ()
             each = frame.set_loop
             if self.sets[each.set_index] is not each:

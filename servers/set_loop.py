@@ -63,8 +63,8 @@ class ServerOptions:
 
 
 class ReplyFrame(Frame):
-    """A frame whose payload is one parameter buffer of one chunk, or nothing (it has no token
-    then); reused for reply after reply."""
+    """A frame whose payload is one parameter buffer of one chunk, or nothing; reused for reply
+    after reply."""
 
     __slots__ = ("dtype", "free_list", "set_loop", "token")
 
@@ -87,6 +87,8 @@ class ReplyFrame(Frame):
 _REPLY = int(Kind.REPLY)
 _HEADERS = (-1, -1)
 """In place of (chunk, buffer): frames of replies without payload."""
+_NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
+"""Of those that are under way: no memory waits for them."""
 
 OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...]], None]
 """Called with the set's index, how it is cut, and chunk -> server."""
@@ -262,6 +264,7 @@ class SetLoop:
 
     def _unchanged(self, action: Unchanged) -> None:
         frame = self._reply_frame(_HEADERS)
+        frame.token = _NO_BUFFER
         header = Header(
             kind=_REPLY,
             sender=self._transport.me,

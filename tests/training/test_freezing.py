@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +263,45 @@ def test_a_saved_file_has_frozen_parameters_as_the_chief_had_them(tmp_path: Path
     assert torch.equal(saved, chief["after"])
     assert torch.equal(saved, other["after"])
     assert not torch.equal(saved, other["before"])
+
+
+@pytest.mark.parametrize("groups", [((0,),), ((0,), (1, 2))])
+def test_an_optimizer_of_its_own_for_a_frozen_backbone_trains_as_in_plain_torch(
+    groups: Groups, tmp_path: Path
+) -> None:
+    """Its set makes no step before it is unfrozen; the other's watch does not mind."""
+
+    def train_both(model: nn.Sequential, made: Sequence[torch.optim.Optimizer], given: Any) -> None:
+        for index, (x, y) in enumerate(given):
+            cases.set_frozen(model, index < 5)
+            for each in made:
+                each.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            for each in made:
+                each.step()
+
+    def make(model: nn.Sequential) -> list[torch.optim.Optimizer]:
+        layers = model[cases.HEAD], model[: cases.HEAD]
+        return [cases.OPTIMIZERS["adamw"](each.parameters()) for each in layers]
+
+    def script(job: Job) -> Result:
+        model = cases.model_with_frozen_backbone()
+        model, optimizers = job.prepare(model, make(model))
+        given = cases.batches(part=job.worker, num_parts=job.num_workers)[:15]
+        train_both(model, optimizers, given)
+        return {"parameters": flat(model)}
+
+    model = cases.model_with_frozen_backbone()
+    train_both(model, make(model), cases.batches()[:15])
+    ratio = relative_distance(parameters(proved(script, tmp_path, groups=groups)), flat(model))
+    assert ratio <= 1e-5, f"norm(a - b) / norm(b) = {ratio:.2e}"
+
+
+def test_a_prepare_in_which_everything_is_frozen_is_refused(tmp_path: Path) -> None:
+    def script(job: Job) -> Result:
+        model = cases.PROBLEM.model().requires_grad_(False)
+        job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return {}
+
+    with pytest.raises(ModelError, match="no parameters to train"):
+        run(script, tmp_path)

@@ -115,14 +115,12 @@ class ModelDescription:
         """Cut the pieces as the optimizer needs them; ``chunk_bytes`` None: by the model's size.
 
         Raises :class:`OptimizerRefusedError` for an optimizer that servers do not run, or not in
-        this mode, :class:`ModelError` where everything is frozen; ``extra_optimizers``: names that
-        the configuration allows beside torch's.
+        this mode; ``extra_optimizers``: names that the configuration allows beside torch's.
         """
         marks = traits(self.optimizer, extra=extra_optimizers)
         check_mode(marks, mode)
-        is_training = any(not piece.is_frozen for piece in self.pieces)
         return Partition.cut(
-            self.pieces if is_training else (),
+            self.pieces,
             chunk_bytes=chunk_bytes,
             whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
         )

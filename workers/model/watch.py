@@ -33,11 +33,14 @@ class ModelWatch:
         parameters: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         frozen: Sequence[tuple[str, torch.nn.Parameter]],
+        is_held: Callable[[torch.nn.Parameter], bool] = lambda _parameter: False,
     ) -> None:
         """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters that are none, with
-        their names, and must stay frozen."""
+        their names, and must stay frozen unless another set has come that holds them:
+        ``is_held``."""
         self._names = names
         self._frozen = frozen
+        self._is_held = is_held
         self._places = [
             (table, key, value, f"{path}.{key}" if path else key)
             for path, each in module.named_modules()
@@ -72,7 +75,7 @@ class ModelWatch:
                     "change the model before job.prepare()"
                 )
         for name, parameter in self._frozen:
-            if parameter.requires_grad:
+            if parameter.requires_grad and not self._is_held(parameter):
                 raise UsageError(
                     f"iteration {clock}: parameter {name} was frozen at job.prepare() but now "
                     "requires gradients, and servers do not train it: they hold what the "

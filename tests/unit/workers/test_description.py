@@ -111,20 +111,6 @@ def test_workers_must_agree_on_what_is_frozen() -> None:
     )
 
 
-@pytest.mark.parametrize("is_frozen", [True, False])
-def test_a_model_of_which_everything_is_frozen_has_nothing_to_train(is_frozen: bool) -> None:
-    module = Mixed()
-    module.trained.requires_grad_(not is_frozen)
-    optimizer = torch.optim.SGD([module.frozen, module.trained], lr=0.1)
-    description = ModelDescription.of(module, optimizer)
-    if is_frozen:
-        with pytest.raises(ModelError, match="no parameters to train"):
-            description.cut(chunk_bytes=None, mode="sync", extra_optimizers=())
-    else:
-        partition = description.cut(chunk_bytes=None, mode="sync", extra_optimizers=())
-        assert len(partition.chunks) == 2
-
-
 def test_a_tied_parameter_is_one_piece_with_all_its_names_in_a_save() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     module[1].weight = module[0].weight
