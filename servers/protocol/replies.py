@@ -94,7 +94,7 @@ class Replies:
         for push in pushes:
             clock.advance(push.group)
         for push in pushes:
-            pending = PendingReply(push.peer, push.clock, Flag.NONE, 0, push.version)
+            pending = PendingReply(push.peer, push.clock, Flag.NONE, version=push.version)
             needed = self._policy.required_min_done(push.clock + self._ahead)
             if clock.min_done >= needed:
                 actions.append(self._reply(chunk, pending))

@@ -239,8 +239,7 @@ class Transfers:
             self.duplicates += 1
             return []
         self._check_owed(peer, header)
-        is_unchanged = bool(header.flags & Flag.UNCHANGED)
-        if is_unchanged:
+        if header.flags & Flag.UNCHANGED:
             self._check_unchanged(peer, header)
         elif not self._replies.takes(header):
             raise ProtocolError(
@@ -260,7 +259,7 @@ class Transfers:
                 # What a codec has made of them are not the server's values.
                 number=0 if self._is_decoding else header.chunk_version,
             )
-        if is_unchanged or not self._is_decoding:
+        if not self._is_decoding:  # who decodes holds no version: none comes without payload
             return self._send_next(server)
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
         return [decode, *self._send_next(server)]
