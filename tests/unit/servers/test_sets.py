@@ -22,10 +22,13 @@ from psdist.protocol.control import (
     Suspend,
     WhoIsMissing,
 )
-from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost, Sent
-from psdist.protocol.header import MOST_SETS, Header, Kind
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost, Sent
+from psdist.protocol.header import MOST_SETS, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.actions import Unchanged
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
@@ -206,3 +209,29 @@ def test_a_reply_of_a_server_before_this_one_is_none_of_its_own() -> None:
     frame.token = object()  # type: ignore[assignment]
     with pytest.raises(InvariantError, match="of a server before this one"):
         tell(loop, wire, Sent(frame))
+
+
+def test_a_reply_without_payload_is_under_way_until_the_network_gives_it_back() -> None:
+    loop, wire = make_loop()
+    piece = Piece(name="p", shape=(64,), stride=(1,), dtype="float32", optimizer_group=0)
+    setup = Setup(
+        partition=Partition.cut([piece], chunk_bytes=None).encode(),
+        optimizer="torch.optim.SGD",
+        hyper=pack_hyperparameters([{"lr": 0.1}]),
+    )
+    tell(loop, wire, control(setup, 0))
+    (each,) = loop.sets
+    frames: list[Frame] = []
+    wire.send = lambda _peer, frame: frames.append(frame)  # type: ignore[attr-defined] # a double's
+    for clock in (3, 4):
+        each.execute(
+            Unchanged(worker_id(0), 0, 1, clock, 2, Flag.FOR_PULL, pull_number=5, version=7)
+        )
+        assert Header.unpack(frames[-1].header) == Header(
+            kind=Kind.REPLY, sender=server_id(1), chunk=0, clock=clock, min_done=2, pull_number=5,
+            flags=Flag.FOR_PULL | Flag.UNCHANGED, chunk_version=7,
+        )  # fmt: skip
+        assert each.has_open_replies
+        assert tell(loop, wire, Sent(frames[-1])) == []
+        assert not each.has_open_replies
+    assert frames[0] is frames[1]
