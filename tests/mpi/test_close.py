@@ -207,7 +207,8 @@ def test_who_leaves_while_others_begin_again_is_named(
     start: Start, mpi: Mpi, tmp_path: Path
 ) -> None:
     done = run(start, "leaves_while_others_begin_again", tmp_path, mpi=mpi)
-    assert done.returncode == 2, done.text
+    # MPICH's mpiexec now and then says 9, its own SIGKILL, where a rank is in MPI_Finalize already.
+    assert done.returncode == 2 or (mpi == "mpich" and done.returncode == 9), done.text
     (line,) = told(done)
     assert re.fullmatch(
         r"psdist: worker [01] \(rank \d on .*\): error at jobs_script.py line \d+: psdist.init was "
