@@ -59,4 +59,4 @@ def test_a_failing_run_leaves_every_record_and_is_not_called_complete(
     for unknown in ("max_staleness_seen", "updates_applied", "bytes_pushed", "bytes_pulled",
                     "samples_per_s"):  # fmt: skip
         assert summary[unknown] is None, unknown
-    assert check_run(run_dir, history).verdict == Verdict.INCOMPLETE
+    assert check_run(run_dir, [history]).verdict == Verdict.INCOMPLETE
