@@ -30,15 +30,15 @@ class Frontier:
         return self._chunks[self._at] if self._chunks else None
 
     def move(self) -> ChunkState | None:
-        """Pass chunks that have finished the iteration; the new frontier, which has caught up, or
-        None if it is the old one. One pass over all chunks per iteration, however many groups
-        there are."""
+        """Pass chunks that have finished the iteration, or are held; the new frontier, which has
+        caught up, or None if it is the old one. One pass over all chunks per iteration, however
+        many groups there are."""
         chunks, now = self._chunks, self._clock
         before = at = self._at
         while at < len(chunks):
             clock = chunks[at].clock
             clock.catch_up()
-            if clock.min_done <= now:
+            if clock.min_done <= now and not chunks[at].is_held:
                 break
             at += 1
         if at == before:
