@@ -285,8 +285,10 @@ class Job:
             self._has_warned_of_clipping = True
             logger.warning(
                 "job.clip_grad_norm_ clips the gradient of this worker's group: with %d groups in "
-                "sync that is not the norm of the joint batch",
+                "sync that is not the norm of the joint batch; job.prepare(..., max_grad_norm=%g) "
+                "clips that",
                 self.num_groups,
+                norm,
             )
         return torch.tensor(trainer.clip(norm), dtype=torch.float64)
 

@@ -1,8 +1,9 @@
 """Actions of a server's state machine, for the loop to execute in order, and the loop's events.
 
 The machine (psdist.servers.protocol.state) decides. The loop (psdist.servers.loop) sends and
-receives, and hands Load, StartSum, Fold and Step to an executor (psdist.servers.shard.executor):
-real tensors, or sizes alone. Slots are receive frames, opaque to the machine.
+receives, and hands Load, StartSum, Fold, Hold and Step to an executor
+(psdist.servers.shard.executor): real tensors, or sizes alone. Slots are receive frames, opaque to
+the machine.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ def test_with_several_groups_in_sync_a_group_clips_its_own_and_says_so_once(
         sorted(caplog.messages)
         == [
             "job.clip_grad_norm_ clips the gradient of this worker's group: with 2 groups in sync "
-            "that is not the norm of the joint batch"
+            "that is not the norm of the joint batch; job.prepare(..., max_grad_norm=0.05) clips "
+            "that"
         ]
         * 3
     )

@@ -267,6 +267,8 @@ class Worker(RuleBasedStateMachine):
         header = unchanged(sent, position=position, min_done=position + 1)
         flags = header.flags | (Flag.RECORDED if is_checked else 0)
         self.outstanding.remove(sent)
+        if sent in self.received:
+            self.received.remove(sent)
         self.answered.append(header)
         self.versions[header.chunk] = (position, position + 1, header.clock)
         actions = self.core.handle(Arrived(header.sender, header._replace(flags=flags), None))
