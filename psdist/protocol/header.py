@@ -178,10 +178,5 @@ class Header(NamedTuple):
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
 _FLAGS = (
-    Flag.FRESH
-    | Flag.CHECKSUMMED
-    | Flag.FOR_PULL
-    | Flag.RECORDED
-    | Flag.UNCHANGED
-    | Flag.RECEIPT
+    Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED | Flag.UNCHANGED | Flag.RECEIPT
 )

@@ -38,6 +38,7 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.protocol.chunk_state import ChunkState
+from psdist.servers.protocol.frontier import PassingHeld
 from psdist.servers.protocol.gathering import Gathered
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.replies import Replies
@@ -81,6 +82,7 @@ class Clipped(Gathered):
         blocks: HeldBlocks,
     ) -> None:
         super().build(chunks, slots, blocks)
+        self._frontier = PassingHeld(chunks)
         self._owners, self._num_blocks = blocks
         for owner, number in zip(*blocks, strict=True):
             self._expected[owner] += number
@@ -132,8 +134,7 @@ class Clipped(Gathered):
         slot, gathering.accumulator = gathering.accumulator, None
         chunk.is_held = True
         self._is_empty[index] = slot is None
-        # Where all are held nothing is to be served before they are stepped.
-        frontier = self._frontier.move() if len(self._is_empty) < len(self._chunks) else None
+        frontier = self._frontier.move()
         if slot is None:
             self._squares[index] = (0.0,) * self._num_blocks[index]
             return self._reconsider(frontier) + self._tell()

@@ -30,15 +30,15 @@ class Frontier:
         return self._chunks[self._at] if self._chunks else None
 
     def move(self) -> ChunkState | None:
-        """Pass chunks that have finished the iteration, or are held; the new frontier, which has
-        caught up, or None if it is the old one. One pass over all chunks per iteration, however
-        many groups there are."""
+        """Pass chunks that have finished the iteration; the new frontier, which has caught up, or
+        None if it is the old one. One pass over all chunks per iteration, however many groups
+        there are."""
         chunks, now = self._chunks, self._clock
         before = at = self._at
         while at < len(chunks):
             clock = chunks[at].clock
             clock.catch_up()
-            if clock.min_done <= now and not chunks[at].is_held:
+            if clock.min_done <= now:
                 break
             at += 1
         if at == before:
@@ -64,3 +64,16 @@ class Frontier:
             clocks.append(clock.min_done)
         self._clock = min(clocks)
         self._at = clocks.index(self._clock)
+
+
+class PassingHeld(Frontier):
+    """Where chunks are held before they are stepped (clipping): held ones are passed, too."""
+
+    def move(self) -> ChunkState | None:
+        has_moved = super().move() is not None
+        last = len(self._chunks) - 1
+        while self._at < last and self._chunks[self._at].is_held:
+            self._at += 1
+            super().move()
+            has_moved = True
+        return self.chunk if has_moved else None

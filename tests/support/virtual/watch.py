@@ -206,13 +206,13 @@ class Watch:
                 slot.free()
                 original["fold"](action)
 
-            held: dict[int, list[tuple[int, int, float]]] = {}
+            held: dict[int, Slot] = {}
 
             @wraps(original["hold"])
             def hold(action: Hold) -> tuple[float, ...]:
                 slot = self._sum(action.slot, action.chunk)
                 assert action.chunk not in held, f"held before {held[action.chunk]} was stepped"
-                held[action.chunk] = slot.folded
+                held[action.chunk] = Slot(header=slot.header, folded=slot.folded)
                 slot.free()
                 squares: tuple[float, ...] = original["hold"](action)
                 return squares
@@ -222,7 +222,7 @@ class Watch:
                 brought = [each[:3] for each in action.contributions if not each.is_empty]
                 assert (action.gradient is None) == (action.content is SlotContent.HELD)
                 if action.gradient is None:
-                    slot = Slot(folded=held.pop(action.chunk))
+                    slot = held.pop(action.chunk)
                     assert slot.folded == brought, f"{slot.folded} was held, stepped {brought}"
                 elif action.content is SlotContent.SUM:
                     slot = self._sum(action.gradient, action.chunk)

@@ -34,6 +34,7 @@ from psdist.servers.protocol.actions import (
     SlotContent,
     StartSum,
     Step,
+    Unchanged,
 )
 from psdist.servers.protocol.clipping import Clipped, coefficient
 from psdist.servers.protocol.policy import policy_for
@@ -366,9 +367,11 @@ def test_a_second_push_or_one_that_asks_for_nothing_gets_no_receipt() -> None:
     assert server.push_nothing(0, 1, flags=Flag.CHECKSUMMED) == []
 
 
+@pytest.mark.parametrize("held", [0, 1])
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
-def test_a_push_that_is_answered_at_once_needs_no_receipt(mode: str) -> None:
-    header = Server((1,)).header(0, 0, 0)._replace(flags=Flag.RECEIPT)
+def test_a_push_that_is_answered_at_once_needs_no_receipt(mode: str, held: int) -> None:
+    """Whether its sender is sent parameters or holds them already."""
+    header = Server((1,)).header(0, 0, 0)._replace(flags=Flag.RECEIPT, chunk_version=held)
     core = ServerCore(server=1, policy=policy_for(mode, staleness=0), groups=[(0,), (1,)])
     core.handle(
         ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"", max_norm=0.0))
@@ -386,7 +389,8 @@ def test_a_push_that_is_answered_at_once_needs_no_receipt(mode: str) -> None:
     other = header._replace(sender=worker_id(1), group=1)
     second = core.handle(Arrived(worker_id(1), other, None))
     receipt = Receipt(worker_id(0), 0, 0)
-    answered = [[Reply], [Reply]] if mode == "async" else [[Receipt], [Reply, Reply]]
+    reply = Unchanged if held else Reply
+    answered = [[reply], [reply]] if mode == "async" else [[Receipt], [reply, reply]]
     for actions, expected in zip((first, second), answered, strict=True):
         assert [each for each in kinds(actions) if each is not EmptyStep] == expected
     assert (receipt in first) == (mode != "async")
