@@ -476,6 +476,10 @@ def forget_that_it_is_held(server: Server) -> None:
     server.clipped._is_empty.clear()
 
 
+def let_the_frontier_stay(server: Server) -> None:
+    server.core._chunks[0].is_held = False
+
+
 def hold_what_nobody_brought(server: Server) -> None:
     server.core._chunks[1].is_held = True
     server.clipped._is_empty[1] = True
@@ -486,18 +490,26 @@ def know_too_early(server: Server) -> None:
     server.core._chunks[0].is_held = False
 
 
+def learn_the_last_squares_and_do_nothing(server: Server) -> None:
+    server.held(0, 1.0)
+    server.clipped._squares[1] = (1.0,)
+    server.clipped._told[2] = (1.0,)
+
+
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [
-        (forget_that_it_is_held, "could go on and does not|are held, not"),
-        (hold_what_nobody_brought, "is held without a contribution"),
-        (know_too_early, "could go on|the coefficient 1.0, all told: False"),
+        (forget_that_it_is_held, r"chunk 0 could go on and does not: \[\]"),
+        (let_the_frontier_stay, r"chunks \[\] are held, not \[0\]"),
+        (hold_what_nobody_brought, r"a chunk of \[0, 1\] is held without a contribution"),
+        (know_too_early, r"chunk 0 could go on and does not: \[\]"),
+        (learn_the_last_squares_and_do_nothing, "the coefficient None, all told: True"),
     ],
 )
 def test_a_state_that_contradicts_itself_is_told(
     break_it: Callable[[Server], None], told: str
 ) -> None:
-    server = Server((1, 1))
+    server = Server((1, 1, 2))
     server.hold(0)
     server.core.check_invariants()
     break_it(server)
