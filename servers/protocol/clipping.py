@@ -106,8 +106,7 @@ class Clipped(Gathered):
     def _step_held(self, chunk: ChunkState, target: int, gradient_scale: float) -> list[Action]:
         """As :class:`Gathered` steps where there is no gradient in a slot; where there is one in
         held memory, that step takes the empty one's place."""
-        if self._is_empty.pop(chunk.index):
-            return super()._step(chunk) or []
+        has_gradient = not self._is_empty.pop(chunk.index)
         gathering = chunk.gathering
         step = Step(
             chunk=chunk.index,
@@ -121,11 +120,15 @@ class Clipped(Gathered):
             target=target,
             contributions=(),
         )
-        self._begin_step(step, chunk)
-        actions = super()._step(chunk) or []
-        empty, actions[0] = actions[0], step
+        if has_gradient:  # replies that follow are of what it makes
+            self._begin_step(step, chunk)
+        actions = super()._step(chunk)
+        assert actions is not None
+        empty = actions[0]
         assert isinstance(empty, EmptyStep)
-        step.contributions = empty.contributions
+        if has_gradient:
+            step.contributions = empty.contributions
+            actions[0] = step
         return actions
 
     def _hold(self, chunk: ChunkState) -> list[Action]:
