@@ -199,8 +199,8 @@ def test_a_piece_that_all_lack_is_left_out_of_the_step() -> None:
         ((NORM * NORM,), NORM / (NORM + 1e-6)),
         ((1.0,), 1.0),
         # One by one from the first: math.fsum, and any other order, would count the ones.
-        ((2.0**54, *[1.0] * 8), NORM / (2.0**27 + 1e-6)),
-        (([1.0] * 8 + [2.0**54]), NORM / (math.sqrt(2.0**54 + 8) + 1e-6)),
+        ((2.0**54, *[1.0] * 4096), NORM / (2.0**27 + 1e-6)),
+        ((*[1.0] * 4096, 2.0**54), NORM / (math.sqrt(2.0**54 + 4096) + 1e-6)),
     ],
 )
 def test_the_coefficient_is_that_of_torch_and_squares_are_added_one_by_one(
@@ -233,23 +233,31 @@ def test_others_may_be_ready_first() -> None:
 
 
 @pytest.mark.parametrize("mine", [0, 1])
-def test_squares_are_added_in_the_order_of_chunks_whoever_holds_them(mine: int) -> None:
-    """Chunk 0 has the large block: the ones of the others are too small beside it."""
-    owners = [mine, 2, 2, 1 - mine, 1 - mine, 1 - mine]
-    server = Server(owners, (1, 1, 1, 1, 1, 1))
-    large, ones = 2.0**54, (1.0,) * 3
-    server.told(2, 1.0, 1.0)
-    if mine:
-        server.told(0, *ones)
-        server.hold(0)
-        actions = server.held(0, large)
-    else:
-        server.told(0, large)
-        for chunk in (3, 4, 5):
-            server.hold(chunk)
-            actions = server.held(chunk, 1.0)
+@pytest.mark.parametrize("is_large_first", [False, True])
+def test_squares_are_added_in_the_order_of_chunks_whoever_holds_them(
+    mine: int, is_large_first: bool
+) -> None:
+    """Behind the large one the others are too small to count; before it they add up."""
+    ones, large = (1.0,) * 4096, (2.0**54,)
+    theirs = [large, ones] if is_large_first else [ones, large]
+    owners = [mine, 1 - mine]
+    server = Server(owners, [len(each) for each in theirs])
+    server.told(0, *theirs[owners.index(0)])
+    chunk = owners.index(1)
+    server.hold(chunk)
+    actions = server.held(chunk, *theirs[chunk])
     step = next(each for each in actions if isinstance(each, Step))
-    assert step.gradient_scale == NORM / (2.0**27 + 1e-6)
+    total = 2.0**54 + (0 if is_large_first else 4096)
+    assert step.gradient_scale == NORM / (math.sqrt(total) + 1e-6)
+
+
+def test_where_a_chunk_is_held_without_a_gradient_the_next_ones_push_is_received() -> None:
+    server = Server((1, 1), slots=2)
+    assert server.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "waits")) == []
+    assert server.push_nothing(0, 0) == []
+    (accept,) = server.push_nothing(1, 0)
+    assert isinstance(accept, Accept)
+    assert accept.ticket == "waits"
 
 
 def test_a_chunk_without_a_gradient_counts_as_zero_and_makes_no_step() -> None:
