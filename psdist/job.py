@@ -163,9 +163,9 @@ class Job:
         on. Several optimizers, for parts of the model, are passed and come back as a list. Each is
         a parameter set with clocks of its own; ``prepare`` may be called again for another model.
         DataLoaders come back behind them, each as a loader of this worker's part; their batch size
-        is per worker. ``max_grad_norm``: every step clips the mean gradient of the worker's group
-        (of the parameters of that optimizer) to that L2 norm, as torch's clip_grad_norm_ clips a
-        process's (in sync only with one group, whose mean is everybody's).
+        is per worker. ``max_grad_norm``: every step clips to that L2 norm, as torch's
+        clip_grad_norm_ clips a process's, the gradient of the parameters of each optimizer: in sync
+        that of the joint batch, in ssp and async the mean gradient of the worker's group.
 
         Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
         a parameter or servers cannot hold the model, :class:`OptimizerRefusedError` for an
@@ -176,12 +176,6 @@ class Job:
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
-        if max_norm and self.mode == "sync" and self.num_groups > 1:
-            raise UsageError(
-                f"job.prepare(max_grad_norm={max_norm:g}) in mode sync with {self.num_groups} "
-                "groups: the joint gradient is known to the servers only, and they do not clip; "
-                "use one group, mode ssp or async, or job.clip_grad_norm_, which clips by group"
-            )
         is_one = isinstance(optimizer, torch.optim.Optimizer)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         if not optimizers:
@@ -291,8 +285,10 @@ class Job:
             self._has_warned_of_clipping = True
             logger.warning(
                 "job.clip_grad_norm_ clips the gradient of this worker's group: with %d groups in "
-                "sync that is not the norm of the joint batch",
+                "sync that is not the norm of the joint batch; job.prepare(..., max_grad_norm=%g) "
+                "clips that",
                 self.num_groups,
+                norm,
             )
         return torch.tensor(trainer.clip(norm), dtype=torch.float64)
 

@@ -267,6 +267,7 @@ class ParameterSets:
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             on_nonfinite=config.on_nonfinite,
             max_norm=max_norm,
+            clips_itself=config.mode != "sync",
             history=history,
             on_iteration=lambda: self._standing.end_iteration(self.trainers, index),
         )
@@ -274,6 +275,7 @@ class ParameterSets:
             partition=partition.encode(),
             optimizer=description.optimizer,
             hyper=packed_hyperparameters(optimizer),
+            max_norm=max_norm,
         )
         loop.join(setup if loop.core.seat.is_chief else None)
         added = ParameterSet(

@@ -14,6 +14,7 @@ It decides nothing about consistency, nor about who has come to a collective.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from itertools import chain
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
@@ -103,7 +104,7 @@ class ServerLoop:
             event = self.transport.poll()
             if event is not None:
                 for each, actions in self._decide(event):
-                    for action in actions:
+                    for action in chain(actions, each.follow_up()):
                         each.execute(action)
                         if cost_s := each.take_cost_s():
                             yield cost_s

@@ -11,7 +11,8 @@ the events of its set.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import add
 from typing import Any, TypeAlias
@@ -33,8 +34,12 @@ from psdist.servers.protocol.actions import (
     EmptyStep,
     Fail,
     Fold,
+    Held,
+    HeldBlocks,
+    Hold,
     Load,
     MembershipEvent,
+    Receipt,
     Reply,
     ReplySent,
     ReplyToken,
@@ -42,6 +47,7 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
     Unchanged,
+    num_blocks,
 )
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
@@ -128,16 +134,19 @@ class SetLoop:
         self._partition: Partition | None = None
         self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
         self._num_reply_frames = 0
+        self._happened: deque[Held] = deque()
         self._execute: dict[type, Callable[[Any], None]] = {
             Build: self._build,
             Load: self._load,
             Accept: self._accept,
             StartSum: self._start_sum,
             Fold: self._fold,
+            Hold: self._hold,
             Step: self._step,
             EmptyStep: self._empty_step,
             Reply: self._reply,
             Unchanged: self._unchanged,
+            Receipt: self._receipt,
             SendControl: self._send_control,
             MembershipEvent: self._record_membership,
             Fail: self._fail,
@@ -162,6 +171,13 @@ class SetLoop:
         execute = self._execute
         for action in actions:
             execute[type(action)](action)
+        if self._happened:
+            self.do(self.follow_up())
+
+    def follow_up(self) -> Iterator[Action]:
+        """What follows from what was executed; to be executed one by one, behind that."""
+        while self._happened:
+            yield from self.core.handle(self._happened.popleft())
 
     def take_cost_s(self) -> float:
         """What the executor has cost since the last call, in seconds of a virtual network."""
@@ -196,6 +212,7 @@ class SetLoop:
             hyper=setup.hyper,
             wire=options.wire,
             extra_optimizers=options.extra_optimizers,
+            is_holding=options.mode == "sync" and setup.max_norm > 0,
         )
         self.executor = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners)
@@ -207,6 +224,7 @@ class SetLoop:
             pushes=payload_rule(options.wire.push, partition),
             num_pieces=len(partition.pieces),
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
+            blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
         )
         self.do(self.core.handle(built))
 
@@ -221,6 +239,11 @@ class SetLoop:
 
     def _fold(self, action: Fold) -> None:
         self._built.fold(action)
+
+    def _hold(self, action: Hold) -> None:
+        # The machine hears of it when all that it has decided is done: what follows may step a
+        # chunk, and a reply is stamped with the log's position when it leaves.
+        self._happened.append(Held(action.chunk, self._built.hold(action)))
 
     def _step(self, action: Step) -> None:
         self._built.step(action)
@@ -300,6 +323,18 @@ class SetLoop:
         if free is None:
             free = self._reply_frames[key] = []
         return free.pop() if free else self._new_reply_frame(key, free)
+
+    def _receipt(self, action: Receipt) -> None:
+        frame = self._reply_frame(_HEADERS)
+        frame.token = _NO_BUFFER
+        Header(
+            kind=Kind.RECEIPT,
+            sender=self._transport.me,
+            chunk=action.chunk,
+            clock=action.clock,
+            set_index=self.set_index,
+        ).pack_into(frame.header)
+        self._transport.send(action.peer, frame)
 
     def _new_reply_frame(self, key: tuple[int, int], free: list[ReplyFrame]) -> ReplyFrame:
         assert self._partition is not None

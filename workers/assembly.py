@@ -51,6 +51,7 @@ def make_trainer(
     look_for_changes: Callable[[FlatModel, int], None] = lambda _flat, _clock: None,
     on_nonfinite: Literal["error", "skip"] = "error",
     max_norm: float = 0.0,
+    clips_itself: bool = True,
     history: WorkerHistory | None = None,
     on_iteration: Callable[[], None] = lambda: None,
 ) -> Trainer:
@@ -73,6 +74,7 @@ def make_trainer(
         hyperparameters=hyperparameters,
         on_nonfinite=on_nonfinite,
         max_norm=max_norm,
+        clips_itself=clips_itself,
         history=history,
         on_iteration=on_iteration,
     )

@@ -88,12 +88,14 @@ class Trainer:
         hyperparameters: Callable[[], bytes],
         on_nonfinite: Literal["error", "skip"],
         max_norm: float,
+        clips_itself: bool,
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
     ) -> None:
         """``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
         ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
-        every step clips the group's gradient, 0 for none."""
+        every step clips, 0 for none: the group's gradient here (``clips_itself``), or the joint one
+        on the servers."""
         self.clock = 0
         self._partition = partition
         self._flat = flat
@@ -104,6 +106,7 @@ class Trainer:
         self._hyperparameters = hyperparameters
         self._on_nonfinite = on_nonfinite
         self._max_norm = max_norm
+        self._clips_to = max_norm if clips_itself else 0.0
         self._history = history
         self._on_iteration = on_iteration
         slices = partition.slices(group.size)
@@ -245,7 +248,7 @@ class Trainer:
             hyper=self._hyperparameters(),
             is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
             is_finite=may_be_skipped or not non_finite,
-            max_norm=self._max_norm if clip_to is None else clip_to,
+            max_norm=self._clips_to if clip_to is None else clip_to,
             absent=frozenset(absent),
         )
         table = yield from self._steps.gather(mine)

@@ -40,11 +40,13 @@ class Control:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup(Control):
     """Chief to every server: how parameters are cut and which optimizer runs
-    (psdist.protocol.partition)."""
+    (psdist.protocol.partition). ``max_norm``: to which servers clip the joint gradient of every
+    iteration, where they sum it (sync); 0 for none."""
 
     partition: bytes
     optimizer: str
     hyper: bytes
+    max_norm: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +102,16 @@ class Resumed(Control):
 
     seq: int
     server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SumsOfSquares(Control):
+    """A server to every other one that holds chunks of the set: all of its chunks are held.
+    ``round``: how many rounds were over here before; ``values``: of each block of its chunks, in
+    their order, the sum of the squares of the weighted mean (float64, little-endian)."""
+
+    round: int
+    values: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -42,6 +42,8 @@ class Kind(IntEnum):
     INIT = 4
     """The chief's initial parameters of one chunk."""
     CONTROL = 5
+    RECEIPT = 6
+    """A server has received a push, and its reply must wait; no payload."""
 
 
 class Flag:
@@ -58,6 +60,8 @@ class Flag:
     """On REPLY: the server recorded a checksum of these parameters (docs/history.md)."""
     UNCHANGED = 16
     """On REPLY: no payload, for the asker holds this version of the chunk already."""
+    RECEIPT = 64
+    """On PUSH: its sender has more to push than credits, and asks for a RECEIPT."""
 
 
 class Dtype(IntEnum):
@@ -173,4 +177,6 @@ class Header(NamedTuple):
 
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
-_FLAGS = Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED | Flag.UNCHANGED
+_FLAGS = (
+    Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED | Flag.UNCHANGED | Flag.RECEIPT
+)

@@ -1,8 +1,9 @@
 """Actions of a server's state machine, for the loop to execute in order, and the loop's events.
 
 The machine (psdist.servers.protocol.state) decides. The loop (psdist.servers.loop) sends and
-receives, and hands Load, StartSum, Fold and Step to an executor (psdist.servers.shard.executor):
-real tensors, or sizes alone. Slots are receive frames, opaque to the machine.
+receives, and hands Load, StartSum, Fold, Hold and Step to an executor
+(psdist.servers.shard.executor): real tensors, or sizes alone. Slots are receive frames, opaque to
+the machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from psdist.errors import PsdistError
 from psdist.protocol.control import Control, Setup
@@ -57,6 +58,8 @@ class SlotContent(Enum):
     """As it was received, in the workers' dtype."""
     SUM = "sum"
     """A weighted sum of gradients, in the server's dtype."""
+    HELD = "held"
+    """No slot's: the weighted mean lies in the chunk's held memory, in the server's dtype."""
 
 
 @dataclass(slots=True)
@@ -79,17 +82,30 @@ class Fold:
 
 
 @dataclass(slots=True)
+class Hold:
+    """The sum in the slot, times ``scale``, moves to the chunk's held memory; ``Held`` comes back.
+
+    Blocks of :data:`BLOCK_ELEMENTS` are counted from the chunk's start, so that what is computed of
+    each does not depend on who holds the chunk."""
+
+    chunk: int
+    slot: Frame
+    scale: float
+
+
+@dataclass(slots=True)
 class Step:
     """One optimizer step on a chunk.
 
-    The slot ``gradient`` holds a gradient or a sum, as ``content`` says; the optimizer is given
-    that times ``gradient_scale``. The learning rate is the hyperparameters' * ``lr_scale``; pieces
-    in ``absent`` stay as they are. Parameters are read from buffer ``source`` and end in buffer
-    ``target`` (other than ``source`` while a reply from it is open).
+    The slot ``gradient`` holds a gradient or a sum, or the chunk's held memory a mean, as
+    ``content`` says; the optimizer is given that times ``gradient_scale``. The learning rate is the
+    hyperparameters' * ``lr_scale``; pieces in ``absent`` stay as they are. Parameters are read from
+    buffer ``source`` and end in buffer ``target`` (other than ``source`` while a reply from it is
+    open).
     """
 
     chunk: int
-    gradient: Frame
+    gradient: Frame | None
     content: SlotContent
     gradient_scale: float
     lr_scale: float
@@ -148,6 +164,15 @@ class Unchanged(NamedTuple):
 
 
 @dataclass(slots=True)
+class Receipt:
+    """Tell a worker that its push of the chunk has been received: a header alone."""
+
+    peer: int
+    chunk: int
+    clock: int
+
+
+@dataclass(slots=True)
 class SendControl:
     peer: int
     message: Control
@@ -176,10 +201,12 @@ Action = (
     | Accept
     | StartSum
     | Fold
+    | Hold
     | Step
     | EmptyStep
     | Reply
     | Unchanged
+    | Receipt
     | SendControl
     | MembershipEvent
     | Fail
@@ -187,6 +214,25 @@ Action = (
 
 
 # -- events from the loop ----------------------------------------------------------------------
+
+
+BLOCK_ELEMENTS = 1 << 16
+"""Of a chunk, whose squares are summed by its server: the unit in which a norm is put together."""
+
+
+def num_blocks(num_elements: int) -> int:
+    """Of a chunk of so many elements."""
+    return -(-num_elements // BLOCK_ELEMENTS)
+
+
+class HeldBlocks(NamedTuple):
+    """For clipping: which server holds each chunk of the model, and how many blocks it has."""
+
+    owners: Sequence[int]
+    numbers: Sequence[int]
+
+
+NO_BLOCKS: Final = HeldBlocks((), ())
 
 
 @dataclass(slots=True)
@@ -200,6 +246,16 @@ class Built:
     pushes: PayloadRule
     num_pieces: int
     num_optimizer_groups: int
+    blocks: HeldBlocks = NO_BLOCKS
+
+
+@dataclass(slots=True)
+class Held:
+    """The weighted mean of the chunk lies in held memory; ``squares``: the sum of the squares of
+    each block, in float64."""
+
+    chunk: int
+    squares: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -209,7 +265,7 @@ class ReplySent:
     token: ReplyToken
 
 
-ServerEvent = Offered | Arrived | ControlArrived | PeerLost | Built | ReplySent
+ServerEvent = Offered | Arrived | ControlArrived | PeerLost | Built | Held | ReplySent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

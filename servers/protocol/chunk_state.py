@@ -71,6 +71,8 @@ class ChunkState:
     gathering: Gathering = field(default_factory=Gathering)
     version: int = 1
     """Of the values: 1 for the initial ones, one more with every step."""
+    is_held: bool = False
+    """What was gathered is complete and in held memory; it waits for the joint norm (clipping)."""
     current: int = 0
     """The parameter buffer that holds the newest version."""
     open_replies: list[int] = field(default_factory=lambda: [0, 0])

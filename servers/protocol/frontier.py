@@ -64,3 +64,16 @@ class Frontier:
             clocks.append(clock.min_done)
         self._clock = min(clocks)
         self._at = clocks.index(self._clock)
+
+
+class PassingHeld(Frontier):
+    """Where chunks are held before they are stepped (clipping): held ones are passed, too."""
+
+    def move(self) -> ChunkState | None:
+        has_moved = super().move() is not None
+        last = len(self._chunks) - 1
+        while self._at < last and self._chunks[self._at].is_held:
+            self._at += 1
+            super().move()
+            has_moved = True
+        return self.chunk if has_moved else None

@@ -20,6 +20,7 @@ from psdist.servers.protocol.actions import (
     Contribution,
     EmptyStep,
     Fold,
+    HeldBlocks,
     SlotContent,
     StartSum,
     Step,
@@ -37,8 +38,10 @@ class Gathered(Updates):
         super().__init__(membership=membership, replies=replies)
         self._frontier = Frontier(())
 
-    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
-        super().build(chunks, slots)
+    def build(
+        self, chunks: Sequence[ChunkState], slots: Sequence[Frame], blocks: HeldBlocks
+    ) -> None:
+        super().build(chunks, slots, blocks)
         self._frontier = Frontier(chunks)
 
     def slots_needed(self, index: int, group: int | None) -> int:
@@ -61,10 +64,10 @@ class Gathered(Updates):
         actions: list[Action] = []
         while (group := chunk.next_in_turn()) is not None or chunk.gathering.pushes:
             if group is None:
-                target = chunk.target_buffer()
-                if target is None:
-                    return actions  # on_free_buffer comes back here
-                actions += self._step(chunk, target)
+                step = self._step(chunk)
+                if step is None:
+                    return actions
+                actions += step
                 continue
             push = chunk.take_push(group)
             if push is None:
@@ -106,8 +109,11 @@ class Gathered(Updates):
         fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
         return [fold, *self.pool.release(push.slot)]
 
-    def _step(self, chunk: ChunkState, target: int) -> list[Action]:
-        """All have contributed: one step on the weighted mean."""
+    def _step(self, chunk: ChunkState) -> list[Action] | None:
+        """All have contributed: one step on the weighted mean; None where it must wait."""
+        target = chunk.target_buffer()
+        if target is None:
+            return None  # on_free_buffer comes back
         gathering, chunk.gathering = chunk.gathering, Gathering()
         first, *_ = pushes = tuple(gathering.pushes.values())
         contributions = tuple(
@@ -141,6 +147,9 @@ class Gathered(Updates):
             actions += self.pool.release(slot)
         return actions + self._reconsider(frontier)
 
+    def _may_finish(self, chunk: ChunkState) -> bool:
+        return chunk.target_buffer() is not None
+
     def _reconsider(self, frontier: ChunkState | None) -> list[Action]:
         """Where the frontier has moved to: its next push needs fewer free slots than before."""
         if frontier is None:
@@ -155,7 +164,7 @@ class Gathered(Updates):
                 raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
             gathered = chunk.gathering.pushes
             missing = [group for group in chunk.clock.missing() if group not in gathered]
-            is_ready = gathered and chunk.target_buffer() is not None
+            is_ready = gathered and self._may_finish(chunk)
             if missing[0] in chunk.pushes if missing else is_ready:
                 raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
         if index is not None:

@@ -10,10 +10,27 @@ Each offer *needs* a number of free slots, told by the state machine:
     3  it starts another accumulator
     4  it comes before its turn and would only wait in the slot
 
-So the last slot always serves folding and the last but one always serves the frontier. Workers
-send a server's chunks in ascending order, hence every group has the frontier chunk on its way, it
-completes, and the next chunk becomes the frontier: no deadlock with 2 slots or more. In ssp and
-async every push is applied on arrival and needs 1.
+Why that cannot deadlock, with 2 slots or more. A chunk is *passed* in an iteration when it is
+stepped, or (clipping) held for the joint norm: either way the pushes of all groups that count were
+received, and no slot holds anything of it. The *frontier* is the lowest chunk that is not passed.
+
+1. All groups send a server's chunks in one order that they share: ascending, the order in which
+   the frontier moves.
+2. A credit comes back when a push is received (by its reply, or by a receipt where the reply must
+   wait; who may push everything at once needs no receipt). So a push that is not received keeps
+   its credit, every other one has given it back, and with 1 and 2 each group's push of the
+   frontier chunk is offered, or its sender is still to begin the iteration, or has stopped.
+3. The last slot always folds and the last but one always serves the frontier, so the push of the
+   group in turn is received, then the next one's. The chunk completes and is passed.
+
+Nothing in this waits for another server or another set: slots and credits are those of one server
+in one set. Only when every chunk here is passed are held ones waited for, and then the pushes of
+no server wait for slots or credits of this one: each server passes all its chunks, tells its
+squares, and every server steps. In ssp and async every push is applied on arrival and needs 1.
+
+What credits bound is offers that wait to be received: of a worker, so many. Replies that are owed
+are bookkeeping, a few words each. What happens to groups that send in opposite orders:
+tests/unit/servers/test_shared_order.py.
 """
 
 from __future__ import annotations

@@ -15,13 +15,21 @@ from __future__ import annotations
 from typing import NoReturn
 
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Leave, Register, Settings, Setup, Suspend, WhoIsMissing
+from psdist.protocol.control import (
+    Leave,
+    Register,
+    Settings,
+    Setup,
+    SumsOfSquares,
+    Suspend,
+    WhoIsMissing,
+)
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import MOST_SETS
 from psdist.protocol.ids import describe_peer
 
 _BEGINS_A_SET = (Setup, Register)
-_OF_A_SET = (*_BEGINS_A_SET, Settings, Suspend, Leave, WhoIsMissing)
+_OF_A_SET = (*_BEGINS_A_SET, Settings, Suspend, Leave, SumsOfSquares, WhoIsMissing)
 
 
 class SetNumbers:

@@ -8,6 +8,7 @@ A push goes this way, and this is the place to read how:
     Offered   -> a receive slot, or it stays with its sender     receive_pool
     Arrived   -> is it the next of its group?                    _on_push, here
     applied   -> sync: folded in group order, then one Step      gathering
+                 the same, held until a norm is known            clipping
                  ssp, async: a Step at once                      on_arrival
     contained -> the group's clock advances                      replies: advance, chunk_clock
     min_done  -> replies that the mode now allows                replies: release
@@ -32,11 +33,12 @@ from psdist.protocol.control import (
     Resume,
     Settings,
     Setup,
+    SumsOfSquares,
     Suspend,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
-from psdist.protocol.header import MOST_CREDITS, Header, Kind
+from psdist.protocol.header import MOST_CREDITS, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -44,15 +46,20 @@ from psdist.servers.protocol.actions import (
     Build,
     Built,
     Fail,
+    Held,
     Load,
     MembershipEvent,
+    Receipt,
+    Reply,
     ReplySent,
     SendControl,
     ServerEvent,
     ServerStatistics,
+    Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
 from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.clipping import Clipped
 from psdist.servers.protocol.gathering import Gathered
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.on_arrival import OnArrival
@@ -88,9 +95,12 @@ class ServerCore:
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
+        self._policy = policy
         self._updates = _APPLIES[policy.applying](
             membership=self._membership, replies=self._replies
         )
+        self._clipped: Clipped | None = None
+        """``_updates``, where they clip."""
         self._ahead = 1 + pipeline
         """By so many iterations a worker may be ahead of what others of its group have pushed."""
         # A push and its second delivery, for each iteration that may be under way.
@@ -106,6 +116,7 @@ class ServerCore:
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
             Built: self._on_built,
+            Held: self._on_in_held_memory,
             Offered: self._hold,
             Arrived: self._hold,
             ReplySent: self._on_reply_sent,
@@ -118,6 +129,7 @@ class ServerCore:
             Suspend: self._on_suspend,
             Resume: self._on_resume,
             Leave: self._on_leave,
+            SumsOfSquares: self._on_sums_of_squares,
             WhoIsMissing: self._on_who_is_missing,
         }
 
@@ -147,7 +159,25 @@ class ServerCore:
         if self._is_described:
             self._refuse(peer, "sent a second Setup")
         self._is_described = True
+        if not 0 <= message.max_norm < inf:
+            self._refuse(peer, f"sent Setup with the norm {message.max_norm} to clip to")
+        if message.max_norm and self._policy.applying is Applying.GATHERED:
+            self._updates = self._clipped = Clipped(
+                membership=self._membership,
+                replies=self._replies,
+                server=self._server,
+                max_norm=message.max_norm,
+            )
         return [Build(message)]
+
+    def _on_in_held_memory(self, event: Held) -> list[Action]:
+        assert self._clipped is not None
+        return self._clipped.on_held(event)
+
+    def _on_sums_of_squares(self, peer: int, message: SumsOfSquares) -> list[Action]:
+        if self._clipped is None:
+            self._refuse(peer, "sent sums of squares of a set whose gradients nobody clips here")
+        return self._clipped.on_squares(peer, message)
 
     def _hold(self, event: Offered | Arrived) -> list[Action]:
         """Data that comes before the shard is built: handled when it is."""
@@ -167,7 +197,7 @@ class ServerCore:
             num_pieces=event.num_pieces, num_optimizer_groups=event.num_optimizer_groups
         )
         self._initials, self._pushed = event.initials, event.pushes
-        self._updates.build(tuple(self._chunks.values()), event.slots)
+        self._updates.build(tuple(self._chunks.values()), event.slots, event.blocks)
         self._on[Offered] = self._on_offered
         self._on[Arrived] = self._on_arrived
         held, self._before_built = self._before_built, []
@@ -367,7 +397,12 @@ class ServerCore:
         self._pushes += 1
         settings = self._settings.of(peer, header.settings)
         push = Push(peer, group, clock, weight, settings, slot, header.chunk_version)
-        return self._updates.on_arrived(chunk, push)
+        if not header.flags:
+            return self._updates.on_arrived(chunk, push)
+        actions = self._updates.on_arrived(chunk, push)
+        if not _answers(actions, peer, header):
+            actions.append(Receipt(peer, chunk.index, clock))
+        return actions
 
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:
         if (token := event.token).is_sent:
@@ -410,3 +445,17 @@ class ServerCore:
         if chunk is None:
             self._membership.check_invariants()
         self._updates.check_invariants(chunk)
+
+
+def _answers(actions: Sequence[Action], peer: int, push: Header) -> bool:
+    """Whether the push needs no receipt: it has not asked for one, or its reply is among
+    ``actions``."""
+    if not push.flags & Flag.RECEIPT:
+        return True
+    owed = peer, push.chunk, push.clock
+    for each in actions:
+        if isinstance(each, Reply | Unchanged) and not each.flags & Flag.FOR_PULL:
+            to = each.token if isinstance(each, Reply) else each
+            if (to.peer, to.chunk, each.clock) == owed:
+                return True
+    return False

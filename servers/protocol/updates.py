@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
-from psdist.servers.protocol.actions import Action, Step
+from psdist.servers.protocol.actions import Action, HeldBlocks, Step
 from psdist.servers.protocol.chunk_state import ChunkState, Push
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.receive_pool import ReceivePool
@@ -36,7 +36,12 @@ class Updates(ABC):
         self.num_copies = 0
         """Steps that went to the other parameter buffer."""
 
-    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
+    def build(
+        self,
+        chunks: Sequence[ChunkState],
+        slots: Sequence[Frame],
+        blocks: HeldBlocks,  # noqa: ARG002 - for those who clip
+    ) -> None:
         """The chunks of this server, ascending, and the slots that pushes are received into."""
         self._chunks = {chunk.index: chunk for chunk in chunks}
         self.pool = ReceivePool(slots, need=self.slots_needed)

@@ -24,7 +24,7 @@ from psdist.codecs.wire import Wire
 from psdist.protocol.events import Frame
 from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
-from psdist.servers.protocol.actions import Fold, Load, StartSum, Step
+from psdist.servers.protocol.actions import Fold, Hold, Load, StartSum, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class ShardSpec:
     """Packed hyperparameters, one set for each optimizer group of the partition."""
     wire: Wire
     extra_optimizers: tuple[str, ...] = ()
+    is_holding: bool = False
+    """Whether chunks are held before they are stepped: memory for all is made with the shard."""
 
     @property
     def slot_bytes(self) -> int:
@@ -59,6 +61,8 @@ class ShardStatistics:
     parameter_bytes: int
     second_buffer_bytes: int
     optimizer_state_bytes: int
+    held_bytes: int
+    """Where gradients wait for their joint norm: one shard in the server's dtype, or nothing."""
 
 
 class Executor(Protocol):
@@ -75,6 +79,11 @@ class Executor(Protocol):
     def start_sum(self, action: StartSum) -> None: ...
 
     def fold(self, action: Fold) -> None: ...
+
+    def hold(self, action: Hold) -> tuple[float, ...]:
+        """Move a weighted mean to the chunk's held memory. The sums of the squares of its blocks,
+        in float64: the same bits wherever the chunk is held; of sizes alone 0."""
+        ...
 
     def step(self, action: Step) -> None:
         """One optimizer step on one chunk. The slot's bytes may be overwritten."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from psdist.protocol.events import Frame
 from psdist.protocol.partition import Chunk
-from psdist.servers.protocol.actions import Fold, Load, StartSum, Step
+from psdist.servers.protocol.actions import Fold, Hold, Load, StartSum, Step, num_blocks
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 
 
@@ -46,6 +46,7 @@ class SizeShard:
         self._has_second_buffer: set[int] = set()
         self._has_state: set[int] = set()
         self._taken_s = 0.0
+        self._is_holding = spec.is_holding
 
     def make_slots(self, count: int) -> list[Frame]:
         return [Frame(capacity=self._slot_bytes) for _ in range(count)]
@@ -58,6 +59,10 @@ class SizeShard:
 
     def fold(self, action: Fold) -> None:
         self._charge(action.chunk, self._model.fold_s_per_byte)
+
+    def hold(self, action: Hold) -> tuple[float, ...]:
+        self._charge(action.chunk, self._model.fold_s_per_byte)
+        return (0.0,) * num_blocks(self._chunks[action.chunk].length)
 
     def step(self, action: Step) -> None:
         self._charge(action.chunk, self._model.step_s_per_byte)
@@ -85,18 +90,20 @@ class SizeShard:
     def statistics(self) -> ShardStatistics:
         """As :class:`psdist.servers.shard.tensors.TensorShard` counts; the optimizer's state by
         the model."""
-        parameter_bytes = second_bytes = stepped_bytes = 0
+        parameter_bytes = second_bytes = stepped_bytes = held_bytes = 0
         for index, chunk in self._chunks.items():
             parameter_bytes += chunk.num_bytes
             if _is_rounded(chunk):
                 parameter_bytes += chunk.num_master_bytes
             second_bytes += chunk.num_bytes if index in self._has_second_buffer else 0
             stepped_bytes += chunk.num_master_bytes if index in self._has_state else 0
+            held_bytes += chunk.num_master_bytes if self._is_holding else 0
         return ShardStatistics(
             num_chunks=len(self._chunks),
             parameter_bytes=parameter_bytes,
             second_buffer_bytes=second_bytes,
             optimizer_state_bytes=round(stepped_bytes * self._model.state_bytes_per_byte),
+            held_bytes=held_bytes,
         )
 
     def _charge(self, chunk: int, s_per_byte: float) -> None:

@@ -21,8 +21,16 @@ from psdist.codecs.wire import ANY_SERVER, Encoder
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
-from psdist.protocol.partition import Chunk, master_dtype
-from psdist.servers.protocol.actions import Fold, Load, SlotContent, StartSum, Step
+from psdist.protocol.partition import ALIGN, Chunk, master_dtype
+from psdist.servers.protocol.actions import (
+    BLOCK_ELEMENTS,
+    Fold,
+    Hold,
+    Load,
+    SlotContent,
+    StartSum,
+    Step,
+)
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 
@@ -71,6 +79,12 @@ class TensorShard:
         )
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
         self._memory: dict[int, _ChunkMemory] = {}
+        self._held: dict[int, torch.Tensor] = {}
+        if spec.is_holding:
+            for index in spec.chunks:
+                chunk = spec.partition.chunks[index]
+                dtype = master_dtype(chunk.dtype)
+                self._held[index] = as_tensor(allocate(chunk.num_master_bytes), dtype, chunk.length)
         groups = self._hyper(spec.hyper)
         partition = spec.partition
         for index in spec.chunks:
@@ -120,11 +134,21 @@ class TensorShard:
         total = self._payload_as(action.accumulator, master_dtype(chunk.dtype), chunk.length)
         total.add_(self._gradient(action.slot, chunk), alpha=action.weight)
 
+    def hold(self, action: Hold) -> tuple[float, ...]:
+        chunk = self._memory[action.chunk].chunk
+        held = self._held[action.chunk]
+        held.copy_(self._payload_as(action.slot, master_dtype(chunk.dtype), chunk.length))
+        if action.scale != 1.0:
+            held.mul_(action.scale)
+        return tuple(map(_sum_of_squares, torch.split(held, BLOCK_ELEMENTS)))
+
     def step(self, action: Step) -> None:
         slot = action.gradient
         memory = self._memory[action.chunk]
         chunk = memory.chunk
-        if action.content is SlotContent.SUM:
+        if slot is None:
+            gradient = self._held[action.chunk]
+        elif action.content is SlotContent.SUM:
             gradient = self._payload_as(slot, master_dtype(chunk.dtype), chunk.length)
         else:
             gradient = self._gradient(slot, chunk)
@@ -186,6 +210,7 @@ class TensorShard:
             parameter_bytes=parameter_bytes,
             second_buffer_bytes=second_bytes,
             optimizer_state_bytes=state_bytes,
+            held_bytes=sum(held.nbytes for held in self._held.values()),
         )
 
     def _hyper(self, packed: bytes) -> list[dict[str, HyperValue]]:
@@ -219,3 +244,10 @@ class TensorShard:
             assert slot.payload is not None
             tensor = slot.owner[key] = as_tensor(slot.payload, dtype, num_elements)
         return tensor
+
+
+def _sum_of_squares(block: torch.Tensor) -> float:
+    """Row by row first: a sum of more elements than these torch may split among threads, and how
+    many a server has depends on how many servers there are."""
+    rows = block.to(torch.float64).square_().view(-1, ALIGN)
+    return float(rows.sum(dim=1).sum())

@@ -37,7 +37,13 @@ PIECE_ELEMENTS = 1 << 18
 
 
 def measure(
-    *, mode: str, num_groups: int, parameter_bytes: int, optimizer: str, receive_buffers: int
+    *,
+    mode: str,
+    num_groups: int,
+    parameter_bytes: int,
+    optimizer: str,
+    receive_buffers: int,
+    max_norm: float = 0.0,
 ) -> dict[str, Any]:
     """Statistics of one server that serves ``num_groups`` groups of one worker each, at the end;
     ``receive_bytes`` are those of its receive slots."""
@@ -59,7 +65,9 @@ def measure(
     network.spawn(server_id(0), server.actor())
     gradients = allocate_buffers(partition)
     for worker in range(num_groups):
-        script = _train(network, partition, worker, gradients, optimizer=optimizer)
+        script = _train(
+            network, partition, worker, gradients, optimizer=optimizer, max_norm=max_norm
+        )
         network.spawn(worker_id(worker), script)
     network.run()
     if network.unfinished:
@@ -94,6 +102,7 @@ def _train(
     gradients: list[memoryview],
     *,
     optimizer: str,
+    max_norm: float,
     iterations: int = 6,
 ) -> Actor:
     """A group of one worker; each iteration takes it another time, so that groups drift apart."""
@@ -107,7 +116,10 @@ def _train(
     hyper = pack_hyperparameters([{"lr": 0.01}])
     if worker == 0:
         setup = Setup(
-            partition=partition.encode(), optimizer=f"torch.optim.{optimizer}", hyper=hyper
+            partition=partition.encode(),
+            optimizer=f"torch.optim.{optimizer}",
+            hyper=hyper,
+            max_norm=max_norm,
         )
         loop.begin_setup(setup)
     loop.begin_register()
@@ -134,6 +146,7 @@ COLUMNS = {
     "second buffers": "second_buffer_bytes",
     "optimizer state": "optimizer_state_bytes",
     "receive buffers": "receive_bytes",
+    "held gradients": "held_bytes",
 }
 
 
@@ -144,6 +157,7 @@ def main() -> None:
     parser.add_argument("--parameters-mib", type=int, default=8)
     parser.add_argument("--optimizer", default="Adam")
     parser.add_argument("--receive-buffers", type=int, default=8)
+    parser.add_argument("--max-grad-norm", type=float, default=0.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -158,6 +172,7 @@ def main() -> None:
                 parameter_bytes=args.parameters_mib << 20,
                 optimizer=args.optimizer,
                 receive_buffers=args.receive_buffers,
+                max_norm=args.max_grad_norm,
             )
             cells = [f"{seen[key] / 2**20:.2f}" for key in COLUMNS.values()]
             print(

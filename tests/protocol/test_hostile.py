@@ -11,8 +11,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import math
 import random
+import struct
 import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +46,7 @@ from psdist.protocol.control import (
     Settings,
     Setup,
     Stop,
+    SumsOfSquares,
     Suspend,
     WhoIsAbsent,
     WhoIsMissing,
@@ -52,7 +56,15 @@ from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header,
 from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
-from psdist.servers.protocol.actions import Accept, Built, Fail, SendControl
+from psdist.servers.protocol.actions import (
+    Accept,
+    Built,
+    Fail,
+    Held,
+    HeldBlocks,
+    Hold,
+    SendControl,
+)
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction
 from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import Registrar
@@ -115,7 +127,7 @@ class Hostile:
 
     def header(self) -> Header:
         return Header(
-            kind=self.pick((Kind.PUSH, Kind.PUSH, Kind.PUSH, Kind.PULL, Kind.INIT, Kind.REPLY)),
+            kind=self.pick((*[Kind.PUSH] * 3, Kind.PULL, Kind.INIT, Kind.REPLY, Kind.RECEIPT)),
             sender=self.pick(PEERS),
             chunk=self.pick(SMALL),
             clock=self.pick(NUMBERS),
@@ -125,7 +137,7 @@ class Hostile:
             weight=self.pick(WEIGHTS),
             position=self.pick(SMALL),
             min_done=self.pick(NUMBERS),
-            flags=self.pick((0, 0, 0, 31, *(2**bit for bit in range(5)), Flag.UNCHANGED)),
+            flags=self.pick((0, 0, 0, 95, *(2**bit for bit in range(7)), Flag.UNCHANGED)),
             dtype=self.pick((Dtype.FLOAT32, Dtype.FLOAT32, *Dtype)),
             codec=self.pick((0, 0, 0, 1, 255)),
             generation=self.pick(SMALL),
@@ -149,6 +161,7 @@ class Hostile:
             lambda: Suspend(group=number(), clock=number(), seq=number()),
             lambda: Resume(seq=number()),
             lambda: Resumed(seq=number(), server=number()),
+            lambda: SumsOfSquares(round=number(), values=self.data()),
             lambda: Leave(group=number(), clock=number()),
             lambda: Enter(
                 worker=number(), seq=number(), name="mean", payload=self.data(), values=self.data()
@@ -236,6 +249,11 @@ TO_SERVER: tuple[Said, ...] = (
     (worker_id(2), Suspend(group=1, clock=1, seq=1)),
     (worker_id(2), Leave(group=1, clock=1)),
     (REGISTRAR, Resume(seq=1)),
+    *(
+        (server_id(0), SumsOfSquares(round=number, values=struct.pack("<3d", *values)))
+        for number in (0, 0, 1)
+        for values in ((1.0, 0.0, 2.0), (4.0, -1.0, 4.0), (math.inf, 1.0, 1.0))
+    ),
     (worker_id(1), WhoIsMissing(chunk=0)),
 )
 TO_LOBBY: tuple[Said, ...] = (
@@ -282,6 +300,14 @@ TO_WORKER: tuple[Said, ...] = (
         for chunk, owner in enumerate(OWNERS)
         for clock in (0, 1)
     ),
+    *(
+        (
+            server_id(owner),
+            Header(kind=Kind.RECEIPT, sender=server_id(owner), chunk=chunk, clock=clock),
+        )
+        for chunk, owner in enumerate(OWNERS)
+        for clock in (0, 1)
+    ),
     *((server_id(server), Registered(group=7, server=server)) for server in (0, 1)),
     *((server_id(owner), Missing(chunk=chunk, groups=[1], clocks=[0]))
       for chunk, owner in enumerate(OWNERS)),
@@ -293,7 +319,8 @@ TO_WORKER: tuple[Said, ...] = (
 
 def unbuilt_server(mode: str) -> ServerCore:
     """There is no model yet."""
-    return ServerCore(server=1, policy=policy_for(mode, staleness=1), groups=GROUPS)
+    policy = policy_for("sync" if mode == "clipped" else mode, staleness=1)
+    return ServerCore(server=1, policy=policy, groups=GROUPS)
 
 
 def server(mode: str) -> ServerCore:
@@ -307,9 +334,19 @@ def server(mode: str) -> ServerCore:
         smallest=sizes,
         largest=sizes,
     )
-    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    max_norm = 1.0 if mode == "clipped" else 0.0
+    setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=max_norm)
+    core.handle(ControlArrived(worker_id(0), setup))
     slots = [Frame(capacity=4) for _ in range(4)]
-    built = Built(CHUNKS, slots, initials=rule, pushes=rule, num_pieces=2, num_optimizer_groups=1)
+    built = Built(
+        CHUNKS,
+        slots,
+        initials=rule,
+        pushes=rule,
+        num_pieces=2,
+        num_optimizer_groups=1,
+        blocks=HeldBlocks(owners=[1, 0, 1, 0], numbers=[1, 2, 1, 1]),
+    )
     core.handle(built)
     for group in (0, 1):
         leader, workers = worker_id(GROUPS[group][0]), list(GROUPS[group])
@@ -356,8 +393,11 @@ class HostileServer:
         is_of_network = isinstance(event, Arrived) and event.frame is not None
         if not is_of_network and not self.again and self.hostile.random.random() < 0.02:
             self.again = [event] * AGAIN
-        actions = self.core.handle(event)
-        for action in actions:
+        actions = deque(self.core.handle(event))
+        while actions:
+            action = actions.popleft()
+            if isinstance(action, Hold):
+                actions.extend(self.core.handle(Held(action.chunk, (1.0,))))
             if isinstance(action, Fail):
                 if not isinstance(action.error, HyperparameterError):
                     assert isinstance(action.error, ProtocolError), action.error
@@ -482,7 +522,7 @@ class HostileWorker:
 def victims(
     seed: int,
 ) -> Iterator[HostileServer | HostileRegistrar | HostileLobby | HostileWorker]:
-    for mode in ("sync", "ssp", "async"):
+    for mode in ("sync", "clipped", "ssp", "async"):
         yield HostileServer(mode, seed)
     yield HostileRegistrar(seed)
     yield HostileLobby(seed)

@@ -16,7 +16,7 @@ import torch
 
 from psdist.commands.check import check
 from psdist.protocol.ids import server_id
-from psdist.servers.protocol.actions import Fold, SlotContent, StartSum, Step
+from psdist.servers.protocol.actions import Fold, Hold, SlotContent, StartSum, Step
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.virtual.job import Schedule, VirtualJob, play
@@ -44,6 +44,8 @@ SYNC = Schedule(
     weight_decay=0.125,
 )
 SSP = replace(SYNC, mode="ssp", staleness=1)
+CLIPPED = replace(SYNC, clipping=0.1)
+"""In every step."""
 MANY = replace(
     SSP,
     group_sizes=(4,) * 16,
@@ -167,6 +169,26 @@ class StepsTwice(OnceWrong):
         return action
 
 
+class LeavesAChunkOutOfTheNorm(OnceWrong):
+    def _hold(self, action: Hold) -> None:
+        super()._hold(action)
+        held = self._happened[-1]
+        if self._is_now(if_possible=any(held.squares)):
+            self._happened[-1] = replace(held, squares=(0.0,) * len(held.squares))
+
+
+class HoldsTheSum(OnceWrong):
+    def _hold(self, action: Hold) -> None:
+        is_now = self._is_now(if_possible=action.scale != 1.0)
+        super()._hold(replace(action, scale=1.0) if is_now else action)
+
+
+class ForgetsToClip(OnceWrong):
+    def wrong_step(self, action: Step) -> Step:
+        is_now = self._is_now(if_possible=action.gradient_scale < 0.9)
+        return replace(action, gradient_scale=1.0) if is_now else action
+
+
 class CopiesNothingToTheSecondBuffer(OnceWrong):
     """The optimizer steps what lay there."""
 
@@ -194,6 +216,11 @@ BY_SERVERS = [
     (AddsInsteadOfTheMean, SYNC),
     (StepsTwice, SYNC),
     (StepsTwice, SSP),
+    (LeavesAChunkOutOfTheNorm, CLIPPED),
+    (HoldsTheSum, CLIPPED),
+    (ForgetsToClip, CLIPPED),
+    (LeavesOneOut, CLIPPED),
+    (TakesForAbsentWhatIsThere, CLIPPED),
     (CopiesNothingToTheSecondBuffer, replace(SSP, jitter_s=1e-3)),
 ]
 
@@ -205,7 +232,9 @@ def judge(job: VirtualJob) -> None:
     assert caught.value.error > FAR, f"{caught.value.error} times what rounding may do"
 
 
-@pytest.mark.parametrize("schedule", [SYNC, SSP, MANY], ids=["sync", "ssp", "many"])
+@pytest.mark.parametrize(
+    "schedule", [SYNC, SSP, MANY, CLIPPED], ids=["sync", "ssp", "many", "clipped"]
+)
 def test_the_runs_that_are_broken_below_are_right_before(schedule: Schedule) -> None:
     prove(play(schedule))
 

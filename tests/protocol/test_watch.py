@@ -12,7 +12,15 @@ import pytest
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame, PeerLost
 from psdist.protocol.header import Flag
-from psdist.servers.protocol.actions import Action, Fold, ReplyToken, Step
+from psdist.servers.protocol.actions import (
+    Action,
+    Fold,
+    Hold,
+    Receipt,
+    Reply,
+    ReplyToken,
+    Step,
+)
 from psdist.servers.protocol.receive_pool import ReceivePool
 from psdist.servers.protocol.registrar import Complete
 from psdist.servers.set_loop import SetLoop
@@ -32,6 +40,7 @@ SYNC = Schedule(
     compute_s=(1e-5, 1e-5, 1e-5),
     servers=2,
 )
+CLIPPED = replace(SYNC, clipping=0.1)
 ASYNC = replace(SYNC, mode="async", jitter_s=1e-3)
 
 
@@ -81,6 +90,42 @@ def test_a_worker_that_sends_more_or_otherwise_than_it_may_is_caught(
     schedule = replace(SYNC, group_sizes=(1, 1, 1), num_chunks=8)
     with pytest.raises(AssertionError, match=words):
         play(schedule, make_worker=worker)
+
+
+class AcknowledgesEverything(SetLoop):
+    def _reply(self, action: Reply) -> None:
+        if not action.flags & Flag.FOR_PULL:
+            self._receipt(Receipt(action.token.peer, action.token.chunk, action.clock))
+        super()._reply(action)
+
+
+def test_a_receipt_that_nobody_has_asked_for_is_caught() -> None:
+    with pytest.raises(AssertionError, match="nobody has asked for it"):
+        play(SYNC, make_set=AcknowledgesEverything)
+
+
+class AcknowledgesNothing(SetLoop):
+    def _receipt(self, action: Receipt) -> None:
+        pass
+
+
+def test_without_receipts_held_steps_wait_for_ever() -> None:
+    prove(play(CLIPPED))
+    prove(play(SYNC, make_set=AcknowledgesNothing))
+    with pytest.raises(AssertionError, match="still waiting"):
+        play(CLIPPED, make_set=AcknowledgesNothing)
+
+
+class HoldsTwice(SetLoop):
+    def _hold(self, action: Hold) -> None:
+        super()._hold(action)
+        if action.chunk == 2:
+            super()._hold(action)
+
+
+def test_a_chunk_that_is_held_twice_is_caught() -> None:
+    with pytest.raises(AssertionError, match=r"used as a sum|held before"):
+        play(CLIPPED, make_set=HoldsTwice)
 
 
 # -- slots -----------------------------------------------------------------------------------------

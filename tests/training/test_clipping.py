@@ -94,6 +94,31 @@ def test_a_group_clips_as_one_process_with_the_joined_batch(
                     assert result["norms"] == pytest.approx(norms, rel=1e-5)
 
 
+@pytest.mark.parametrize("max_norm", [ALWAYS, NEVER])
+@pytest.mark.parametrize("groups", [((0,),), APART, ((0, 1), (2,))])
+def test_in_sync_the_joint_batch_is_clipped_as_one_process_clips_it(
+    groups: Groups, max_norm: float, tmp_path: Path
+) -> None:
+    expected, _ = one_process(max_norm)
+    runs = [
+        run(clipped(prepared=max_norm), tmp_path, groups=groups, servers=servers)
+        for servers in (1, 3)
+    ]
+    for outcome in runs:
+        for result in outcome.results:
+            assert relative_distance(result["parameters"], expected) < 1e-5
+            assert torch.equal(result["parameters"], runs[0].results[0]["parameters"])
+
+
+@pytest.mark.parametrize("groups", [TOGETHER, APART])
+def test_a_norm_that_is_never_reached_changes_no_bit(groups: Groups, tmp_path: Path) -> None:
+    first, second = (
+        run(clipped(prepared=norm), tmp_path / str(norm), groups=groups).results[0]["parameters"]
+        for norm in (NEVER, None)
+    )
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("way", ["prepared", "called"])
 def test_the_bits_do_not_depend_on_the_number_of_servers(way: str, tmp_path: Path) -> None:
     first, second = (
@@ -131,7 +156,8 @@ def test_with_several_groups_in_sync_a_group_clips_its_own_and_says_so_once(
         sorted(caplog.messages)
         == [
             "job.clip_grad_norm_ clips the gradient of this worker's group: with 2 groups in sync "
-            "that is not the norm of the joint batch"
+            "that is not the norm of the joint batch; job.prepare(..., max_grad_norm=0.05) clips "
+            "that"
         ]
         * 3
     )
@@ -223,11 +249,6 @@ def test_a_wrong_use_is_refused(
     tmp_path: Path,
 ) -> None:
     refused(error, told, one_step(act), tmp_path)
-
-
-def test_a_prepared_norm_is_refused_in_sync_with_several_groups(tmp_path: Path) -> None:
-    told = r"max_grad_norm=0.05\) in mode sync with 3 groups: .*job.clip_grad_norm_"
-    refused(UsageError, told, clipped(prepared=ALWAYS), tmp_path, groups=APART)
 
 
 def test_clipping_both_ways_is_refused(tmp_path: Path) -> None:

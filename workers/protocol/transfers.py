@@ -5,7 +5,9 @@
 
 At most ``credits`` messages are outstanding at one server, in ascending order of chunks (a server's
 freedom from deadlock rests on that, see psdist.servers.protocol.receive_pool), and each worker
-starts at another server. The reply to a push is the pull.
+starts at another server. The reply to a push is the pull. A credit comes back with the reply; a
+push to a server to which there is more to push than credits asks for a receipt, and its credit
+comes back with that, where it comes first.
 
     transfers = Transfers(seat, owners=owners, mine=range(8), chunk_bytes=sizes, credits=4)
     for action in transfers.begin_push(clock=0, settings=1, weight=1.0, empty=()): ...
@@ -35,6 +37,7 @@ from psdist.workers.protocol.actions import (
 from psdist.workers.protocol.seat import Seat
 
 _REPLY = int(Kind.REPLY)
+_RECEIPT = int(Kind.RECEIPT)
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class Transfers:
         self._set_index = set_index
         self.owners = owners
         self.mine = sorted(mine)
+        self._own = frozenset(mine)
         self.servers = sorted({owners[chunk] for chunk in mine})
         """The servers of this worker's slice."""
         self._push_order = self._rotated(self.servers)
@@ -85,7 +89,11 @@ class Transfers:
         self._is_decoding = replies.codec != CodecCode.RAW
         self._queues: defaultdict[int, deque[Header]] = defaultdict(deque)
         self._outstanding: defaultdict[int, int] = defaultdict(int)
-        """By server: messages without a reply yet."""
+        """By server: messages whose credit has not come back."""
+        in_slice = Counter(owners[chunk] for chunk in self.mine)
+        self._asks_receipts = {server for server, n in in_slice.items() if n > credits}
+        self._received: set[int] = set()
+        """Chunks whose push was received, by a receipt, and whose reply is awaited."""
         self.awaited: dict[int, tuple[int, int]] = {}
         """Chunk, ascending -> clock of the reply that is awaited and the number of the pull that it
         answers (0: a push). Replies of one clock differ by what came between them, and any may come
@@ -121,6 +129,7 @@ class Transfers:
         gradient: their message only advances the clock."""
         sender, group = worker_id(self._seat.worker), self._seat.group
         sizes, dtypes, set_index = self.chunk_bytes, self.dtypes, self._set_index
+        owners, asks = self.owners, self._asks_receipts
         headers = (
             Header(
                 kind=Kind.PUSH,
@@ -132,6 +141,7 @@ class Transfers:
                 weight=weight,
                 length=0 if chunk in empty else sizes[chunk],
                 dtype=dtypes[chunk],
+                flags=Flag.RECEIPT if owners[chunk] in asks else Flag.NONE,
                 set_index=set_index,
                 chunk_version=self._held(chunk),
             )
@@ -197,7 +207,13 @@ class Transfers:
             )
         self._is_copying = is_copying
         for header in headers:
-            self._queues[self.owners[header.chunk]].append(header)
+            queue = self._queues[self.owners[header.chunk]]
+            if queue and header.chunk <= queue[-1].chunk:
+                raise InvariantError(
+                    f"worker {self._seat.worker}: chunk {header.chunk} behind chunk "
+                    f"{queue[-1].chunk} for one server; all workers send them ascending"
+                )
+            queue.append(header)
             self.awaited[header.chunk] = header.clock, header.pull_number
         return [action for server in servers for action in self._send_next(server)]
 
@@ -233,6 +249,8 @@ class Transfers:
 
     def on_arrived(self, event: Arrived) -> list[Action]:
         peer, header = event.peer, event.header
+        if header.kind == _RECEIPT:
+            return self._on_receipt(peer, header)
         chunk = header.chunk
         if self.awaited.get(chunk) != (header.clock, header.pull_number):
             self._check_late(peer, header)
@@ -248,7 +266,10 @@ class Transfers:
         self._incoming.discard(chunk)
         del self.awaited[chunk]
         server = self.owners[chunk]
-        self._outstanding[server] -= 1
+        if chunk in self._received:
+            self._received.remove(chunk)
+        else:
+            self._outstanding[server] -= 1
         self.bytes_pulled += header.length
         if not self._is_copying:
             self.versions[chunk] = Version(
@@ -263,6 +284,24 @@ class Transfers:
             return self._send_next(server)
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
         return [decode, *self._send_next(server)]
+
+    def _on_receipt(self, peer: int, header: Header) -> list[Action]:
+        chunk, clock = header.chunk, header.clock
+        if chunk < self._num_chunks and peer == server_id(server := self.owners[chunk]):
+            queue = self._queues[server]
+            is_sent = not queue or chunk < queue[0].chunk
+            if server in self._asks_receipts and chunk in self._own and 0 <= clock < self.clock:
+                if self.awaited.get(chunk) != (clock, 0) or chunk in self._received:
+                    self.duplicates += 1
+                    return []
+                if is_sent:
+                    self._received.add(chunk)
+                    self._outstanding[server] -= 1
+                    return self._send_next(server)
+        raise ProtocolError(
+            f"worker {self._seat.worker}: {describe_peer(peer)} sent a receipt of iteration "
+            f"{clock} of chunk {chunk}, which this worker has not sent it, or not asked one for"
+        )
 
     def _check_owed(self, peer: int, said: Offered | Header) -> None:
         """A reply of this clock and number is awaited: it must come from the chunk's server."""
@@ -330,10 +369,11 @@ class Transfers:
                     f"{outstanding} messages outstanding at server {server}, {self._credits} "
                     "credits"
                 )
-            if outstanding + len(queue) != num_awaited[server]:
+            received = sum(self.owners[chunk] == server for chunk in self._received)
+            if outstanding + received + len(queue) != num_awaited[server]:
                 raise InvariantError(
                     f"server {server} owes {num_awaited[server]} replies; {outstanding} messages "
-                    f"were sent and {len(queue)} wait"
+                    f"were sent, {received} received and {len(queue)} wait"
                 )
             if queue and outstanding < self._credits:
                 raise InvariantError(f"credits of server {server} are unused while chunks wait")

@@ -63,6 +63,7 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
     Kind.PUSH,  # of an update without a gradient
     Kind.PULL,
     Kind.REPLY,  # of what the worker holds already
+    Kind.RECEIPT,
     *(Registered, Settings, Collected, Stop, Missing, WhoIsMissing, Absent, WhoIsAbsent),
     *(Progress,),
 )

@@ -109,6 +109,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
             for index, piece in enumerate(partition.pieces)
         ],
         draws=[worker.draws for worker in job.workers],
+        max_norm=job.schedule.max_norm(job.set_index),
     )
     versions: dict[int, Versions] = {}
     for log in history.servers:

@@ -104,10 +104,13 @@ class Reference:
     """The chief's values, by piece."""
     draws: Sequence[Sequence[Draw]]
     """By worker and iteration."""
+    max_norm: float = 0.0
+    """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
     largest_error: float = 0.0
     """Seen so far, in parts of what is tolerated."""
     num_compared: int = 0
     _updates: dict[tuple[int, int], _Update] = field(default_factory=dict)
+    _coefficients: dict[tuple[tuple[int, int], ...], float] = field(default_factory=dict)
     _masks: dict[tuple[int, frozenset[int]], npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     # -- what a group brings -------------------------------------------------------------------
@@ -210,16 +213,13 @@ class Reference:
         if not full:
             return None
         absent = frozenset.intersection(*(update.absent for update in full))
-        total = sum(update.weight for update in updates)
         if self.mode == "sync":
-            share, lr_scale = 1 / total, 1.0
-            weights = [update.weight * share for update in full]
+            lr_scale = 1.0
+            gradient = _weighted_mean(updates, chunk) * self._coefficient_of(tuple(contributions))
         else:
-            weights, lr_scale = [1.0], total / sum(active.values())
-        part = slice(chunk.start, chunk.start + chunk.length)
-        gradient = np.zeros(chunk.length)
-        for update, weight in zip(full, weights, strict=True):
-            gradient += weight * update.mean[chunk.buffer][part]
+            lr_scale = sum(update.weight for update in updates) / sum(active.values())
+            (update,) = full
+            gradient = update.mean[chunk.buffer][chunk.start : chunk.start + chunk.length].copy()
         hyper = full[0].hyper[chunk.optimizer_group]
         assert all(update.hyper == full[0].hyper for update in full)
 
@@ -236,6 +236,18 @@ class Reference:
         versions.values.append(values)
         versions.largest.append(max(versions.largest[-1], float(np.abs(values).max())))
         return lr_scale
+
+    def _coefficient_of(self, contributions: tuple[tuple[int, int], ...]) -> float:
+        """By which the weighted mean of these updates, of the whole model, is clipped."""
+        if not self.max_norm:
+            return 1.0
+        known = self._coefficients.get(contributions)
+        if known is None:
+            updates = [self.update_of(group, clock) for group, clock in contributions]
+            means = [_weighted_mean(updates, chunk) for chunk in self.partition.chunks]
+            norm = float(np.linalg.norm(np.concatenate(means)))
+            known = self._coefficients[contributions] = min(1.0, self.max_norm / (norm + 1e-6))
+        return known
 
     def _elements_with_gradient(
         self, chunk: Chunk, absent: frozenset[int]
@@ -275,6 +287,17 @@ class Reference:
             )
         self.largest_error = max(self.largest_error, float(errors[worst]))
         self.num_compared += len(errors)
+
+
+def _weighted_mean(updates: Sequence[_Update], chunk: Chunk) -> Floats:
+    """Of the chunk, over the groups; one that brought none counts as zero, with its weight."""
+    total = sum(update.weight for update in updates)
+    mean = np.zeros(chunk.length)
+    for update in updates:
+        if not update.is_empty(chunk):
+            part = update.mean[chunk.buffer][chunk.start : chunk.start + chunk.length]
+            mean += update.weight * (1 / total) * part
+    return mean
 
 
 def _is_finite(draw: Draw) -> bool:

@@ -10,6 +10,7 @@ the thousand, ``large`` ones look for what only many groups, servers and chunks 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -80,6 +81,10 @@ class Schedule:
     lr: float = 0.5
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clipping: float = 0.0
+    """In sync servers clip the joint gradient to this times the root of the number of elements, as
+    if every element were to be as large; 0: they do not. Elements are about 1 in a gradient of one
+    worker and smaller in a mean, so 0.1 clips every step, 0.6 some and 10 none."""
 
     # What workers do beside training.
     pull_rate: float = 0.0
@@ -133,6 +138,13 @@ class Schedule:
         return small_partition(
             num_chunks, elements=self.chunk_elements, optimizer_groups=self.optimizer_groups
         )
+
+    def max_norm(self, set_index: int = 0) -> float:
+        """To which servers clip; 0 for none."""
+        if self.mode != "sync":
+            return 0.0
+        buffers = self.partition(set_index).buffers
+        return self.clipping * math.sqrt(sum(each.num_elements for each in buffers))
 
     @property
     def num_sets(self) -> int:
@@ -210,6 +222,7 @@ class Schedule:
             settings_rate=pick.choice([0.0, 0.5]),
             momentum=pick.choice([0.0, 0.0, 0.5]),
             weight_decay=pick.choice([0.0, 0.0, 0.125]),
+            clipping=random.Random(f"{size} {seed} clipping").choice([0.0, 0.0, 0.1, 0.6, 10.0]),
             pull_rate=pick.choice([0.0, 0.0, 0.3]),
             ask_rate=pick.choice([0.0, 0.0, 0.3]),
             report_rate=pick.choice([0.0, 0.0, 0.5]),
@@ -255,6 +268,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, duplicate_rate=0.0, repeat_rate=0.0)
     yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes), mistake="")
     yield replace(schedule, more_sets=())
+    yield replace(schedule, clipping=0.0)
     yield replace(schedule, servers=1)
     yield replace(schedule, num_chunks=1, optimizer_groups=1)
     yield replace(schedule, empty_rate=0.0, absent_rate=0.0, frozen_rate=0.0, settings_rate=0.0)

@@ -182,6 +182,7 @@ class VirtualWorker:
                 partition=self.job.partition.encode(),
                 optimizer="torch.optim.SGD",
                 hyper=self.hyper(self.job.schedule.lr),
+                max_norm=self.job.schedule.max_norm(self.set_index),
             )
         )
 

@@ -4,8 +4,9 @@ Counts at the seams, never by the machines' own words: :meth:`Watch.transport` s
 and its endpoint, :meth:`Watch.executor` between a server's loop and its memory. A broken rule is an
 AssertionError at the moment it happens:
 
-* a worker has more messages of a set outstanding at a server than it has credits, sends one twice,
-  or does not send a server's chunks in ascending order;
+* a worker has more messages of a set outstanding at a server (neither answered nor received by a
+  receipt) than it has credits, sends one twice, or does not send a server's chunks in ascending
+  order; or a receipt comes of a push that did not ask for one;
 * a receive slot is used for two messages at a time, what lies in it is thrown away, or is folded
   or stepped as something else than what it is;
 * a step writes to memory that an open reply reads;
@@ -33,6 +34,7 @@ from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, is_worker, server_id
 from psdist.servers.protocol.actions import (
     Fold,
+    Hold,
     Load,
     SlotContent,
     StartSum,
@@ -71,7 +73,12 @@ class Watch:
         self._network = network
         self._credits = credits
         self._outstanding: dict[tuple[int, int, int], set[tuple[int, int, int]]] = defaultdict(set)
-        """(worker, server, set) -> (chunk, clock, number of the pull) without a reply."""
+        """(worker, server, set) -> (chunk, clock, number of the pull) without reply or receipt."""
+        self._unanswered: dict[tuple[int, int, int], set[tuple[int, int, int]]] = defaultdict(set)
+        """As above, without a reply."""
+        self._asked: set[tuple[tuple[int, int, int], tuple[int, int, int]]] = set()
+        """Pushes that asked for a receipt."""
+        self.num_receipts = 0
         self._last_sent: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         """(worker, server, set) -> (clock, number of the pull, chunk)."""
         self._slots: dict[Frame, Slot] = {}
@@ -101,9 +108,12 @@ class Watch:
         pair = sender, peer, header.set_index
         who = f"{describe_peer(sender)} at {describe_peer(peer)}"
         message = header.chunk, header.clock, header.pull_number
-        outstanding = self._outstanding[pair]
-        assert message not in outstanding, f"{who} has sent {message} twice"
+        outstanding, unanswered = self._outstanding[pair], self._unanswered[pair]
+        assert message not in unanswered, f"{who} has sent {message} twice"
         outstanding.add(message)
+        unanswered.add(message)
+        if header.flags & Flag.RECEIPT:
+            self._asked.add((pair, message))
         assert len(outstanding) <= self._credits, (
             f"{who} has {len(outstanding)} messages outstanding, {self._credits} credits"
         )
@@ -131,9 +141,14 @@ class Watch:
             return
         header = event.header
         if is_worker(me):
-            self._outstanding[me, event.peer, header.set_index].discard(
-                (header.chunk, header.clock, header.pull_number)
-            )
+            pair = me, event.peer, header.set_index
+            message = header.chunk, header.clock, header.pull_number
+            self._outstanding[pair].discard(message)
+            if header.kind == Kind.RECEIPT:
+                assert (pair, message) in self._asked, f"{header}: nobody has asked for it"
+                self.num_receipts += 1
+            else:
+                self._unanswered[pair].discard(message)
             return
         slot = self._slots.get(event.frame) if event.frame is not None else None
         if slot is None:
@@ -161,7 +176,7 @@ class Watch:
             executor = make(spec)
             original = {
                 name: getattr(executor, name)
-                for name in ("make_slots", "load", "start_sum", "fold", "step")
+                for name in ("make_slots", "load", "start_sum", "fold", "hold", "step")
             }
 
             @wraps(original["make_slots"])
@@ -191,10 +206,25 @@ class Watch:
                 slot.free()
                 original["fold"](action)
 
+            held: dict[int, Slot] = {}
+
+            @wraps(original["hold"])
+            def hold(action: Hold) -> tuple[float, ...]:
+                slot = self._sum(action.slot, action.chunk)
+                assert action.chunk not in held, f"held before {held[action.chunk]} was stepped"
+                held[action.chunk] = Slot(header=slot.header, folded=slot.folded)
+                slot.free()
+                squares: tuple[float, ...] = original["hold"](action)
+                return squares
+
             @wraps(original["step"])
             def step(action: Step) -> None:
                 brought = [each[:3] for each in action.contributions if not each.is_empty]
-                if action.content is SlotContent.SUM:
+                assert (action.gradient is None) == (action.content is SlotContent.HELD)
+                if action.gradient is None:
+                    slot = held.pop(action.chunk)
+                    assert slot.folded == brought, f"{slot.folded} was held, stepped {brought}"
+                elif action.content is SlotContent.SUM:
                     slot = self._sum(action.gradient, action.chunk)
                     assert slot.folded == brought, f"{slot.folded} was summed, stepped {brought}"
                     assert brought == sorted(brought), f"not in group order: {brought}"
@@ -210,7 +240,7 @@ class Watch:
 
             executor.make_slots, executor.load = make_slots, load  # type: ignore[method-assign]
             executor.start_sum, executor.fold = start_sum, fold  # type: ignore[method-assign]
-            executor.step = step  # type: ignore[method-assign]
+            executor.hold, executor.step = hold, step  # type: ignore[method-assign]
             return executor
 
         return make_watched
@@ -253,7 +283,7 @@ class Watch:
 
     def check_end(self) -> None:
         """Of a run that has ended well: nothing is owed and nothing lies in a slot."""
-        owed = {pair: left for pair, left in self._outstanding.items() if left}
+        owed = {pair: left for pair, left in self._unanswered.items() if left}
         assert not owed, f"never answered: {owed}"
         held = [slot for slot in self._slots.values() if slot.use is not Use.FREE]
         lost = [slot for slot in held if not slot.is_repeated and slot.use is not Use.RECEIVING]

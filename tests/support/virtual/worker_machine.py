@@ -88,6 +88,15 @@ def offer(header: Header, ticket: Any = "ticket") -> Offered:
     )
 
 
+def receipt_of(header: Header, **changed: Any) -> Header:
+    return Header(
+        kind=Kind.RECEIPT,
+        sender=server_id(OWNERS[header.chunk]),
+        chunk=header.chunk,
+        clock=header.clock,
+    )._replace(**changed)
+
+
 def control(core: WorkerCore, peer: int, message: Control) -> list[Action]:
     actions = core.handle(ControlArrived(peer, message))
     core.check_invariants()

@@ -16,7 +16,17 @@ from psdist.protocol.events import Frame
 from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters, traits
 from psdist.protocol.partition import Chunk, Partition, Piece
-from psdist.servers.protocol.actions import Contribution, Fold, Load, SlotContent, StartSum, Step
+from psdist.servers.protocol.actions import (
+    BLOCK_ELEMENTS,
+    Contribution,
+    Fold,
+    Hold,
+    Load,
+    SlotContent,
+    StartSum,
+    Step,
+    num_blocks,
+)
 from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.tensors import TensorShard
@@ -29,7 +39,11 @@ MODEL = CostModel(
 
 
 def spec(
-    *, dtype: str = "float32", chunks: Sequence[int] = (0, 1), wire: Wire = RAW_WIRE
+    *,
+    dtype: str = "float32",
+    chunks: Sequence[int] = (0, 1),
+    wire: Wire = RAW_WIRE,
+    is_holding: bool = False,
 ) -> ShardSpec:
     piece = Piece(name="p", shape=(128,), stride=(1,), dtype=dtype, optimizer_group=0)
     partition = Partition.cut([piece], chunk_bytes=64 * (4 if dtype == "float32" else 2))
@@ -41,11 +55,17 @@ def spec(
         traits=traits("torch.optim.SGD"),
         hyper=HYPER,
         wire=wire,
+        is_holding=is_holding,
     )
 
 
 def step(
-    slot: Frame, content: SlotContent, *, scale: float = 1.0, source: int = 0, target: int = 0
+    slot: Frame | None,
+    content: SlotContent,
+    *,
+    scale: float = 1.0,
+    source: int = 0,
+    target: int = 0,
 ) -> Step:
     return Step(
         chunk=0,
@@ -74,19 +94,99 @@ def values(shard: TensorShard, dtype: str, buffer: int = 0) -> torch.Tensor:
 def test_a_step_on_a_gradient_and_one_on_a_sum_of_it_move_alike(dtype: str) -> None:
     moved = {}
     for content in SlotContent:
-        shard = TensorShard(spec(dtype=dtype))
+        shard = TensorShard(spec(dtype=dtype, is_holding=True))
         (slot,) = shard.make_slots(1)
         fill(slot, dtype, 2.0)
         shard.load(Load(0, slot))
         fill(slot, dtype, 0.25)
-        if content is SlotContent.SUM:
+        if content is not SlotContent.GRADIENT:
             shard.start_sum(StartSum(0, slot, 1.0))
-        shard.step(step(slot, content))
+        if content is SlotContent.HELD:
+            shard.hold(Hold(0, slot, 1.0))
+            fill(slot, "float32", 7.0)  # it is another message's
+        shard.step(step(None if content is SlotContent.HELD else slot, content))
         moved[content] = values(shard, dtype).clone()
     assert torch.equal(moved[SlotContent.GRADIENT], moved[SlotContent.SUM])
+    assert torch.equal(moved[SlotContent.HELD], moved[SlotContent.SUM])
     assert torch.equal(
         moved[SlotContent.SUM], torch.full((64,), 1.875, dtype=getattr(torch, dtype))
     )
+
+
+def executors(given: ShardSpec) -> list[Executor]:
+    return [TensorShard(given), SizeShard(given, model=MODEL)]
+
+
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 4)])
+@pytest.mark.parametrize("is_holding", [False, True])
+def test_held_memory_is_one_shard_in_the_servers_dtype_from_the_start(
+    dtype: str, item_bytes: int, is_holding: bool
+) -> None:
+    for executor in executors(spec(dtype=dtype, chunks=(1,), is_holding=is_holding)):
+        assert executor.statistics().held_bytes == is_holding * 64 * item_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sum_is_scaled_when_it_is_held_and_the_squares_are_of_that(dtype: str) -> None:
+    shard = TensorShard(spec(dtype=dtype, is_holding=True))
+    (slot,) = shard.make_slots(1)
+    fill(slot, dtype, 3.0)
+    shard.start_sum(StartSum(0, slot, 2.0))
+    assert shard.hold(Hold(0, slot, 0.25)) == (64 * 1.5**2,)
+    shard.step(step(None, SlotContent.HELD, scale=0.5))
+    assert values(shard, dtype)[0] == -0.375
+    fill(slot, dtype, 3.0)
+    shard.start_sum(StartSum(0, slot, 1.0))
+    assert shard.hold(Hold(0, slot, 1.0)) == (64 * 9.0,)
+
+
+def large_spec() -> ShardSpec:
+    """A chunk of two blocks and a half."""
+    length = 2 * BLOCK_ELEMENTS + 128
+    piece = Piece(name="p", shape=(length,), stride=(1,), dtype="float32", optimizer_group=0)
+    return ShardSpec(
+        partition=Partition.cut([piece], chunk_bytes=4 * length),
+        chunks=(0,),
+        optimizer="torch.optim.SGD",
+        traits=traits("torch.optim.SGD"),
+        hyper=HYPER,
+        wire=RAW_WIRE,
+        is_holding=True,
+    )
+
+
+def test_squares_are_summed_by_blocks_in_float64_with_the_same_bits_for_any_number_of_threads() -> (
+    None
+):
+    shard = TensorShard(large_spec())
+    (slot,) = shard.make_slots(1)
+    assert slot.payload is not None
+    numbers = as_tensor(slot.payload, "float32", 2 * BLOCK_ELEMENTS + 128)
+    numbers.copy_(torch.randn(numbers.shape, generator=torch.Generator().manual_seed(1)))
+    seen = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        seen.append(shard.hold(Hold(0, slot, 1.0)))
+    torch.set_num_threads(before)
+    assert seen == [seen[0]] * 3
+    exact = [float((block.double() ** 2).sum()) for block in numbers.split(BLOCK_ELEMENTS)]
+    assert seen[0] == pytest.approx(exact, rel=1e-14)
+    assert len(seen[0]) == num_blocks(len(numbers)) == 3
+
+
+def test_sizes_have_blocks_as_tensors_have_and_holding_costs_what_folding_does() -> None:
+    shard = SizeShard(large_spec(), model=MODEL)
+    (slot,) = shard.make_slots(1)
+    assert shard.hold(Hold(0, slot, 1.0)) == (0.0, 0.0, 0.0)
+    assert shard.take_cost_s() == 4 * (2 * BLOCK_ELEMENTS + 128)
+
+
+@pytest.mark.parametrize(
+    ("num_elements", "blocks"), [(64, 1), (65536, 1), (65600, 2), (131072, 2), (131136, 3)]
+)
+def test_blocks_are_counted_from_the_start_of_a_chunk(num_elements: int, blocks: int) -> None:
+    assert num_blocks(num_elements) == blocks
 
 
 def test_what_a_slot_was_before_is_forgotten() -> None:

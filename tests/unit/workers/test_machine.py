@@ -47,6 +47,7 @@ from tests.support.virtual.worker_machine import (
     make_core,
     messages,
     offer,
+    receipt_of,
     reply_to,
     unchanged,
 )
@@ -71,6 +72,8 @@ class Worker(RuleBasedStateMachine):
         self.waiting: dict[int, list[Header]] = {0: [], 1: []}
         """By server: headers that must be sent, in order, as soon as credits allow."""
         self.outstanding: list[Header] = []
+        self.received: list[Header] = []
+        """Of those, the pushes whose credit has come back by a receipt."""
         self.offered: list[Header] = []
         """Replies that were accepted and have not arrived."""
         self.answered: list[Header] = []
@@ -103,7 +106,10 @@ class Worker(RuleBasedStateMachine):
         actions: list[Action] = []
         for server in servers:
             queue = self.waiting[server]
-            num_out = sum(OWNERS[each.chunk] == server for each in self.outstanding)
+            num_out = sum(
+                OWNERS[each.chunk] == server and each not in self.received
+                for each in self.outstanding
+            )
             while queue and num_out < self.credits:
                 header = queue.pop(0)
                 self.outstanding.append(header)
@@ -111,6 +117,10 @@ class Worker(RuleBasedStateMachine):
                 is_push = header.kind == Kind.PUSH
                 actions.append((SendPush if is_push else SendPull)(server_id(server), header))
         return actions
+
+    def asks_receipts(self, chunk: int) -> bool:
+        """Its server has more chunks than there are credits."""
+        return OWNERS.count(OWNERS[chunk]) > self.credits
 
     def begin(self, headers: list[Header]) -> list[Action]:
         for header in headers:
@@ -189,6 +199,7 @@ class Worker(RuleBasedStateMachine):
                 length=0 if chunk in empty else BYTES,
                 dtype=Dtype.FLOAT32,
                 chunk_version=self.held.get(chunk, 0),
+                flags=Flag.RECEIPT if self.asks_receipts(chunk) else Flag.NONE,
             )
             for chunk in CHUNKS
         ]
@@ -256,6 +267,8 @@ class Worker(RuleBasedStateMachine):
         header = unchanged(sent, position=position, min_done=position + 1)
         flags = header.flags | (Flag.RECORDED if is_checked else 0)
         self.outstanding.remove(sent)
+        if sent in self.received:
+            self.received.remove(sent)
         self.answered.append(header)
         self.versions[header.chunk] = (position, position + 1, header.clock)
         actions = self.core.handle(Arrived(header.sender, header._replace(flags=flags), None))
@@ -285,6 +298,8 @@ class Worker(RuleBasedStateMachine):
         header = header._replace(chunk_version=number)
         sent = next(each for each in self.outstanding if each.chunk == header.chunk)
         self.outstanding.remove(sent)
+        if sent in self.received:
+            self.received.remove(sent)
         self.answered.append(header)
         self.bytes_pulled += BYTES
         if not self.is_copying:
@@ -294,6 +309,19 @@ class Worker(RuleBasedStateMachine):
         assert actions == self.send_next(OWNERS[header.chunk])
         if not self.is_copying:
             assert self.core.versions[header.chunk].is_checksummed == is_checked
+
+    @precondition(lambda self: any(each.flags == Flag.RECEIPT for each in self.outstanding))
+    @rule(data=st.data())
+    def bring_a_receipt(self, data: st.DataObject) -> None:
+        asked = [each for each in self.outstanding if each.flags == Flag.RECEIPT]
+        push = data.draw(st.sampled_from(asked))
+        is_first = push not in self.received
+        self.duplicates += not is_first
+        if is_first:
+            self.received.append(push)
+        header = receipt_of(push)
+        expected = self.send_next(OWNERS[push.chunk]) if is_first else []
+        assert self.core.handle(Arrived(header.sender, header, None)) == expected
 
     @precondition(lambda self: self.answered)
     @rule(data=st.data())

@@ -478,7 +478,7 @@ def test_all_chunks_may_be_received_at_once() -> None:
 
 
 def test_a_push_says_whose_it_is_and_what_it_was_made_under() -> None:
-    (first, *_) = begin(make(worker=4), weight=0.5, settings=7, empty=(0, 1))
+    (first, *_) = begin(make(worker=4, credits=2), weight=0.5, settings=7, empty=(0, 1))
     assert isinstance(first, SendPush)
     assert first.header == Header(
         kind=Kind.PUSH, sender=worker_id(4), group=5, chunk=0, clock=0, settings=7, weight=0.5,

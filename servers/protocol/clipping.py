@@ -1,0 +1,243 @@
+"""sync with clipping: chunks are held until the norm of the whole gradient is known; pure.
+
+A chunk whose contributions are complete is not stepped: its weighted mean moves out of the slot
+into *held* memory, and the slot is free. When all chunks of this server are held, it tells the
+other servers the sums of squares of its blocks. Who has those of all servers adds them in the order
+of chunks and blocks, so every server gets the same norm, bit by bit, however many there are; then
+the held chunks are stepped.
+
+Servers meet in every round: no chunk of the next one is complete anywhere before all servers have
+stepped this one, because whoever contributed to it has all their replies before it pushes again,
+stops or leaves. So the sums that come are of the round that this server is in.
+
+    clipped = Clipped(membership=..., replies=..., server=0, max_norm=1.0)
+    clipped.on_held(Held(0, (4.0, 1.5)))                     # the executor has moved chunk 0
+    clipped.on_squares(server_id(1), SumsOfSquares(round=0, values=b"..."))
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from psdist.errors import InvariantError, NonFiniteGradientError, ProtocolError
+from psdist.protocol.control import SumsOfSquares
+from psdist.protocol.events import Frame
+from psdist.protocol.ids import describe_peer, server_id
+from psdist.servers.protocol.actions import (
+    Action,
+    EmptyStep,
+    Held,
+    HeldBlocks,
+    Hold,
+    SendControl,
+    SlotContent,
+    Step,
+)
+from psdist.servers.protocol.chunk_state import ChunkState
+from psdist.servers.protocol.frontier import PassingHeld
+from psdist.servers.protocol.gathering import Gathered
+from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.replies import Replies
+
+
+def coefficient(squares: Iterable[float], max_norm: float) -> float:
+    """What a gradient is multiplied by whose blocks have these sums of squares: as torch's
+    clip_grad_norm_. Added one by one, in their order."""
+    total = 0.0
+    for each in squares:
+        total += each
+    return min(1.0, max_norm / (math.sqrt(total) + 1e-6))
+
+
+class Clipped(Gathered):
+    def __init__(
+        self, *, membership: Membership, replies: Replies, server: int, max_norm: float
+    ) -> None:
+        super().__init__(membership=membership, replies=replies)
+        self._server = server
+        self._max_norm = max_norm
+        self._round = 0
+        """Rounds that are over: in which every chunk here was stepped."""
+        self._owners: Sequence[int] = ()
+        self._num_blocks: Sequence[int] = ()
+        self._expected: Counter[int] = Counter()
+        """Other server -> how many values it tells; of those that hold chunks."""
+        self._is_empty: dict[int, bool] = {}
+        """Of the chunks that are held in this round: whether nobody brought a gradient."""
+        self._squares: dict[int, Sequence[float]] = {}
+        """By chunk here, once it lies in held memory."""
+        self._told: dict[int, Sequence[float]] = {}
+        """By other server: what it has told in this round, chunk after chunk."""
+        self._coefficient: float | None = None
+        """Of this round, once it is known."""
+
+    def build(
+        self,
+        chunks: Sequence[ChunkState],
+        slots: Sequence[Frame],
+        blocks: HeldBlocks,
+    ) -> None:
+        super().build(chunks, slots, blocks)
+        self._frontier = PassingHeld(chunks)
+        self._owners, self._num_blocks = blocks
+        for owner, number in zip(*blocks, strict=True):
+            self._expected[owner] += number
+        del self._expected[self._server]
+
+    # -- until it is held ----------------------------------------------------------------------
+
+    def _step(self, chunk: ChunkState) -> list[Action] | None:
+        index = chunk.index
+        if index not in self._is_empty:
+            # Of a round after this one, where this one is being stepped: _end_round comes back.
+            return self._hold(chunk) if self._coefficient is None else None
+        if self._coefficient is None:
+            return None
+        target = chunk.target_buffer()
+        if target is None:
+            return None  # on_free_buffer comes back
+        actions = self._step_held(chunk, target, self._coefficient)
+        return actions if self._is_empty else actions + self._end_round()
+
+    def _step_held(self, chunk: ChunkState, target: int, gradient_scale: float) -> list[Action]:
+        """As :class:`Gathered` steps where there is no gradient in a slot; where there is one in
+        held memory, that step takes the empty one's place."""
+        has_gradient = not self._is_empty.pop(chunk.index)
+        gathering = chunk.gathering
+        step = Step(
+            chunk=chunk.index,
+            gradient=None,
+            content=SlotContent.HELD,
+            gradient_scale=gradient_scale,
+            lr_scale=1.0,
+            hyper=next(iter(gathering.pushes.values())).settings.hyper,
+            absent=gathering.absent,
+            source=chunk.current,
+            target=target,
+            contributions=(),
+        )
+        if has_gradient:  # replies that follow are of what it makes
+            self._begin_step(step, chunk)
+        actions = super()._step(chunk)
+        assert actions is not None
+        empty = actions[0]
+        assert isinstance(empty, EmptyStep)
+        if has_gradient:
+            step.contributions = empty.contributions
+            actions[0] = step
+        return actions
+
+    def _hold(self, chunk: ChunkState) -> list[Action]:
+        """All have contributed: the weighted mean waits for the norm, its slot is free."""
+        index, gathering = chunk.index, chunk.gathering
+        slot, gathering.accumulator = gathering.accumulator, None
+        chunk.is_held = True
+        self._is_empty[index] = slot is None
+        frontier = self._frontier.move()
+        if slot is None:
+            self._squares[index] = (0.0,) * self._num_blocks[index]
+            return self._reconsider(frontier) + self._tell()
+        hold = Hold(index, slot, 1.0 / gathering.weight)
+        return [hold, *self.pool.release(slot), *self._reconsider(frontier)]
+
+    def on_held(self, event: Held) -> list[Action]:
+        """The executor has computed what this server tells of a chunk."""
+        for each in event.squares:
+            if not math.isfinite(each):
+                round_ = self._round
+                raise NonFiniteGradientError(
+                    f"server {self._server}: in round {round_} the weighted mean of all groups' "
+                    f"gradients of chunk {event.chunk} has no finite norm to clip; the gradients "
+                    "were finite, but too large together: lower the learning rate"
+                )
+        self._squares[event.chunk] = event.squares
+        return self._tell()
+
+    # -- the norm ------------------------------------------------------------------------------
+
+    def _tell(self) -> list[Action]:
+        """If all chunks are held, the other servers' turn."""
+        if len(self._squares) < len(self._chunks):
+            return []
+        values = [each for index in self._chunks for each in self._squares[index]]
+        packed = struct.pack(f"<{len(values)}d", *values)
+        message = SumsOfSquares(round=self._round, values=packed)
+        tells: list[Action] = [
+            SendControl(server_id(other), message) for other in sorted(self._expected)
+        ]
+        return tells + self._step_if_known()
+
+    def on_squares(self, peer: int, message: SumsOfSquares) -> list[Action]:
+        """Another server's chunks are held."""
+        number = self._expected.get(peer)
+        if number is None or not self._chunks:
+            self._refuse(peer, "which holds nothing that is clipped with this server's chunks")
+        if message.round != self._round or peer in self._told:
+            again = ", a second time" if peer in self._told else ""
+            self._refuse(peer, f"of round {message.round} in round {self._round}{again}")
+        if len(message.values) != 8 * number:
+            self._refuse(peer, f"of {len(message.values)} bytes; its {number} blocks need 8 each")
+        values = struct.unpack(f"<{number}d", message.values)
+        if not all(0 <= each < math.inf for each in values):
+            self._refuse(peer, "that are not all finite and 0 or more")
+        self._told[peer] = values
+        return self._step_if_known()
+
+    def _step_if_known(self) -> list[Action]:
+        if len(self._squares) < len(self._chunks) or len(self._told) < len(self._expected):
+            return []
+        self._coefficient = coefficient(self._in_order(), self._max_norm)
+        for chunk in self._chunks.values():
+            chunk.is_held = False
+        return self._proceed_with_all()
+
+    def _proceed_with_all(self) -> list[Action]:
+        actions: list[Action] = []
+        for chunk in self._chunks.values():
+            if chunk.gathering.pushes:
+                chunk.clock.catch_up()
+                actions += self.proceed(chunk)
+        return actions
+
+    def _in_order(self) -> Iterable[float]:
+        """The values of all chunks of the model, chunk by chunk, block by block."""
+        told = {server: iter(values) for server, values in self._told.items()}
+        for index, (owner, number) in enumerate(zip(self._owners, self._num_blocks, strict=True)):
+            if owner == self._server:
+                yield from self._squares[index]
+            else:
+                for _ in range(number):
+                    yield next(told[owner])
+
+    def _end_round(self) -> list[Action]:
+        self._round += 1
+        self._coefficient = None
+        self._squares.clear()
+        self._told.clear()
+        return self._proceed_with_all()  # some may be complete again
+
+    def _refuse(self, peer: int, why: str) -> NoReturn:
+        raise ProtocolError(
+            f"server {self._server}: {describe_peer(peer)} sent sums of squares {why}"
+        )
+
+    def _may_finish(self, chunk: ChunkState) -> bool:
+        is_mine = chunk.index in self._is_empty
+        if self._coefficient is None:
+            return not is_mine
+        return is_mine and super()._may_finish(chunk)
+
+    def check_invariants(self, index: int | None = None) -> None:
+        super().check_invariants(index)
+        held = {index for index, chunk in self._chunks.items() if chunk.is_held}
+        if held != (self._is_empty.keys() if self._coefficient is None else set()):
+            raise InvariantError(f"chunks {sorted(held)} are held, not {sorted(self._is_empty)}")
+        if any(not self._chunks[index].gathering.pushes for index in self._is_empty):
+            raise InvariantError(f"a chunk of {sorted(held)} is held without a contribution")
+        has_all = len(self._squares) == len(self._chunks) and len(self._told) == len(self._expected)
+        if self._is_empty and has_all != (self._coefficient is not None):
+            raise InvariantError(f"the coefficient {self._coefficient}, all told: {has_all}")
