@@ -555,8 +555,8 @@ TOLD = {
     "foreign parameters": "the optimizer holds 2 parameters that are not in the model passed to "
     "prepare; pass one module that contains them all",
     "nothing to train": "the model has no parameters to train",
-    "prepare twice": "parameter weight is in two prepared optimizers; servers train it by one: give "
-    "each parameter to one optimizer, and prepare that once",
+    "prepare twice": "parameter weight is in two prepared optimizers; servers train it by one: "
+    "give each parameter to one optimizer, and prepare that once",
     "few samples": "the dataset has 1 samples and the job 2 workers: each needs at least one; "
     "start fewer workers, or pass shard=False to give every worker all samples",
     "batch size": "batch_size must be a whole number >= 1 (samples per worker), got 0",
