@@ -38,7 +38,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
-from psdist.protocol.header import MOST_CREDITS, Flag, Header, Kind
+from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -58,7 +58,7 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunk_state import ChunkState, Loading, Push
 from psdist.servers.protocol.clipping import Clipped
 from psdist.servers.protocol.gathering import Gathered
 from psdist.servers.protocol.membership import Membership
@@ -69,7 +69,7 @@ from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.updates import Updates
 
 CHIEF = worker_id(0)
-"""Who describes the model and sends its initial values."""
+"""Who describes the model, sends its initial values and sets others."""
 
 _APPLIES: dict[Applying, type[Updates]] = {
     Applying.GATHERED: Gathered,
@@ -324,7 +324,7 @@ class ServerCore:
         if header.kind == Kind.PUSH:
             return self._on_push(chunk, peer, header, slot)
         if header.kind == Kind.INIT and slot is not None:
-            return self._on_initial_values(chunk, peer, header, slot)
+            return self._on_values(chunk, peer, header, slot)
         if header.kind != Kind.PULL or slot is not None:
             self._refuse_kind(peer, header.kind)
         return self._on_pull(chunk, peer, header)
@@ -344,7 +344,7 @@ class ServerCore:
         if header.chunk_version > chunk.version:
             self._refuse_version(chunk, peer, header)
         actions = self._replies.answer_pull(chunk, peer, header)
-        return actions + self._updates.on_free_buffer(chunk)
+        return actions + self._on_free_buffer(chunk)
 
     def _refuse_version(self, chunk: ChunkState, peer: int, header: Header) -> NoReturn:
         self._refuse(
@@ -353,17 +353,59 @@ class ServerCore:
             f"there are {chunk.version} so far",
         )
 
-    def _on_initial_values(
-        self, chunk: ChunkState, peer: int, header: Header, slot: Frame
-    ) -> list[Action]:
+    def _on_values(self, chunk: ChunkState, peer: int, header: Header, slot: Frame) -> list[Action]:
         if not self._initials.takes(header):
             self._refuse(peer, self._initials.refusal(header))
-        if chunk.is_loaded:  # a second delivery must not undo what was applied since the first
+        pool = self._updates.pool
+        if header.pull_number > chunk.newest_load:
+            actions = self._on_later_values(chunk, peer, header, slot)
+        elif chunk.is_loaded:  # a second delivery must not undo what was applied since the first
             self._duplicates += 1
-            return self._updates.pool.release(slot)
-        chunk.is_loaded = True
-        actions: list[Action] = [Load(chunk.index, slot), *self._updates.pool.release(slot)]
-        return actions + self._replies.answer_unloaded_pulls(chunk)
+            actions = pool.release(slot)
+        else:
+            chunk.is_loaded = True
+            actions = [Load(chunk.index, slot), *pool.release(slot)]
+            actions += self._replies.answer_unloaded_pulls(chunk)
+        # Later values may have been held behind these.
+        return actions + pool.reconsider(chunk.index, None)
+
+    def _on_later_values(
+        self, chunk: ChunkState, peer: int, header: Header, slot: Frame
+    ) -> list[Action]:
+        """The chief sets values, while all workers are in a collective: nothing is under way."""
+        group = self._membership.require_worker(peer)
+        clock, done = header.clock, chunk.clock.done[group]
+        if not chunk.is_loaded or chunk.loading or chunk.has_updates or clock != done:
+            self._refuse(
+                peer,
+                f"set values of chunk {chunk.index} at iteration {clock}, in the middle of updates "
+                f"or before there were any values; the chunk contains {done} of its group",
+            )
+        chunk.close_implied_replies(peer, NEVER)  # who sets values waits for nothing else
+        chunk.newest_load = header.pull_number
+        chunk.loading = Loading(group, clock, header.pull_number, slot)
+        return self._load(chunk, chunk.loading)
+
+    def _load(self, chunk: ChunkState, values: Loading) -> list[Action]:
+        """Set values that wait, unless replies from both buffers are open."""
+        target = chunk.target_buffer()
+        if target is None:
+            return []  # _on_free_buffer comes back
+        chunk.loading = None
+        chunk.current = target
+        chunk.version += 1
+        index, (group, clock, number, slot) = chunk.index, values
+        return [
+            Load(index, slot, target, group, clock),
+            *self._updates.pool.release(slot),
+            Receipt(CHIEF, index, clock, number),
+        ]
+
+    def _on_free_buffer(self, chunk: ChunkState) -> list[Action]:
+        """A reply's buffer is free: a step, or values, may have waited for it."""
+        if chunk.loading is not None:
+            return self._load(chunk, chunk.loading)
+        return self._updates.on_free_buffer(chunk)
 
     def _on_push(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
@@ -385,6 +427,8 @@ class ServerCore:
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
         self._membership.require_pushing(peer)
+        if chunk.loading is not None:
+            self._refuse(peer, f"pushed chunk {chunk.index}, whose values are being set")
         if slot is None:
             if not 0 <= weight < inf:
                 self._refuse(peer, f"pushed no gradient, of weight {weight}")
@@ -409,7 +453,7 @@ class ServerCore:
             return []
         chunk = self._chunks[token.chunk]
         chunk.close_reply(token)
-        return self._updates.on_free_buffer(chunk)
+        return self._on_free_buffer(chunk)
 
     # -- for tests, reports and people --------------------------------------------------------
 
