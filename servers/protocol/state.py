@@ -112,6 +112,8 @@ class ServerCore:
         self._before_built: list[Offered | Arrived] = []
         self._num_before_built: dict[int, int] = {}
         """By peer."""
+        self._loading: dict[int, ChunkState] = {}
+        """Chunks with values that wait to be set."""
         self._pushes = self._duplicates = 0
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
@@ -344,7 +346,7 @@ class ServerCore:
         if header.chunk_version > chunk.version:
             self._refuse_version(chunk, peer, header)
         actions = self._replies.answer_pull(chunk, peer, header)
-        return actions + self._on_free_buffer(chunk)
+        return actions + self._updates.on_free_buffer(chunk)
 
     def _refuse_version(self, chunk: ChunkState, peer: int, header: Header) -> NoReturn:
         self._refuse(
@@ -387,11 +389,18 @@ class ServerCore:
         return self._load(chunk, chunk.loading)
 
     def _load(self, chunk: ChunkState, values: Loading) -> list[Action]:
-        """Set values that wait, unless replies from both buffers are open."""
+        """Set values that wait, unless replies from both buffers are open. Nothing else needs to
+        know of values that wait: while there are any, others handle what may free a buffer."""
         target = chunk.target_buffer()
         if target is None:
-            return []  # _on_free_buffer comes back
+            self._loading[chunk.index] = chunk
+            self._on[Arrived] = self._on_arrived_meanwhile
+            self._on[ReplySent] = self._on_reply_sent_meanwhile
+            return []
         chunk.loading = None
+        if self._loading.pop(chunk.index, None) is not None and not self._loading:
+            self._on[Arrived] = self._on_arrived
+            self._on[ReplySent] = self._on_reply_sent
         chunk.current = target
         chunk.version += 1
         index, (group, clock, number, slot) = chunk.index, values
@@ -401,11 +410,22 @@ class ServerCore:
             Receipt(CHIEF, index, clock, number),
         ]
 
-    def _on_free_buffer(self, chunk: ChunkState) -> list[Action]:
-        """A reply's buffer is free: a step, or values, may have waited for it."""
-        if chunk.loading is not None:
-            return self._load(chunk, chunk.loading)
-        return self._updates.on_free_buffer(chunk)
+    def _on_arrived_meanwhile(self, event: Arrived) -> list[Action]:
+        header = event.header
+        if header.kind == Kind.PUSH and header.chunk in self._loading:
+            self._refuse(event.peer, f"pushed chunk {header.chunk}, whose values are being set")
+        return self._on_arrived(event) + self._load_what_waits()
+
+    def _on_reply_sent_meanwhile(self, event: ReplySent) -> list[Action]:
+        return self._on_reply_sent(event) + self._load_what_waits()
+
+    def _load_what_waits(self) -> list[Action]:
+        """A buffer may be free."""
+        actions: list[Action] = []
+        for chunk in tuple(self._loading.values()):
+            if chunk.loading is not None:
+                actions += self._load(chunk, chunk.loading)
+        return actions
 
     def _on_push(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
@@ -427,8 +447,6 @@ class ServerCore:
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
         self._membership.require_pushing(peer)
-        if chunk.loading is not None:
-            self._refuse(peer, f"pushed chunk {chunk.index}, whose values are being set")
         if slot is None:
             if not 0 <= weight < inf:
                 self._refuse(peer, f"pushed no gradient, of weight {weight}")
@@ -453,7 +471,7 @@ class ServerCore:
             return []
         chunk = self._chunks[token.chunk]
         chunk.close_reply(token)
-        return self._on_free_buffer(chunk)
+        return self._updates.on_free_buffer(chunk)
 
     # -- for tests, reports and people --------------------------------------------------------
 
