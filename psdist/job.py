@@ -52,8 +52,8 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 class Job:
-    """A worker's part in the job. Collectives (prepare, save, mean, any, all, barrier, and pull
-    within a group) must be called by every worker, in the same order."""
+    """A worker's part in the job. Collectives (prepare, push, save, mean, any, all, barrier, and
+    pull within a group) must be called by every worker, in the same order."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -352,7 +352,7 @@ class Job:
         """
         sets = self._prepared("save")
         check_suffix(path)
-        prepared = sets.model_of(model)
+        prepared = sets.model_of(model, "save")
         which = b"%d " % sets.models.index(prepared)
         brought = self._collective("save", which + b"x" * sets.has_unused_gradients)
         unlike = {worker: brought.of(worker) or b"x" for worker in brought.unlike(which)}
@@ -371,6 +371,29 @@ class Job:
                 problem = printable(f"job.save({str(path)!r}): {error}").encode()
         if problem := self._collective("save", problem).payloads[0]:  # the chief's
             raise UsageError(problem.decode())
+
+    def push(self, model: torch.nn.Module | None = None) -> None:
+        """The chief's values of the whole model become the servers' and every worker's.
+
+        For what the script has written since ``prepare``, with load_state_dict() or otherwise; what
+        other workers have written is replaced. The servers keep the optimizer's state. ``model``
+        says which one, where several were prepared.
+        """
+        sets = self._prepared("push")
+        prepared = sets.model_of(model, "push")
+        for each in prepared.sets:
+            each.require_pushable()
+        which = b"%d" % sets.models.index(prepared)
+        brought = self._collective("push", which)
+        if unlike := brought.unlike(which):
+            raise UsageError(
+                f"job.push: {describe_workers(unlike)} pushes another model than this worker; all "
+                "workers must push the same one"
+            )
+        if self.is_chief:
+            prepared.set_values()
+        self._collective("push")
+        sets.bring(prepared)
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._require_open(name)

@@ -52,6 +52,12 @@ class ParameterSet:
     trainer: Trainer
     loop: WorkerLoop
     history: WorkerHistory | None
+    watch: ModelWatch
+
+    def require_pushable(self) -> None:
+        """Raises :class:`UsageError` where the model is not any more what was prepared."""
+        self.watch.require_same(clock=self.trainer.clock)
+        self.trainer.flat.require_in_place()
 
     def copy(self) -> list[torch.Tensor]:
         """The newest values of the pieces, from the servers."""
@@ -78,6 +84,12 @@ class PreparedModel:
                 else:
                     names.setdefault(name, value)
         write_tensors(path, names)
+
+    def set_values(self) -> None:
+        """What is in memory becomes the servers'; on the chief, while everybody is in a
+        collective."""
+        for each in self.sets:
+            each.trainer.set_values()
 
 
 class ParameterSets:
@@ -120,8 +132,9 @@ class ParameterSets:
 
     # -- what the script names -----------------------------------------------------------------
 
-    def model_of(self, module: torch.nn.Module | None) -> PreparedModel:
-        """The prepared model that is ``module``; None: the only one."""
+    def model_of(self, module: torch.nn.Module | None, call: str) -> PreparedModel:
+        """The prepared model that is ``module``; None: the only one. ``call``: what the script has
+        called, for people."""
         if module is None and len(self.models) == 1:
             return self.models[0]
         for each in self.models:
@@ -129,10 +142,10 @@ class ParameterSets:
                 return each
         if module is None:
             raise UsageError(
-                f"{len(self.models)} models were prepared: say which one to save, "
-                "job.save(path, model=...)"
+                f"{len(self.models)} models were prepared: say which one to {call}, "
+                f"job.{call}({'path, ' * (call == 'save')}model=...)"
             )
-        raise UsageError("job.save: this model was not prepared; pass what job.prepare returned")
+        raise UsageError(f"job.{call}: this model was not prepared; pass what job.prepare returned")
 
     def set_of(self, optimizer: torch.optim.Optimizer | None) -> ParameterSet:
         """The set that is trained by ``optimizer``; None: the only one."""
@@ -189,10 +202,7 @@ class ParameterSets:
             self._add(model, description, optimizer, max_norm=max_norm)
             for description, optimizer in zip(descriptions, optimizers, strict=True)
         ]
-        trained = {id(each) for one in self.sets for each in one.description.parameters}
-        for _, tensor in descriptions[0].untrained:
-            if id(tensor) not in trained:
-                self._copy_from_chief(tensor)
+        self._copy_untrained(descriptions[0])
         for each in added:
             each.trainer.pull()
         self._collective("prepare", b"")
@@ -206,6 +216,21 @@ class ParameterSets:
         else:
             self.models.append(PreparedModel(module=model, sets=added))
         return [each.optimizer for each in added]
+
+    def bring(self, prepared: PreparedModel) -> None:
+        """What the servers hold of the model now, and what they do not hold from the chief; all
+        workers do this together."""
+        for each in prepared.sets:
+            each.trainer.pull()
+            each.watch.accept()
+        self._copy_untrained(prepared.sets[0].description)
+
+    def _copy_untrained(self, description: ModelDescription) -> None:
+        """Buffers and what no set trains become the chief's."""
+        trained = {id(each) for one in self.sets for each in one.description.parameters}
+        for _, tensor in description.untrained:
+            if id(tensor) not in trained:
+                self._copy_from_chief(tensor)
 
     def _refuse_what_is_trained_twice(self, descriptions: Sequence[ModelDescription]) -> None:
         trained = {id(each) for one in self.sets for each in one.description.parameters}
@@ -285,6 +310,7 @@ class ParameterSets:
             trainer=trainer,
             loop=loop,
             history=history,
+            watch=watch,
         )
         self.sets.append(added)
         return added

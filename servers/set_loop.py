@@ -230,6 +230,11 @@ class SetLoop:
 
     def _load(self, action: Load) -> None:
         self._built.load(action)
+        if action.clock >= 0:
+            crc = None
+            if self._history is not None and not self._is_encoding:  # else workers see other bytes
+                crc = self._built.checksum(action.chunk, action.target, encoded=None)
+            self._log.load(action.chunk, action.group, action.clock, crc)
 
     def _accept(self, action: Accept) -> None:
         self._transport.accept(action.ticket, action.slot)
@@ -332,6 +337,7 @@ class SetLoop:
             sender=self._transport.me,
             chunk=action.chunk,
             clock=action.clock,
+            pull_number=action.pull_number,
             set_index=self.set_index,
         ).pack_into(frame.header)
         self._transport.send(action.peer, frame)

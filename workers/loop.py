@@ -27,7 +27,7 @@ from psdist.errors import ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
-from psdist.protocol.header import Flag
+from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
@@ -45,6 +45,7 @@ from psdist.workers.protocol.actions import (
     SendInitial,
     SendPull,
     SendPush,
+    SendValues,
     Warn,
 )
 from psdist.workers.protocol.core import WorkerCore
@@ -148,6 +149,7 @@ class WorkerLoop:
             SendPush: self._send_push,
             SendPull: self._send_pull,
             SendInitial: self._send_initial,
+            SendValues: self._send_values,
             SendControl: self._send_control,
             AcceptReply: self._accept_reply,
             AcceptCopy: self._accept_copy,
@@ -259,14 +261,23 @@ class WorkerLoop:
         self.transport.send(action.peer, frame)
 
     def _send_initial(self, action: SendInitial) -> None:
+        frame = self._values(action.header.chunk)
+        frame.owner = _InitialValues(self, action.header.chunk)
+        self._send(action.peer, action.header, frame)
+
+    def _send_values(self, action: SendValues) -> None:
+        self._send(action.peer, action.header, self._values(action.header.chunk))
+
+    def _values(self, chunk: int) -> Frame:
+        """A new frame, of the chunk's parameters in memory."""
         assert self._frames is not None
-        header, chunk = action.header, action.header.chunk
-        frame = self._frames.parameter_frame(self._chunks[chunk])
-        frame.owner = _InitialValues(self, chunk)
-        if self._checks.carries(chunk, header.clock):
+        return self._frames.parameter_frame(self._chunks[chunk])
+
+    def _send(self, peer: int, header: Header, frame: Frame) -> None:
+        if self._checks.carries(header.chunk, header.clock):
             header = stamped(header, frame.payload)
         header.pack_into(frame.header)
-        self.transport.send(action.peer, frame)
+        self.transport.send(peer, frame)
 
     def _send_control(self, action: SendControl) -> None:
         self.transport.send_control(action.peer, action.message, action.set_index)
@@ -330,6 +341,10 @@ class WorkerLoop:
             self._receiving(chunk, frame) for chunk, frame in zip(self._chunks, frames, strict=True)
         ]
         self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
+
+    def begin_load(self, *, clock: int) -> None:
+        """See :meth:`WorkerCore.begin_load`."""
+        self._do(self.core.begin_load(clock=clock))
 
     def begin_collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> None:
         """See :meth:`WorkerCore.begin_collective`."""

@@ -352,6 +352,18 @@ class Trainer:
         yield self._loop.wait_for_replies()
         yield from self._take_new_values("pull")
 
+    def set_values(self) -> None:
+        """The parameters in this worker's memory become the servers'; on the chief, while everybody
+        is in a collective."""
+        for wait in self.begin_setting_values():
+            self._loop.carry_on(wait)
+
+    def begin_setting_values(self) -> Iterator[Wait]:
+        """As :meth:`set_values`, but hands out what there is to wait for."""
+        self._flat.values_to_host()
+        self._loop.begin_load(clock=self.clock)
+        yield self._loop.wait_for_replies()
+
     def _look_for_writes(self) -> None:
         """What the script has written is no version of a server's: the next one replaces it."""
         if written := set(self._flat.written_by_others()):

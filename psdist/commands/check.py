@@ -29,6 +29,7 @@ from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.loads import check_loads, check_same_loads
 from psdist.history.rules.memberships import (
     check_membership,
     dead_groups,
@@ -190,6 +191,8 @@ class _Checking:
         self.staleness_of_slices: Counter[int] = Counter()
         self.leaves: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """For each group the clocks at which it left, by server."""
+        self.loads: dict[int, tuple[int, ...]] = {}
+        """For each chunk the clocks at which its values were set."""
         self.dead: set[int] = set()
         self.num_applies = self.num_compared = 0
 
@@ -198,6 +201,7 @@ class _Checking:
         replay = ServerReplay(run, log)
         check_membership(replay, findings)
         check_applies(replay, findings)
+        self.loads |= check_loads(replay, findings)
         check_steps(replay, findings)
         check_scales(replay, findings)
         unsaid = check_weights(replay, self.claims, self.is_whole, findings)
@@ -256,6 +260,8 @@ class _Checking:
                 self.is_complete = False
             self.notes.append(line)
         check_same_versions(self.history, findings)
+        if all(log.is_complete for log in self.history.servers):
+            check_same_loads(self.loads, findings)
 
     def compare(self, summary: Summary, servers: tuple[ShownServer, ...]) -> None:
         shown = Shown(

@@ -44,6 +44,9 @@ class EventKind(IntEnum):
     RESUME = 4
     LEAVE = 5
     DEATH = 6
+    LOAD = 7
+    """The chief has set the values of a chunk; ``weight`` is the CRC-32 of the bytes, a whole
+    number."""
 
 
 class EventFlag(IntFlag):
@@ -52,6 +55,8 @@ class EventFlag(IntFlag):
     """On APPLY: with this contribution the chunk's optimizer step was complete."""
     EMPTY = 2
     """On APPLY: the contribution held no gradient; only the clock advanced."""
+    CRC = 4
+    """On LOAD: there is a checksum, that of the bytes as workers get them; else it is 0."""
 
 
 # Writers pack single records with a struct, which is faster than numpy; a test pins that both
@@ -163,14 +168,19 @@ class History:
 
 def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     kind, chunk, flags = events["kind"], events["chunk"], events["flags"]
-    is_apply = kind == EventKind.APPLY
+    is_apply, is_load = kind == EventKind.APPLY, kind == EventKind.LOAD
+    is_of_chunk = is_apply | is_load
     _refuse(where, "kind", kind, (kind < 1) | (kind > max(EventKind)))
     _refuse(where, "group", events["group"], events["group"] >= len(run.groups))
     _refuse(where, "clock", events["clock"], ~_is_a_clock(events["clock"]))
-    _refuse(where, "chunk", chunk, is_apply & (chunk >= run.num_chunks))
-    _refuse(where, "chunk", chunk, ~is_apply & (chunk != NO_CHUNK))
+    _refuse(where, "chunk", chunk, is_of_chunk & (chunk >= run.num_chunks))
+    _refuse(where, "chunk", chunk, ~is_of_chunk & (chunk != NO_CHUNK))
     known = np.where(is_apply, EventFlag.LAST | EventFlag.EMPTY, EventFlag.NONE)
+    known = np.where(is_load, EventFlag.CRC, known)
     _refuse(where, "flags", flags, flags & ~known != 0)
+    crc, has_crc = events["weight"], flags & EventFlag.CRC != 0
+    is_a_crc = (crc >= 0) & (crc < 2**32) & (crc == np.floor(crc)) & (has_crc | (crc == 0))
+    _refuse(where, "weight", crc, is_load & ~is_a_crc)
 
 
 def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:

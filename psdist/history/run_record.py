@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from psdist.errors import HistoryError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _LIMIT_BYTES = 64 * 2**20
 
@@ -30,7 +30,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     psdist: Annotated[str, Field(max_length=100)]
     """The version that wrote the history."""
     mode: Literal["sync", "ssp", "async"]

@@ -31,6 +31,7 @@ from psdist.history.records import (
     EVENT,
     NO_CHUNK,
     PUSH,
+    EventFlag,
     EventKind,
     FileKind,
     History,
@@ -72,6 +73,9 @@ class EventCount:
         self.position += len(contributions)
 
     def member(self, _kind: EventKind, _group: int, _clock: int, _weight: float = 0.0) -> None:
+        self.position += 1
+
+    def load(self, _chunk: int, _group: int, _clock: int, _crc: int | None) -> None:
         self.position += 1
 
 
@@ -123,9 +127,15 @@ class ServerHistory:
         """A membership event. ``clock``: iterations that the group has finished: others wait for
         these and no more (after DEATH: the fewest that a chunk of this server contains; 0 for
         RESUME). ``weight``: the workers of the group."""
-        if kind == EventKind.APPLY:
-            raise InvariantError("an apply is not a membership event")
+        if kind in (EventKind.APPLY, EventKind.LOAD):
+            raise InvariantError("an apply or a load is not a membership event")
         self._event(kind, NO_CHUNK, group, clock, weight, 1.0, 0)
+
+    def load(self, chunk: int, group: int, clock: int, crc: int | None) -> None:
+        """The chief, of ``group``, has set the chunk's values after ``clock`` iterations. ``crc``:
+        crc32 of the bytes as workers will see them, None where nobody has that."""
+        flags = EventFlag.NONE if crc is None else EventFlag.CRC
+        self._event(EventKind.LOAD, chunk, group, clock, float(crc or 0), 1.0, flags)
 
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
         """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -40,10 +40,11 @@ class Kind(IntEnum):
     PULL = 3
     """Asks for a chunk's parameters; no payload."""
     INIT = 4
-    """The chief's initial parameters of one chunk."""
+    """The chief's parameters of one chunk: the initial ones, or others that it sets (job.push)."""
     CONTROL = 5
     RECEIPT = 6
-    """A server has received a push, and its reply must wait; no payload."""
+    """A server has received a push, and its reply must wait, or it has set the chief's values; no
+    payload."""
 
 
 class Flag:
@@ -95,12 +96,13 @@ class Header(NamedTuple):
     made; ``min_done`` the number of iterations that every active group had contributed by then.
     ``weight`` is the group's share in units of one worker's full batch. ``settings`` is the
     version of the sender's hyperparameters and absent pieces (see :class:`Settings`), in a push.
-    ``pull_number`` counts the pulls of a worker from 1, in a pull and in the reply to it; 0 in all
-    else: replies of one clock differ by it. ``set_index``: the parameter set that the message is
-    about, 0 for what concerns the whole job; chunks are counted within their set.
-    ``chunk_version`` counts the steps that have changed a chunk, from 1 for its initial values: in
-    a reply that of the parameters, in a push or pull that of those in the sender's memory, 0 where
-    it holds none or wants them in any case.
+    ``pull_number`` counts from 1 the pulls of a worker and the times that it sets values: in a pull
+    and the reply to it, in INIT of later values and the receipt of them; 0 in all else: replies of
+    one clock differ by it. ``set_index``: the parameter set that the message is about, 0 for what
+    concerns the whole job; chunks are counted within their set. ``chunk_version`` counts what has
+    changed a chunk, steps and values that were set, from 1 for its initial ones: in a reply that of
+    the parameters, in a push or pull that of those in the sender's memory, 0 where it holds none or
+    wants them in any case.
     """
 
     kind: int

@@ -37,10 +37,15 @@ class Build:
 
 @dataclass(slots=True)
 class Load:
-    """The slot holds a chunk's initial parameters."""
+    """The slot holds a chunk's parameters, which go to buffer ``target``: the initial ones, or such
+    as the chief sets after ``clock`` iterations of its ``group``; the optimizer's state stays."""
 
     chunk: int
     slot: Frame
+    target: int = 0
+    group: int = 0
+    clock: int = -1
+    """-1 for the initial ones."""
 
 
 @dataclass(slots=True)
@@ -165,11 +170,13 @@ class Unchanged(NamedTuple):
 
 @dataclass(slots=True)
 class Receipt:
-    """Tell a worker that its push of the chunk has been received: a header alone."""
+    """Tell a worker that its push of the chunk has been received, or (``pull_number``) that the
+    values are set which it has sent: a header alone."""
 
     peer: int
     chunk: int
     clock: int
+    pull_number: int = 0
 
 
 @dataclass(slots=True)

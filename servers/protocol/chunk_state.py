@@ -56,6 +56,15 @@ class Gathering:
     """The pieces that had no gradient in any of what is summed."""
 
 
+class Loading(NamedTuple):
+    """Values that the chief has sent, in ``slot``, to be set when a buffer is free."""
+
+    group: int
+    clock: int
+    pull_number: int
+    slot: Frame
+
+
 @dataclass(slots=True, eq=False)
 class ChunkState:
     index: int
@@ -70,7 +79,11 @@ class ChunkState:
     unloaded_pulls: list[PendingReply] = field(default_factory=list)
     gathering: Gathering = field(default_factory=Gathering)
     version: int = 1
-    """Of the values: 1 for the initial ones, one more with every step."""
+    """Of the values: 1 for the initial ones, one more with every step and with values that are
+    set."""
+    loading: Loading | None = None
+    newest_load: int = 0
+    """``pull_number`` of the values that were set last, or wait."""
     is_held: bool = False
     """What was gathered is complete and in held memory; it waits for the joint norm (clipping)."""
     current: int = 0
@@ -160,6 +173,11 @@ class ChunkState:
         return any(push.clock > clock for push in self.gathering.pushes.values())
 
     @property
+    def has_updates(self) -> bool:
+        """Whether a push was received that the chunk does not contain yet."""
+        return bool(self.pushes or self.gathering.pushes)
+
+    @property
     def has_waiting(self) -> bool:
         """Whether a push or a reply waits here for groups to come or go."""
         return bool(self.parked or self.pushes or self.gathering.pushes)
@@ -169,7 +187,8 @@ class ChunkState:
     @property
     def num_slots_held(self) -> int:
         waiting = sum(push.slot is not None for queue in self.pushes.values() for push in queue)
-        return waiting + (self.gathering.accumulator is not None)
+        is_loading = self.loading is not None
+        return waiting + (self.gathering.accumulator is not None) + is_loading
 
     def check_invariants(self) -> None:
         self.clock.check_invariants()
@@ -181,6 +200,8 @@ class ChunkState:
                 open_replies[token.buffer] += 1
         if open_replies != self.open_replies:
             raise InvariantError(f"chunk {self.index}: open replies are miscounted")
+        if self.loading is not None and self.target_buffer() is not None:
+            raise InvariantError(f"chunk {self.index}: values wait to be set, and a buffer is free")
         gathered = self.gathering.pushes
         if any(self.clock.done[group] != self.clock.min_done for group in gathered):
             raise InvariantError(

@@ -38,7 +38,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
-from psdist.protocol.header import MOST_CREDITS, Flag, Header, Kind
+from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -58,7 +58,7 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunk_state import ChunkState, Loading, Push
 from psdist.servers.protocol.clipping import Clipped
 from psdist.servers.protocol.gathering import Gathered
 from psdist.servers.protocol.membership import Membership
@@ -69,7 +69,7 @@ from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.updates import Updates
 
 CHIEF = worker_id(0)
-"""Who describes the model and sends its initial values."""
+"""Who describes the model, sends its initial values and sets others."""
 
 _APPLIES: dict[Applying, type[Updates]] = {
     Applying.GATHERED: Gathered,
@@ -112,6 +112,8 @@ class ServerCore:
         self._before_built: list[Offered | Arrived] = []
         self._num_before_built: dict[int, int] = {}
         """By peer."""
+        self._loading: dict[int, ChunkState] = {}
+        """Chunks with values that wait to be set."""
         self._pushes = self._duplicates = 0
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
@@ -324,7 +326,7 @@ class ServerCore:
         if header.kind == Kind.PUSH:
             return self._on_push(chunk, peer, header, slot)
         if header.kind == Kind.INIT and slot is not None:
-            return self._on_initial_values(chunk, peer, header, slot)
+            return self._on_values(chunk, peer, header, slot)
         if header.kind != Kind.PULL or slot is not None:
             self._refuse_kind(peer, header.kind)
         return self._on_pull(chunk, peer, header)
@@ -353,17 +355,77 @@ class ServerCore:
             f"there are {chunk.version} so far",
         )
 
-    def _on_initial_values(
-        self, chunk: ChunkState, peer: int, header: Header, slot: Frame
-    ) -> list[Action]:
+    def _on_values(self, chunk: ChunkState, peer: int, header: Header, slot: Frame) -> list[Action]:
         if not self._initials.takes(header):
             self._refuse(peer, self._initials.refusal(header))
-        if chunk.is_loaded:  # a second delivery must not undo what was applied since the first
+        pool = self._updates.pool
+        if header.pull_number > chunk.newest_load:
+            actions = self._on_later_values(chunk, peer, header, slot)
+        elif chunk.is_loaded:  # a second delivery must not undo what was applied since the first
             self._duplicates += 1
-            return self._updates.pool.release(slot)
-        chunk.is_loaded = True
-        actions: list[Action] = [Load(chunk.index, slot), *self._updates.pool.release(slot)]
-        return actions + self._replies.answer_unloaded_pulls(chunk)
+            actions = pool.release(slot)
+        else:
+            chunk.is_loaded = True
+            actions = [Load(chunk.index, slot), *pool.release(slot)]
+            actions += self._replies.answer_unloaded_pulls(chunk)
+        # Later values may have been held behind these.
+        return actions + pool.reconsider(chunk.index, None)
+
+    def _on_later_values(
+        self, chunk: ChunkState, peer: int, header: Header, slot: Frame
+    ) -> list[Action]:
+        """The chief sets values, while all workers are in a collective: nothing is under way."""
+        group = self._membership.require_worker(peer)
+        clock, done = header.clock, chunk.clock.done[group]
+        if not chunk.is_loaded or chunk.loading or chunk.has_updates or clock != done:
+            self._refuse(
+                peer,
+                f"set values of chunk {chunk.index} at iteration {clock}, in the middle of updates "
+                f"or before there were any values; the chunk contains {done} of its group",
+            )
+        chunk.close_implied_replies(peer, NEVER)  # who sets values waits for nothing else
+        chunk.newest_load = header.pull_number
+        chunk.loading = Loading(group, clock, header.pull_number, slot)
+        return self._load(chunk, chunk.loading)
+
+    def _load(self, chunk: ChunkState, values: Loading) -> list[Action]:
+        """Set values that wait, unless replies from both buffers are open. Nothing else needs to
+        know of values that wait: while there are any, others handle what may free a buffer."""
+        target = chunk.target_buffer()
+        if target is None:
+            self._loading[chunk.index] = chunk
+            self._on[Arrived] = self._on_arrived_meanwhile
+            self._on[ReplySent] = self._on_reply_sent_meanwhile
+            return []
+        chunk.loading = None
+        if self._loading.pop(chunk.index, None) is not None and not self._loading:
+            self._on[Arrived] = self._on_arrived
+            self._on[ReplySent] = self._on_reply_sent
+        chunk.current = target
+        chunk.version += 1
+        index, (group, clock, number, slot) = chunk.index, values
+        return [
+            Load(index, slot, target, group, clock),
+            *self._updates.pool.release(slot),
+            Receipt(CHIEF, index, clock, number),
+        ]
+
+    def _on_arrived_meanwhile(self, event: Arrived) -> list[Action]:
+        header = event.header
+        if header.kind == Kind.PUSH and header.chunk in self._loading:
+            self._refuse(event.peer, f"pushed chunk {header.chunk}, whose values are being set")
+        return self._on_arrived(event) + self._load_what_waits()
+
+    def _on_reply_sent_meanwhile(self, event: ReplySent) -> list[Action]:
+        return self._on_reply_sent(event) + self._load_what_waits()
+
+    def _load_what_waits(self) -> list[Action]:
+        """A buffer may be free."""
+        actions: list[Action] = []
+        for chunk in tuple(self._loading.values()):
+            if chunk.loading is not None:
+                actions += self._load(chunk, chunk.loading)
+        return actions
 
     def _on_push(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None

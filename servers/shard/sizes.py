@@ -53,6 +53,8 @@ class SizeShard:
 
     def load(self, action: Load) -> None:
         self._charge(action.chunk, self._model.copy_s_per_byte)
+        if action.target:
+            self._has_second_buffer.add(action.chunk)
 
     def start_sum(self, action: StartSum) -> None:
         self._charge(action.chunk, self._model.fold_s_per_byte)

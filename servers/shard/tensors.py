@@ -51,9 +51,9 @@ class _ChunkMemory:
         self.values = (
             first if self.is_wire_master else torch.zeros(chunk.length, dtype=torch.float32)
         )
-        self.num_steps = 0
+        self.num_changes = 0
         self.optimizer: ChunkOptimizer | None = None
-        self.checksum = (-1, 0)  # (num_steps, crc32)
+        self.checksum = (-1, 0)  # (num_changes, crc32)
 
     def _new_buffer(self) -> torch.Tensor:
         return as_tensor(allocate(self.chunk.num_bytes), self.chunk.dtype, self.chunk.length)
@@ -117,8 +117,13 @@ class TensorShard:
     def load(self, action: Load) -> None:
         memory = self._memory[action.chunk]
         values = self._payload_as(action.slot, memory.chunk.dtype, memory.chunk.length)
-        memory.values.copy_(values)
-        memory.buffer(0).copy_(values)
+        target = memory.buffer(action.target)
+        target.copy_(values)
+        if memory.is_wire_master:
+            memory.values = target
+        else:
+            memory.values.copy_(values)
+        memory.num_changes += 1
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk
@@ -166,7 +171,7 @@ class TensorShard:
             lr_scale=action.lr_scale,
             absent=action.absent,
         )
-        memory.num_steps += 1
+        memory.num_changes += 1
         if not memory.is_wire_master:
             memory.buffer(action.target).copy_(memory.values)
 
@@ -182,15 +187,15 @@ class TensorShard:
         return self._encoder.encode(chunk, clock, self._memory[chunk].buffer(buffer), into)
 
     def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int:
-        """Of raw parameters it is computed once per step."""
+        """Of raw parameters it is computed once per change."""
         memory = self._memory[chunk]
         reply = self._wire.reply
         if encoded is not None and not isinstance(reply, Raw):
             seen = torch.empty_like(memory.buffer(buffer))
             reply.decode(encoded, seen)
             return zlib.crc32(as_bytes(seen))
-        if memory.checksum[0] != memory.num_steps:
-            memory.checksum = (memory.num_steps, zlib.crc32(self.payload(chunk, buffer)))
+        if memory.checksum[0] != memory.num_changes:
+            memory.checksum = (memory.num_changes, zlib.crc32(self.payload(chunk, buffer)))
         return memory.checksum[1]
 
     def take_cost_s(self) -> float:

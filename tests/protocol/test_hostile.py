@@ -231,7 +231,7 @@ def data_to_server() -> Iterator[Said]:
     kinds, workers = (Kind.PUSH, Kind.PULL, Kind.INIT), ((0, 0), (1, 0), (2, 1), (3, 2))
     for kind, (worker, group), chunk, clock in itertools.product(kinds, workers, CHUNKS, range(3)):
         peer = worker_id(worker)
-        for number, length in itertools.product((1, 2), (0, 4)):
+        for number, length in itertools.product((0, 1, 2), (0, 4)):
             yield peer, Header(
                 kind=kind, sender=peer, group=group, chunk=chunk, clock=clock, settings=1,
                 weight=1.0, length=length, dtype=Dtype.FLOAT32, pull_number=number,
@@ -303,10 +303,13 @@ TO_WORKER: tuple[Said, ...] = (
     *(
         (
             server_id(owner),
-            Header(kind=Kind.RECEIPT, sender=server_id(owner), chunk=chunk, clock=clock),
+            Header(
+                kind=Kind.RECEIPT, sender=server_id(owner), chunk=chunk, clock=clock,
+                pull_number=number,
+            ),
         )
         for chunk, owner in enumerate(OWNERS)
-        for clock in (0, 1)
+        for clock, number in ((0, 0), (1, 0), (0, 1), (0, 2))
     ),
     *((server_id(server), Registered(group=7, server=server)) for server in (0, 1)),
     *((server_id(owner), Missing(chunk=chunk, groups=[1], clocks=[0]))
@@ -496,8 +499,10 @@ class HostileWorker:
         elif stage < 0.4:
             register(self.core)
             self.core.begin_collective("mean")
-        elif stage < 0.6:
+        elif stage < 0.5:
             self.core.begin_done({})
+        elif stage < 0.6:
+            self.core.begin_load(clock=0)
         else:
             push(self.core)
             if stage < 0.8:  # it holds version 1 of every chunk, and asks again

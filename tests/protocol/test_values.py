@@ -16,7 +16,7 @@ import torch
 
 from psdist.commands.check import check
 from psdist.protocol.ids import server_id
-from psdist.servers.protocol.actions import Fold, Hold, SlotContent, StartSum, Step
+from psdist.servers.protocol.actions import Fold, Hold, Load, SlotContent, StartSum, Step
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.virtual.job import Schedule, VirtualJob, play
@@ -46,6 +46,7 @@ SYNC = Schedule(
 SSP = replace(SYNC, mode="ssp", staleness=1)
 CLIPPED = replace(SYNC, clipping=0.1)
 """In every step."""
+PUSHED = replace(SYNC, push_rate=1.0, collectives=((2, 4),) * 3)
 MANY = replace(
     SSP,
     group_sizes=(4,) * 16,
@@ -200,6 +201,26 @@ class CopiesNothingToTheSecondBuffer(OnceWrong):
         return action
 
 
+class SetsTheValuesOfBefore(OnceWrong):
+    def _load(self, action: Load) -> None:
+        if self._is_now(if_possible=action.clock >= 0):
+            assert isinstance(self.executor, TensorShard)
+            values = self.executor._memory[action.chunk].values
+            self.executor._payload_as(action.slot, "float32", len(values)).copy_(values)
+        super()._load(action)
+
+
+class ForgetsTheMomentum(OnceWrong):
+    def _load(self, action: Load) -> None:
+        super()._load(action)
+        if self._is_now(if_possible=action.clock >= 0):
+            assert isinstance(self.executor, TensorShard)
+            optimizer = self.executor._memory[action.chunk].optimizer
+            assert optimizer is not None
+            for state in optimizer._optimizer.state.values():
+                state["momentum_buffer"].zero_()
+
+
 BY_SERVERS = [
     (TakesTheWeightOfTheGroupBefore, SYNC),
     (LeavesOneOut, SYNC),
@@ -221,6 +242,8 @@ BY_SERVERS = [
     (ForgetsToClip, CLIPPED),
     (LeavesOneOut, CLIPPED),
     (TakesForAbsentWhatIsThere, CLIPPED),
+    (SetsTheValuesOfBefore, PUSHED),
+    (ForgetsTheMomentum, PUSHED),
     (CopiesNothingToTheSecondBuffer, replace(SSP, jitter_s=1e-3)),
 ]
 
@@ -233,7 +256,9 @@ def judge(job: VirtualJob) -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", [SYNC, SSP, MANY, CLIPPED], ids=["sync", "ssp", "many", "clipped"]
+    "schedule",
+    [SYNC, SSP, MANY, CLIPPED, PUSHED],
+    ids=["sync", "ssp", "many", "clipped", "pushed"],
 )
 def test_the_runs_that_are_broken_below_are_right_before(schedule: Schedule) -> None:
     prove(play(schedule))

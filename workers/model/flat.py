@@ -85,18 +85,12 @@ class FlatModel:
         """Copy every gradient, times ``scale``, into the flat buffers; pieces that have none are
         zero there and returned. In the gradient's own dtype: what float16 can hold only while a
         GradScaler has scaled it becomes zero here (float32 weights under autocast keep it).
-        Raises :class:`UsageError` if the parameters are not in the flat memory any more: what the
-        servers send would not reach them."""
+        Raises as :meth:`require_in_place`."""
+        self.require_in_place()
         absent: list[int] = []
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for piece, parameter in enumerate(self._parameters):
-            if parameter.data_ptr() != self._addresses[piece]:
-                raise UsageError(
-                    f"parameter {self._partition.pieces[piece].name} no longer uses the memory "
-                    "that job.prepare() assigned to it, probably after .to(), .half() or p.data = "
-                    "...; move and convert the model before job.prepare()"
-                )
             gradient = parameter.grad
             if gradient is None:
                 absent.append(piece)
@@ -117,6 +111,17 @@ class FlatModel:
                 for flat in self._gradients.on_device:
                     flat.mul_(scale)
         return absent
+
+    def require_in_place(self) -> None:
+        """Raises :class:`UsageError` if the parameters are not in the flat memory any more: what
+        the servers send would not reach them."""
+        for piece, parameter in enumerate(self._parameters):
+            if parameter.data_ptr() != self._addresses[piece]:
+                raise UsageError(
+                    f"parameter {self._partition.pieces[piece].name} no longer uses the memory "
+                    "that job.prepare() assigned to it, probably after .to(), .half() or p.data = "
+                    "...; move and convert the model before job.prepare()"
+                )
 
     def note_gradients(self) -> None:
         """The gradients are used now: see :meth:`gradients_changed`."""

@@ -22,7 +22,10 @@ from psdist.workers.model.flat import FlatModel
 
 logger = logging.getLogger("psdist")
 
-_REMEDY: Final = "load and initialise models before job.prepare"
+_REMEDY: Final = (
+    "load and initialise models before job.prepare, or call job.push() on all workers after it, "
+    "which makes the chief's values the servers'"
+)
 
 
 class ModelWatch:
@@ -65,8 +68,28 @@ class ModelWatch:
         self._handles.clear()
         self._before_load = []
 
+    def accept(self) -> None:
+        """What is in memory now are the servers' values (job.push)."""
+        self._before_load = []
+
     def look(self, flat: FlatModel, *, clock: int) -> None:
         """``clock``: of the iteration that is about to end. Raises :class:`UsageError`."""
+        self.require_same(clock=clock)
+        written = flat.written_by_others()
+        before, self._before_load = self._before_load, []
+        if written:  # since the last pull, too, which brings the servers' values back
+            self._look_for_a_load(before, clock)
+        if written and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the script has written to parameter %s (and %d more) since the servers sent it; "
+                f"they do not see that, and their next values replace it: {_REMEDY}",
+                self._names[written[0]],
+                len(written) - 1,
+            )
+
+    def require_same(self, *, clock: int) -> None:
+        """Raises :class:`UsageError` unless every parameter is the object that was prepared."""
         for table, key, value, name in self._places:
             if table.get(key) is not value:
                 raise UsageError(
@@ -82,18 +105,6 @@ class ModelWatch:
                     f"optimizer holds, in {', '.join(ITEM_BYTES)}; give it to the optimizer before "
                     "job.prepare(), where it may be frozen as well"
                 )
-        written = flat.written_by_others()
-        before, self._before_load = self._before_load, []
-        if written:  # since the last pull, too, which brings the servers' values back
-            self._look_for_a_load(before, clock)
-        if written and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "the script has written to parameter %s (and %d more) since the servers sent it; "
-                f"they do not see that, and their next values replace it: {_REMEDY}",
-                self._names[written[0]],
-                len(written) - 1,
-            )
 
     def _keep_values(self) -> None:
         if not self._before_load:

@@ -40,6 +40,15 @@ class SendInitial:
 
 
 @dataclass(slots=True)
+class SendValues:
+    """Send this header and the chunk's parameters as they are in memory, which become the server's;
+    a receipt comes back."""
+
+    peer: int
+    header: Header
+
+
+@dataclass(slots=True)
 class SendControl:
     peer: int
     message: Control
@@ -97,6 +106,7 @@ Action = (
     SendPush
     | SendPull
     | SendInitial
+    | SendValues
     | SendControl
     | AcceptReply
     | AcceptCopy

@@ -264,6 +264,15 @@ class WorkerCore:
         """Bring the newest there is of ``chunks`` into memory aside; nothing in place changes."""
         return self._transfers.begin_copy(clock=clock, chunks=chunks)
 
+    def begin_load(self, *, clock: int) -> list[Action]:
+        """The chief, while everybody is in a collective: its values of all chunks become the
+        servers'. Nothing in place changes."""
+        if not self.seat.is_chief or self._collectives.is_waiting or self._membership.is_joining:
+            raise InvariantError(
+                f"worker {self.seat.worker} sets values; the chief does, between collectives"
+            )
+        return self._transfers.begin_load(clock=clock)
+
     def forget_values(self, chunks: Iterable[int]) -> None:
         """Others have written to the memory of these chunks: the next replies must bring them."""
         self._transfers.forget_values(chunks)

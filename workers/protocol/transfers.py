@@ -7,7 +7,8 @@ At most ``credits`` messages are outstanding at one server, in ascending order o
 freedom from deadlock rests on that, see psdist.servers.protocol.receive_pool), and each worker
 starts at another server. The reply to a push is the pull. A credit comes back with the reply; a
 push to a server to which there is more to push than credits asks for a receipt, and its credit
-comes back with that, where it comes first.
+comes back with that, where it comes first. ``begin_load`` sends the chief's values of every chunk
+of the model, which become the servers'; all that comes back are receipts.
 
     transfers = Transfers(seat, owners=owners, mine=range(8), chunk_bytes=sizes, credits=4)
     for action in transfers.begin_push(clock=0, settings=1, weight=1.0, empty=()): ...
@@ -33,9 +34,12 @@ from psdist.workers.protocol.actions import (
     DiscardReply,
     SendPull,
     SendPush,
+    SendValues,
 )
 from psdist.workers.protocol.seat import Seat
 
+_PUSH = int(Kind.PUSH)
+_PULL = int(Kind.PULL)
 _REPLY = int(Kind.REPLY)
 _RECEIPT = int(Kind.RECEIPT)
 
@@ -97,8 +101,13 @@ class Transfers:
         self.awaited: dict[int, tuple[int, int]] = {}
         """Chunk, ascending -> clock of the reply that is awaited and the number of the pull that it
         answers (0: a push). Replies of one clock differ by what came between them, and any may come
-        a second time."""
+        a second time. Where values are set, the receipt that is awaited."""
         self._num_pulls = 0
+        """Pulls, and times that values were set: one count."""
+        self._newest_load = 0
+        """Its number when values were set last."""
+        self._is_loading = False
+        """Whether what is under way sets values."""
         self._is_copying: bool
         """Whether what is under way goes into memory aside."""
         self._incoming: set[int] = set()
@@ -181,6 +190,26 @@ class Transfers:
         servers = sorted({self.owners[chunk] for chunk in chunks})
         return self._begin(headers, self._rotated(servers), is_copying=is_copying)
 
+    def begin_load(self, *, clock: int) -> list[Action]:
+        """Set every chunk of the model on its server: to the values in this worker's memory."""
+        self._num_pulls += 1
+        headers = (
+            Header(
+                kind=Kind.INIT,
+                sender=worker_id(self._seat.worker),
+                group=self._seat.group,
+                chunk=chunk,
+                clock=clock,
+                pull_number=self._num_pulls,
+                length=self.chunk_bytes[chunk],
+                dtype=self.dtypes[chunk],
+                set_index=self._set_index,
+            )
+            for chunk in range(self._num_chunks)
+        )
+        self._newest_load = self._num_pulls
+        return self._begin(headers, self._rotated(sorted(set(self.owners))), is_loading=True)
+
     def _held(self, chunk: int) -> int:
         """``chunk_version`` of what lies in place, 0 for nothing that a server could rely on."""
         version = self.versions.get(chunk)
@@ -199,13 +228,18 @@ class Transfers:
         return list(order)
 
     def _begin(
-        self, headers: Iterable[Header], servers: list[int], *, is_copying: bool = False
+        self,
+        headers: Iterable[Header],
+        servers: list[int],
+        *,
+        is_copying: bool = False,
+        is_loading: bool = False,
     ) -> list[Action]:
         if self.awaited:
             raise InvariantError(
                 f"worker {self._seat.worker}: a push or pull began before the last one was over"
             )
-        self._is_copying = is_copying
+        self._is_copying, self._is_loading = is_copying, is_loading
         for header in headers:
             queue = self._queues[self.owners[header.chunk]]
             if queue and header.chunk <= queue[-1].chunk:
@@ -224,10 +258,12 @@ class Transfers:
         while queue and outstanding < self._credits:
             header = queue.popleft()
             outstanding += 1
-            if header.kind == Kind.PULL:
+            if header.kind == _PUSH:
+                actions.append(SendPush(server_id(server), header))
+            elif header.kind == _PULL:
                 actions.append(SendPull(server_id(server), header))
             else:
-                actions.append(SendPush(server_id(server), header))
+                actions.append(SendValues(server_id(server), header))
         self._outstanding[server] = outstanding
         return actions
 
@@ -286,11 +322,19 @@ class Transfers:
         return [decode, *self._send_next(server)]
 
     def _on_receipt(self, peer: int, header: Header) -> list[Action]:
-        chunk, clock = header.chunk, header.clock
+        chunk, clock, load = header.chunk, header.clock, header.pull_number
         if chunk < self._num_chunks and peer == server_id(server := self.owners[chunk]):
             queue = self._queues[server]
             is_sent = not queue or chunk < queue[0].chunk
-            if server in self._asks_receipts and chunk in self._own and 0 <= clock < self.clock:
+            if load:
+                if self.awaited.get(chunk) != (clock, load) and load <= self._newest_load:
+                    self.duplicates += 1
+                    return []
+                if self._is_loading and is_sent and self.awaited.get(chunk) == (clock, load):
+                    del self.awaited[chunk]
+                    self._outstanding[server] -= 1
+                    return self._send_next(server)
+            elif server in self._asks_receipts and chunk in self._own and 0 <= clock < self.clock:
                 if self.awaited.get(chunk) != (clock, 0) or chunk in self._received:
                     self.duplicates += 1
                     return []
@@ -300,16 +344,18 @@ class Transfers:
                     return self._send_next(server)
         raise ProtocolError(
             f"worker {self._seat.worker}: {describe_peer(peer)} sent a receipt of iteration "
-            f"{clock} of chunk {chunk}, which this worker has not sent it, or not asked one for"
+            f"{clock} of chunk {chunk}{f', number {load}' if load else ''}, which this worker has "
+            "not sent it, or not asked one for"
         )
 
     def _check_owed(self, peer: int, said: Offered | Header) -> None:
         """A reply of this clock and number is awaited: it must come from the chunk's server."""
         server = self.owners[said.chunk]
-        if peer != server_id(server) or said.kind != _REPLY:
+        if peer != server_id(server) or said.kind != _REPLY or self._is_loading:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
-                f"{said.kind} about chunk {said.chunk}; server {server} owes a reply"
+                f"{said.kind} about chunk {said.chunk}; server {server} owes a "
+                f"{'receipt' if self._is_loading else 'reply'}"
             )
 
     def _check_unchanged(self, peer: int, header: Header) -> None:
@@ -345,12 +391,14 @@ class Transfers:
     # -- for people and tests ------------------------------------------------------------------
 
     def missing(self) -> list[tuple[int, int]]:
-        """(chunk, server) of the replies that are awaited, ascending."""
+        """(chunk, server) of the replies or receipts that are awaited, ascending."""
         return [(chunk, self.owners[chunk]) for chunk in self.awaited]
 
     def describe(self) -> str:
         """What the replies that are missing, one at least, are replies to."""
         clock, pull = next(iter(self.awaited.values()))
+        if self._is_loading:
+            return "servers to set the values of job.push"
         return "parameters" if pull else f"the replies to iteration {clock}"
 
     def check_invariants(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psdist.history.records import Ints, Records
+from psdist.history.records import EventFlag, Ints, Records
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.memberships import dead_groups
 from psdist.history.rules.replay import ServerReplay
@@ -88,7 +88,8 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     if replay.is_complete:
         _check_replies_to_pushes(sums, findings)
 
-    version = replay.version_of(sums.chunk, replay.row_of(sums.chunk, sums.position))
+    _check_loads(sums, findings)
+    version = replay.version_of(sums.chunk, sums.position)
     order = np.lexsort((version, sums.chunk))
     chunk, version = sums.chunk[order], version[order]
     is_same = (chunk[1:] == chunk[:-1]) & (version[1:] == version[:-1])
@@ -99,6 +100,28 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
             f"{sums.line(order[i])} is {sums.crc[order[i]]:08x}, at position "
             f"{sums.position[order[i - 1]]} {sums.crc[order[i - 1]]:08x}, and no gradient was "
             "applied between"
+        ),
+    )
+
+
+def _check_loads(sums: Checksums, findings: Findings) -> None:
+    """Until the next step, values that were set have the checksum with which they were recorded."""
+    replay = sums.replay
+    if not len(replay.loads):
+        return
+    load = replay.load_of(sums.chunk, sums.position)
+    at = np.maximum(load, 0)
+    is_set = (load >= 0) & (replay.load_chunk[at] == sums.chunk)
+    is_set &= replay.loads["flags"][at] & EventFlag.CRC != 0
+    since = replay.version_of(sums.chunk, replay.load_position[at] + 1)
+    is_set &= replay.version_of(sums.chunk, sums.position) == since
+    crc = replay.loads["weight"][at]
+    findings.add_each(
+        Rule.CHECKSUM,
+        np.flatnonzero(is_set & (sums.crc != crc)),
+        lambda i: (
+            f"{sums.line(i)} is {sums.crc[i]:08x}; the values that were set at position "
+            f"{replay.load_position[at[i]]} have {int(crc[i]):08x}"
         ),
     )
 

@@ -64,7 +64,16 @@ class ServerReplay:
         self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
-        self.member_position: Ints = np.flatnonzero(~is_apply)
+        is_load = events["kind"] == EventKind.LOAD
+        loads = np.flatnonzero(is_load)
+        loads = loads[np.argsort(events["chunk"][loads], kind="stable")]
+        self.load_position: Ints = loads
+        """Of every time that values of a chunk were set, ordered by (chunk, position)."""
+        self.load_chunk: Ints = events["chunk"][loads].astype(np.int64)
+        self.loads = events[loads]
+        self._load_key = self.key_of(self.load_chunk, loads)
+
+        self.member_position: Ints = np.flatnonzero(~is_apply & ~is_load)
         self.members = events[self.member_position]
         self.limits = self._replay_membership()
         self.num_active_workers = self._count_active_workers()
@@ -97,11 +106,19 @@ class ServerReplay:
         rows: Ints = np.searchsorted(self._key, self.key_of(chunks, positions))
         return rows
 
-    def version_of(self, chunks: Ints, rows: Ints) -> Ints:
-        """How many optimizer steps with a gradient the chunk had made before the row: its bytes
-        change with these and with nothing else."""
-        versions: Ints = self._num_changes[rows] - self._num_changes[self.first_row[chunks]]
+    def version_of(self, chunks: Ints, positions: Ints) -> Ints:
+        """How many optimizer steps with a gradient the chunk had made before the position, and how
+        often its values were set: its bytes change with these and with nothing else."""
+        rows = self.row_of(chunks, positions)
+        steps = self._num_changes[rows] - self._num_changes[self.first_row[chunks]]
+        first = np.searchsorted(self.load_chunk, chunks)
+        versions: Ints = steps + self.load_of(chunks, positions) + 1 - first
         return versions
+
+    def load_of(self, chunks: Ints, positions: Ints) -> Ints:
+        """The last load of the chunk before the position, or one of the chunks before it."""
+        loads: Ints = np.searchsorted(self._load_key, self.key_of(chunks, positions)) - 1
+        return loads
 
     def is_inside_a_step(self, chunks: Ints, rows: Ints) -> Ints:
         """Whether the chunk's last apply before the row left its step unfinished."""

@@ -18,11 +18,12 @@ def expected() -> dict[str, list[str]]:
 
 
 def write() -> None:
-    from tests.unit.history import test_forged, test_forged_replies
+    from tests.unit.history import test_forged, test_forged_loads, test_forged_replies
 
     sections = [
         "\n    ".join([fault.what, *fault.refused()])
-        for fault in [*test_forged.FAULTS, *test_forged_replies.FAULTS]
+        for module in (test_forged, test_forged_replies, test_forged_loads)
+        for fault in module.FAULTS
     ]
     FILE.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 

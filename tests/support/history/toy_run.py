@@ -47,6 +47,7 @@ class ToyRun:
         pace: tuple[float, ...] | None = None,
         checksum_every: int = 1,
         empty_rate: float = 0.2,
+        sets_values: bool = False,
         path_dir: Path | None = None,
         fault: Fault | None = None,
     ) -> None:
@@ -71,6 +72,8 @@ class ToyRun:
         )
         self.empty_rate = empty_rate
         """How often a group brings nothing for a chunk, and how often nothing at all."""
+        self.sets_values = sets_values
+        """Whether the chief sets all values in every collective."""
         self.bound = {"sync": 0, "ssp": staleness, "async": NOBODY}[mode]
         self.bound += fault == Fault.BOUND_OFF_BY_ONE
         self.servers = [
@@ -281,7 +284,18 @@ class ToyRun:
         for server in self.servers:
             server.inbox.append((what, group.index, group.clock, -1))
 
+    def _set_values(self) -> None:
+        """Every group gets what is new."""
+        for chunk, owner in enumerate(self.record.owners):
+            self.version[chunk] += 1
+            crc = crc_of(chunk, self.version[chunk])
+            self.servers[owner].history.load(chunk, 0, self.groups[0].clock, crc)
+        for group in self.groups:
+            group.replies.clear()
+
     def _resume(self, inside: list[Group]) -> None:
+        if self.sets_values:
+            self._set_values()
         for group in inside:
             group.is_waiting = False
             for index, server in enumerate(self.servers):

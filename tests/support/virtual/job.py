@@ -92,8 +92,9 @@ class SetOfJob:
         """Each worker's part in the set."""
         self.clocks_at_save: list[dict[int, int]] = []
         """For each save the clocks of the groups."""
-        self.copies: list[list[npt.NDArray[Any]]] = []
-        """For each save what the chief has copied, by chunk."""
+        self.copies: list[tuple[int, list[npt.NDArray[Any]]]] = []
+        """For each save how often values were set before, and what the chief has copied, by
+        chunk."""
 
     # -- what workers note ---------------------------------------------------------------------
 
@@ -105,13 +106,12 @@ class SetOfJob:
 
     def note_copy(self, payloads: Sequence[memoryview | None]) -> None:
         chunks = zip(payloads, self.partition.chunks, strict=True)
-        self.copies.append(
-            [
-                as_tensor(payload, chunk.dtype, chunk.length).numpy()
-                for payload, chunk in chunks
-                if payload is not None
-            ]
-        )
+        copy = [
+            as_tensor(payload, chunk.dtype, chunk.length).numpy()
+            for payload, chunk in chunks
+            if payload is not None
+        ]
+        self.copies.append((len(self.workers[0].pushed), copy))
 
     # -- what has become of it -----------------------------------------------------------------
 

@@ -109,6 +109,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
             for index, piece in enumerate(partition.pieces)
         ],
         draws=[worker.draws for worker in job.workers],
+        pushed=job.workers[0].pushed,
         max_norm=job.schedule.max_norm(job.set_index),
     )
     versions: dict[int, Versions] = {}
@@ -159,11 +160,13 @@ def _compare_copies(
     job: SetOfJob, history: History, reference: Reference, versions: dict[int, Versions]
 ) -> None:
     """A save has every update of before it, and it comes while nobody trains: no other."""
-    for clocks, copy in zip(job.clocks_at_save, job.copies, strict=False):
+    for clocks, (num_pushed, copy) in zip(job.clocks_at_save, job.copies, strict=False):
         if len(clocks) < len(job.groups):
             continue  # a death came between
         for index, seen in enumerate(copy):
             position = _position_of(history.servers[job.owners[index]], index, clocks)
+            if num_pushed:
+                position = max(position, versions[index].positions_of_loads[num_pushed - 1])
             reference.compare(
                 versions[index], [position], seen[np.newaxis], f"chunk {index} in a save"
             )

@@ -74,7 +74,7 @@ class _Update:
 
 @dataclass
 class Versions:
-    """A chunk's parameters after each of its steps."""
+    """A chunk's parameters after each of its steps, and after each time that they were set."""
 
     positions: list[int]
     """Events in the log with which the version was complete; the first version has 0."""
@@ -83,6 +83,13 @@ class Versions:
     """The largest value that an element has had up to that version."""
     momentum: Floats
     has_momentum: npt.NDArray[np.bool_]
+    positions_of_loads: list[int] = field(default_factory=list)
+    """Of the versions that the chief has set."""
+
+    def add(self, position: int, values: Floats) -> None:
+        self.positions.append(position)
+        self.values.append(values)
+        self.largest.append(max(self.largest[-1], float(np.abs(values).max())))
 
     def index_at(self, position: int) -> int:
         return bisect_right(self.positions, position) - 1
@@ -104,6 +111,8 @@ class Reference:
     """The chief's values, by piece."""
     draws: Sequence[Sequence[Draw]]
     """By worker and iteration."""
+    pushed: Sequence[Sequence[npt.NDArray[Any]]] = ()
+    """The values that the chief has set in the middle, by piece, each time."""
     max_norm: float = 0.0
     """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
     largest_error: float = 0.0
@@ -170,6 +179,8 @@ class Reference:
                 active[group] = len(self.groups[group])
             elif kind == EventKind.LEAVE:
                 del active[group]
+            elif kind == EventKind.LOAD:
+                self._set_values(versions[index], self.partition.chunks[index], position)
             if kind != EventKind.APPLY:
                 continue
             where = f"server {log.server}, event {position}, chunk {index}, group {group}, {clock}"
@@ -198,6 +209,14 @@ class Reference:
             momentum=np.zeros(chunk.length),
             has_momentum=np.zeros(chunk.length, dtype=bool),
         )
+
+    def _set_values(self, versions: Versions, chunk: Chunk, position: int) -> None:
+        """The momentum stays."""
+        flat = [np.zeros(buffer.num_elements) for buffer in self.partition.buffers]
+        self._add(flat, self.pushed[len(versions.positions_of_loads)], 1.0)
+        values = flat[chunk.buffer][chunk.start : chunk.start + chunk.length]
+        versions.positions_of_loads.append(position)
+        versions.add(position, values)
 
     def _make_step(
         self,
@@ -232,9 +251,7 @@ class Reference:
             versions.momentum = np.where(is_stepped, gradient, versions.momentum)
             versions.has_momentum |= is_stepped
         values = np.where(is_stepped, before - hyper["lr"] * lr_scale * gradient, before)
-        versions.positions.append(position)
-        versions.values.append(values)
-        versions.largest.append(max(versions.largest[-1], float(np.abs(values).max())))
+        versions.add(position, values)
         return lr_scale
 
     def _coefficient_of(self, contributions: tuple[tuple[int, int], ...]) -> float:

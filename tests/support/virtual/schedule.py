@@ -89,6 +89,8 @@ class Schedule:
     # What workers do beside training.
     pull_rate: float = 0.0
     """How often a group pulls between two iterations."""
+    push_rate: float = 0.0
+    """How often the chief sets values behind a collective."""
     ask_rate: float = 0.0
     """How often a worker that waits asks who is missing."""
     report_rate: float = 0.0
@@ -223,6 +225,7 @@ class Schedule:
             momentum=pick.choice([0.0, 0.0, 0.5]),
             weight_decay=pick.choice([0.0, 0.0, 0.125]),
             clipping=random.Random(f"{size} {seed} clipping").choice([0.0, 0.0, 0.1, 0.6, 10.0]),
+            push_rate=random.Random(f"{size} {seed} push").choice([0.0, 0.5, 1.0]),
             pull_rate=pick.choice([0.0, 0.0, 0.3]),
             ask_rate=pick.choice([0.0, 0.0, 0.3]),
             report_rate=pick.choice([0.0, 0.0, 0.5]),
@@ -269,6 +272,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes), mistake="")
     yield replace(schedule, more_sets=())
     yield replace(schedule, clipping=0.0)
+    yield replace(schedule, push_rate=0.0)
     yield replace(schedule, servers=1)
     yield replace(schedule, num_chunks=1, optimizer_groups=1)
     yield replace(schedule, empty_rate=0.0, absent_rate=0.0, frozen_rate=0.0, settings_rate=0.0)

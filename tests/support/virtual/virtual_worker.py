@@ -69,6 +69,8 @@ class VirtualWorker:
         """What was brought to each iteration."""
         self.used: list[npt.NDArray[Any]] = []
         """The flat parameters that each recorded use found in memory."""
+        self.pushed: list[list[npt.NDArray[Any]]] = []
+        """What the chief has set in the middle, by piece."""
         self.warnings: list[str] = []
         self.num_lines = 0
         self.loop = (
@@ -283,6 +285,29 @@ class VirtualWorker:
                 if each.seat.is_chief:
                     yield from each._copy()
             yield from self._collective(name)
+        pick = random.Random(f"{self.job.schedule.seed} push {self.core._collectives.seq}")
+        if not self.job.schedule.mistake and pick.random() < self.job.schedule.push_rate:
+            yield from self.push()
+
+    def push(self) -> Iterator[float | None]:
+        """As job.push, of all sets: what others have in memory is the chief's then."""
+        yield from self._collective("push")
+        for each in (self, *self.others):
+            each.draw_values()
+            if each.seat.is_chief:
+                for wait in each.trainer.begin_setting_values():
+                    yield from self._until(wait.is_done)
+        yield from self._collective("push")
+        for each in (self, *self.others):
+            yield from each.bring()
+
+    def draw_values(self) -> None:
+        """The script writes to the model, each worker something else."""
+        number = 7 * len(self.pushed) + 3 + self.set_index + 5 * self.worker
+        with torch.no_grad():
+            for index, parameter in enumerate(self.model):
+                parameter.copy_(initial_values(index + number, parameter))
+        self.pushed.append([each.detach().numpy().copy() for each in self.model])
 
     def _copy(self) -> Iterator[float | None]:
         frames = [Frame(allocate(chunk.num_bytes)) for chunk in self.job.partition.chunks]

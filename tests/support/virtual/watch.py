@@ -77,17 +77,18 @@ class Watch:
         self._unanswered: dict[tuple[int, int, int], set[tuple[int, int, int]]] = defaultdict(set)
         """As above, without a reply."""
         self._asked: set[tuple[tuple[int, int, int], tuple[int, int, int]]] = set()
-        """Pushes that asked for a receipt."""
+        """Pushes that asked for a receipt, and values that were set."""
         self.num_receipts = 0
         self._last_sent: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         """(worker, server, set) -> (clock, number of the pull, chunk)."""
         self._slots: dict[Frame, Slot] = {}
-        self._taken: set[tuple[int, int, int, int, int, int]] = set()
-        """(server, sender, kind, set, chunk, clock) that have arrived with a payload."""
+        self._taken: set[tuple[int, int, int, tuple[int, int, int, int]]] = set()
+        """(server, sender, kind, (set, chunk, clock and number)) that have arrived with a
+        payload."""
         self._addresses: dict[Frame, int] = {}
         self.most_outstanding = 0
         self._steps: dict[tuple[int, int], int] = defaultdict(int)
-        """(set, chunk) -> those that its server has made."""
+        """(set, chunk) -> those that its server has made, and how often its values were set."""
         self._held: dict[tuple[int, int, int], int] = {}
         """(worker, set, chunk) -> the version that it has said last to hold."""
         self.num_unchanged = 0
@@ -102,9 +103,11 @@ class Watch:
         header = Header.unpack(frame.header)
         if header.kind == Kind.REPLY:
             self._check_reply(sender, peer, header)
-        if header.kind not in (Kind.PUSH, Kind.PULL):
+        sets_values = header.kind == Kind.INIT and header.pull_number > 0
+        if header.kind not in (Kind.PUSH, Kind.PULL) and not sets_values:
             return
-        self._held[sender, header.set_index, header.chunk] = header.chunk_version
+        if not sets_values:
+            self._held[sender, header.set_index, header.chunk] = header.chunk_version
         pair = sender, peer, header.set_index
         who = f"{describe_peer(sender)} at {describe_peer(peer)}"
         message = header.chunk, header.clock, header.pull_number
@@ -112,7 +115,7 @@ class Watch:
         assert message not in unanswered, f"{who} has sent {message} twice"
         outstanding.add(message)
         unanswered.add(message)
-        if header.flags & Flag.RECEIPT:
+        if header.flags & Flag.RECEIPT or sets_values:
             self._asked.add((pair, message))
         assert len(outstanding) <= self._credits, (
             f"{who} has {len(outstanding)} messages outstanding, {self._credits} credits"
@@ -147,7 +150,7 @@ class Watch:
             if header.kind == Kind.RECEIPT:
                 assert (pair, message) in self._asked, f"{header}: nobody has asked for it"
                 self.num_receipts += 1
-            else:
+            if header.kind != Kind.RECEIPT or header.pull_number:
                 self._unanswered[pair].discard(message)
             return
         slot = self._slots.get(event.frame) if event.frame is not None else None
@@ -155,7 +158,8 @@ class Watch:
             return
         assert slot.use is Use.RECEIVING, f"{describe_peer(me)}: arrived into a slot {slot}"
         slot.use, slot.header = Use.FULL, header
-        key = me, event.peer, header.kind, header.set_index, header.chunk, header.clock
+        about = header.set_index, header.chunk, header.clock, header.pull_number
+        key = me, event.peer, header.kind, about
         slot.is_repeated = key in self._taken
         self._taken.add(key)
 
@@ -187,7 +191,13 @@ class Watch:
 
             @wraps(original["load"])
             def load(action: Load) -> None:
-                self._take(action.slot, Kind.INIT, action.chunk).free()
+                slot = self._take(action.slot, Kind.INIT, action.chunk)
+                assert slot.header is not None
+                assert (slot.header.pull_number > 0) == (action.clock >= 0)
+                if action.clock >= 0:
+                    self._steps[slot.header.set_index, action.chunk] += 1
+                slot.free()
+                self._check_target(server, executor.payload(action.chunk, action.target))
                 original["load"](action)
 
             @wraps(original["start_sum"])

@@ -81,6 +81,19 @@ def the_use(history: History, worker: int, iteration: int, chunk: int) -> int:
 # Honest runs
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_honest_runs_in_which_values_are_set_are_proved(mode: str) -> None:
+    for seed in range(25):
+        run = ToyRun(seed=seed, mode=mode, collectives=(0, 3, 3, 5), sets_values=True)
+        history = run.run()
+        assert history is not None
+        report = check(history, summary=summary_of_toy(run))
+        assert (report.violations, report.notes) == ((), ())
+        assert report.proved
+        loads = sum((log.events["kind"] == EventKind.LOAD).sum() for log in history.servers)
+        assert loads == 4 * 3
+
+
 @pytest.mark.parametrize(
     ("mode", "pipeline"), [("sync", 0), ("ssp", 0), ("ssp", 1), ("async", 0), ("async", 1)]
 )

@@ -19,6 +19,7 @@ from psdist.history.rules import replay
 from psdist.history.rules.findings import Rule
 from tests.support.history.forged_words import expected
 from tests.support.history.forging import Fault, FaultList, Forgery
+from tests.unit.history.test_forged_loads import FAULTS as LOADS
 from tests.unit.history.test_forged_replies import FAULTS as OTHERS
 
 APPLY, JOIN, SUSPEND = EventKind.APPLY, EventKind.JOIN, EventKind.SUSPEND
@@ -51,7 +52,7 @@ change("a join is scaled", Rule.MEMBERSHIP, joins, lr_scale=0.5)
 change("a join is logged for another group", Rule.MEMBERSHIP, joins, group=1)
 change("a join has the flags of an update", None, joins, flags=EventFlag.LAST)
 change("a join names a chunk", None, joins, chunk=0)
-change("an event is of a kind that does not exist", None, joins, kind=7)
+change("an event is of a kind that does not exist", None, joins, kind=8)
 
 
 @fault("a group never joins one of two servers", Rule.MEMBERSHIP)
@@ -567,6 +568,6 @@ def test_words_are_the_same_in_however_many_blocks_updates_are_counted(
 
 
 def test_every_fault_has_a_name_of_its_own_and_its_words() -> None:
-    names = [fault.what for fault in [*FAULTS, *OTHERS]]
+    names = [fault.what for fault in [*FAULTS, *OTHERS, *LOADS]]
     assert len(names) == len(set(names)) >= 160
     assert set(names) == expected().keys()

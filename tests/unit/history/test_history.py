@@ -69,10 +69,17 @@ events = st.lists(
         ),
         st.tuples(
             st.just("member"),
-            st.sampled_from([kind for kind in EventKind if kind != EventKind.APPLY]),
+            st.sampled_from(sorted(set(EventKind) - {EventKind.APPLY, EventKind.LOAD})),
             st.integers(0, 1),
             clocks,
             st.floats(allow_nan=False),
+        ),
+        st.tuples(
+            st.just("load"),
+            st.integers(0, 7),
+            st.integers(0, 1),
+            clocks,
+            st.none() | st.integers(0, 2**32 - 1),
         ),
         st.tuples(
             st.just("checksum"),
@@ -121,6 +128,8 @@ def write(
             server.apply(*numbers, is_last=is_last, is_empty=is_empty)
         elif kind == "member":
             server.member(*rest)
+        elif kind == "load":
+            server.load(*rest)
         else:
             chunk, crc, worker, clock = rest
             server.checksum(chunk, crc, worker=worker, clock=clock)
@@ -441,7 +450,7 @@ def test_a_closed_file_that_grew_is_damaged(tmp_path: Path) -> None:
     [
         (0, 0, "its header is not that of such a file"),
         (4, 9, "format version 9"),
-        (4, 1, "format version 1, this psdist reads 2"),
+        (4, 2, "format version 2, this psdist reads 3"),
         (6, 3, "its header is not that of such a file"),
         (8, 1, "was written by number 1"),
         (12, 1, "its header is not that of such a file"),
@@ -489,7 +498,7 @@ def test_any_damage_is_either_read_or_one_line(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 1}, "version of psdist: format: Input should be 2"),
+        ({"format": 2}, "version of psdist: format: Input should be 3"),
         ({"slices": [[0, 8]]}, "one bound more for each group"),
         ({"slices": [[0, 8], [0, 4, 8]]}, "one bound more for each group"),
         ({"slices": [[0, 8], [1, 8]]}, "ascend from 0 to 8"),

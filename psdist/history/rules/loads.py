@@ -1,0 +1,66 @@
+"""The rules on values that the chief has set in the middle of a run (job.push).
+
+Owns the loads of rule 1 of docs/history.md; that the bytes are those that were set is the matter
+of :mod:`psdist.history.rules.checksums`. Pure: reads replays, adds to the findings.
+
+    clocks = check_loads(replay, findings)                   # of one server
+    check_same_loads({0: (3, 5), 1: (3, 5)}, findings)       # of all chunks of the run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.replay import ServerReplay
+
+
+def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int, ...]]:
+    """Values are set by the chunk's server, for the chief, when the chunk contains all that its
+    group has pushed. Of each chunk of the server the clocks with which they were."""
+    run, loads = replay.run, replay.loads
+    chunk, position, clock = replay.load_chunk, replay.load_position, loads["clock"]
+    owners = np.asarray(run.owners, np.int64)
+
+    def line(i: int) -> str:
+        return (
+            f"server {replay.server}, position {position[i]}, chunk {chunk[i]}: values that were "
+            f"set at iteration {clock[i]} of group {loads['group'][i]}"
+        )
+
+    findings.add_each(
+        Rule.LOADS,
+        np.flatnonzero(owners[chunk] != replay.server),
+        lambda i: f"{line(i)}: server {owners[chunk[i]]} owns the chunk",
+    )
+    chief = int(run.group_of_worker()[0])
+    findings.add_each(
+        Rule.LOADS,
+        np.flatnonzero((loads["group"] != chief) | (loads["lr_scale"] != 1)),
+        lambda i: f"{line(i)}: set by the chief, of group {chief}, and scaled by nothing",
+    )
+    of_chief = np.concatenate([[0], np.cumsum(replay.group == chief)])
+    contained = of_chief[replay.row_of(chunk, position)] - of_chief[replay.first_row[chunk]]
+    findings.add_each(
+        Rule.LOADS,
+        np.flatnonzero(contained != clock),
+        lambda i: f"{line(i)}: the chunk contains {contained[i]} updates of the group then",
+    )
+    return {
+        mine: tuple(clock[chunk == mine].tolist())
+        for mine in np.flatnonzero(owners == replay.server).tolist()
+    }
+
+
+def check_same_loads(clocks: Mapping[int, tuple[int, ...]], findings: Findings) -> None:
+    """``clocks``: with which values of each chunk were set. It is done to all of them alike."""
+    first, *others = sorted(clocks) or [0]
+    for chunk in others:
+        if clocks[chunk] != clocks[first]:
+            findings.add(
+                Rule.LOADS,
+                f"values of chunk {chunk} were set at iterations {list(clocks[chunk])}, of chunk "
+                f"{first} at {list(clocks[first])}",
+            )
