@@ -133,10 +133,10 @@ def assert_three_jobs(done: Completed, folder: Path, *, workers: int, group: str
     ("start", "mpi", "group"),
     [
         ("python", "openmpi", "node"),
-        ("psdist run", "openmpi", "rank"),
+        pytest.param("psdist run", "openmpi", "rank", marks=pytest.mark.slow),
         ("psdist run -n", "mpich", "node"),
         ("mpirun python", "openmpi", "node"),
-        ("mpirun python", "mpich", "rank"),
+        pytest.param("mpirun python", "mpich", "rank", marks=pytest.mark.slow),
     ],
 )
 def test_three_jobs_of_one_process_are_three_proved_runs(
@@ -148,7 +148,7 @@ def test_three_jobs_of_one_process_are_three_proved_runs(
     assert_three_jobs(done, tmp_path, workers=1 if start == "python" else 3, group=group)
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_nothing_of_a_job_reaches_the_next_however_soon_that_begins(
     mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -180,7 +180,9 @@ def test_early_messages_wait_for_their_job_and_late_ones_are_dropped(
     ], done.text
 
 
-@pytest.mark.parametrize("start", ["psdist run -n", "mpirun python"])
+@pytest.mark.parametrize(
+    "start", ["psdist run -n", pytest.param("mpirun python", marks=pytest.mark.slow)]
+)
 def test_a_script_may_end_long_after_its_job(start: Start, tmp_path: Path) -> None:
     done = run(start, "ends_after_close", tmp_path, ranks=3)
     assert done.returncode == 0, done.text
@@ -240,8 +242,24 @@ def test_the_next_job_wants_the_same_settings_everywhere(tmp_path: Path) -> None
     assert [path.name for path in runs(tmp_path)] == ["run"]
 
 
-@pytest.mark.parametrize("start", ["python", "psdist run", "psdist run -n", "mpirun python"])
-@pytest.mark.parametrize("way", ["fails_inside", "fails_inside_and_goes_on"])
+@pytest.mark.parametrize(
+    ("start", "way"),
+    [
+        ("python", "fails_inside"),
+        ("python", "fails_inside_and_goes_on"),
+        ("psdist run -n", "fails_inside"),
+        ("mpirun python", "fails_inside_and_goes_on"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("psdist run", "fails_inside"),
+                ("psdist run", "fails_inside_and_goes_on"),
+                ("psdist run -n", "fails_inside_and_goes_on"),
+                ("mpirun python", "fails_inside"),
+            )
+        ),
+    ],
+)
 def test_an_error_inside_ends_the_job_as_a_failed_script_does(
     start: Start, way: str, tmp_path: Path
 ) -> None:
@@ -271,7 +289,9 @@ def test_alone_a_job_may_follow_one_that_has_failed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("start", ["python", "psdist run -n", "mpirun python"])
+@pytest.mark.parametrize(
+    "start", ["python", "psdist run -n", pytest.param("mpirun python", marks=pytest.mark.slow)]
+)
 def test_an_error_between_jobs_ends_all_ranks(start: Start, tmp_path: Path) -> None:
     done = run(start, "fails_between", tmp_path)
     assert done.returncode == 1, done.text
