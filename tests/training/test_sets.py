@@ -278,8 +278,10 @@ def test_small_sets_go_to_different_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def script(job: Job, _stage: Stage) -> Result:
-        for steps in (2, 3):
-            model, optimizer = job.prepare(model := nn.Linear(3, 1), momentum(model.parameters()))
+        pairs = [
+            job.prepare(model := nn.Linear(3, 1), momentum(model.parameters())) for _ in range(2)
+        ]
+        for steps, (model, optimizer) in zip((2, 3), pairs, strict=True):
             for _ in range(steps):
                 model(noise(0, [job.worker], 3)).sum().backward()
                 optimizer.step()

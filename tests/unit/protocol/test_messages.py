@@ -106,13 +106,13 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "PROTOCOL_VERSION", 7)
+        patch.setattr(layout, "PROTOCOL_VERSION", 999)
         buffer = packed(Header(kind=Kind.PULL, sender=0))
     buffer[100] ^= 1  # that version may have fields of which we know nothing
     with pytest.raises(ProtocolError) as caught:
         Header.unpack(buffer)
     assert str(caught.value) == (
-        "message of protocol version 7, this psdist speaks 6; install the same psdist version on "
+        "message of protocol version 999, this psdist speaks 7; install the same psdist version on "
         "all hosts"
     )
 
