@@ -33,6 +33,9 @@ for epoch in range(3):
         optimizer.step()
     scheduler.step()
     moved = [not torch.equal(*pair) for pair in zip(before, backbone.parameters(), strict=True)]
-    assert all(moved) if epoch == 2 else not any(moved), (epoch, moved)
+    # In ssp a group that is ahead may have unfrozen the backbone before this one does.
+    is_still_frozen = epoch == 0 or (epoch == 1 and job.mode == "sync")
+    assert not (is_still_frozen and any(moved)), (epoch, moved)
+assert all(moved)
 job.log(loss=loss)
 job.save("model.safetensors")
