@@ -35,8 +35,8 @@ from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.lobby import Lobby
-from psdist.servers.protocol.policy import policy_for
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,

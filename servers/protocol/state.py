@@ -58,15 +58,15 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.servers.protocol.chunk_state import ChunkState, Loading, Push
-from psdist.servers.protocol.clipping import Clipped
-from psdist.servers.protocol.gathering import Gathered
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading, Push
+from psdist.servers.protocol.chunks.clipping import Clipped
+from psdist.servers.protocol.chunks.gathering import Gathered
+from psdist.servers.protocol.chunks.on_arrival import OnArrival
+from psdist.servers.protocol.chunks.policy import Applying, Policy
+from psdist.servers.protocol.chunks.replies import Replies
+from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.on_arrival import OnArrival
-from psdist.servers.protocol.policy import Applying, Policy
-from psdist.servers.protocol.replies import Replies
 from psdist.servers.protocol.settings import SettingsOfWorkers
-from psdist.servers.protocol.updates import Updates
 
 CHIEF = worker_id(0)
 """Who describes the model, sends its initial values and sets others."""

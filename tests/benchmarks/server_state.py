@@ -22,7 +22,7 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import Accept, Built, Reply, ReplySent
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
 NUM_CHUNKS = 8

@@ -2,7 +2,7 @@
 
     python -m tests.mutation --seed 1                  # 300 mutants, drawn by the seed
     python -m tests.mutation --seed 1 --count 10       # a small sample; .ci/run plays one
-    python -m tests.mutation --all --in servers/protocol/receive_pool.py
+    python -m tests.mutation --all --in servers/protocol/chunks/receive_pool.py
 
 A *mutant* is one file with one fault. ``scope`` says which files and which tests; ``operators`` and
 ``neighbours`` make the mutants; ``coverage_map`` knows which tests reach which line; ``children``

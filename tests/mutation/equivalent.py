@@ -4,7 +4,7 @@ Owns reading it. An entry names its mutant by what somebody reads, not by a line
 it survives edits elsewhere; one that no longer names a mutant is an error.
 
     [[mutant]]
-    file = "servers/protocol/frontier.py"
+    file = "servers/protocol/chunks/frontier.py"
     function = "Frontier.search"
     operator = "bound"
     line = "self._at = clocks.index(self._clock)"

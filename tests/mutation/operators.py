@@ -13,7 +13,7 @@ Owns the walk over a file's syntax and the operators themselves, in families:
 Left out: annotations, decorators, docstrings, imports, and texts for people: f-strings, what stands
 behind ``raise``, strings that are no identifier. See ``scope`` for functions left out by name.
 
-    for mutant in mutants_of("servers/protocol/frontier.py", text, neighbours): ...
+    for mutant in mutants_of("servers/protocol/chunks/frontier.py", text, neighbours): ...
 """
 
 from __future__ import annotations

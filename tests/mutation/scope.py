@@ -64,6 +64,7 @@ HOUSE = Scope(
     package="psdist",
     subjects=(
         "servers/protocol/*.py",
+        "servers/protocol/chunks/*.py",
         "workers/protocol/*.py",
         "psdist/protocol/header.py",
         "psdist/protocol/control.py",

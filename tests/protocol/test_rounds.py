@@ -13,7 +13,7 @@ from psdist.history.records import History
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.uses import Uses, check_bound
-from psdist.servers.protocol.policy import Async, Policy, Scheduled, Ssp, Sync
+from psdist.servers.protocol.chunks.policy import Async, Policy, Scheduled, Ssp, Sync
 from tests.support.virtual.job import Schedule, VirtualJob
 
 ROUNDS = 12

@@ -21,7 +21,7 @@ from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import Step
-from psdist.servers.protocol.policy import Ssp, Sync
+from psdist.servers.protocol.chunks.policy import Ssp, Sync
 from psdist.servers.set_loop import SetLoop
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting

@@ -11,8 +11,8 @@ import torch
 
 from psdist.commands.check import check
 from psdist.protocol.events import Offered
-from psdist.servers.protocol.chunk_state import ChunkState, PendingReply
-from psdist.servers.protocol.replies import Replies
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
+from psdist.servers.protocol.chunks.replies import Replies
 from psdist.workers.protocol.actions import Action, DiscardReply
 from psdist.workers.protocol.transfers import Transfers
 from tests.protocol.test_codecs import BOTH_WAYS

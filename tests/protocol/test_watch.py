@@ -21,7 +21,7 @@ from psdist.servers.protocol.actions import (
     ReplyToken,
     Step,
 )
-from psdist.servers.protocol.receive_pool import ReceivePool
+from psdist.servers.protocol.chunks.receive_pool import ReceivePool
 from psdist.servers.protocol.registrar import Complete
 from psdist.servers.set_loop import SetLoop
 from psdist.workers.protocol.core import WorkerCore

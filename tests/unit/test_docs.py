@@ -91,8 +91,8 @@ def test_every_function_that_a_page_points_to_is_where_it_says(page: str) -> Non
 
 def test_the_readme_points_to_the_place_where_a_push_is_applied() -> None:
     named = set(places_named("README.md"))
-    assert ("servers/protocol/gathering.py", "proceed") in named
-    assert ("servers/protocol/on_arrival.py", "proceed") in named
+    assert ("servers/protocol/chunks/gathering.py", "proceed") in named
+    assert ("servers/protocol/chunks/on_arrival.py", "proceed") in named
 
 
 def test_every_command_and_option_in_the_readme_exists() -> None:

@@ -4,7 +4,7 @@
 ``begin_copy`` ask for chunks; all return actions, and the events return more until ``is_idle``.
 
 At most ``credits`` messages are outstanding at one server, in ascending order of chunks (a server's
-freedom from deadlock rests on that, see psdist.servers.protocol.receive_pool), and each worker
+freedom from deadlock rests on that, see the server's receive_pool), and each worker
 starts at another server. The reply to a push is the pull. A credit comes back with the reply; a
 push to a server to which there is more to push than credits asks for a receipt, and its credit
 comes back with that, where it comes first. ``begin_load`` sends the chief's values of every chunk

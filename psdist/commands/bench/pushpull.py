@@ -39,7 +39,7 @@ from psdist.ranks.agreement import AgreedExit, allgather
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.policy import Async
+from psdist.servers.protocol.chunks.policy import Async
 from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions

@@ -39,7 +39,7 @@ from psdist.protocol.header import Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
 from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.policy import Policy
+from psdist.servers.protocol.chunks.policy import Policy
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions, SetLoop

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.protocol.policy import Policy, Scheduled, Ssp, policy_for
+from psdist.servers.protocol.chunks.policy import Policy, Scheduled, Ssp, policy_for
 
 Size = Literal["small", "large"]
 Mistake = Literal["", "absent", "other name", "other lr"]

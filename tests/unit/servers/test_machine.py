@@ -51,7 +51,7 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 1.0}])

@@ -29,7 +29,7 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Unchanged
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ReplyFrame, ServerOptions

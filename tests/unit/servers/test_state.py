@@ -43,7 +43,7 @@ from psdist.servers.protocol.actions import (
     Step,
     Unchanged,
 )
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])

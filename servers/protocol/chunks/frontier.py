@@ -1,7 +1,7 @@
 """The lowest chunk of the lowest iteration in progress on a server (sync); pure.
 
 Every group has this chunk on its way or will send it next, because workers send a server's chunks
-in ascending order. Whatever serves it therefore ends: psdist.servers.protocol.receive_pool keeps a
+in ascending order. Whatever serves it therefore ends: ``receive_pool`` keeps a
 slot for it, and that is why no order of arrival can block a server.
 
     frontier = Frontier(chunks)       # in ascending order
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psdist.servers.protocol.chunk_state import ChunkState
+from psdist.servers.protocol.chunks.chunk_state import ChunkState
 
 
 class Frontier:

@@ -30,7 +30,7 @@ squares, and every server steps. In ssp and async every push is applied on arriv
 
 What credits bound is offers that wait to be received: of a worker, so many. Replies that are owed
 are bookkeeping, a few words each. What happens to groups that send in opposite orders:
-tests/unit/servers/test_shared_order.py.
+tests/unit/servers/chunks/test_shared_order.py.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from psdist.servers.protocol.actions import (
     ReplySent,
     StartSum,
 )
-from psdist.servers.protocol.chunk_state import PendingReply
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.chunk_state import PendingReply
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
 

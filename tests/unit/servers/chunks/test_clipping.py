@@ -36,8 +36,8 @@ from psdist.servers.protocol.actions import (
     Step,
     Unchanged,
 )
-from psdist.servers.protocol.clipping import Clipped, coefficient
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.clipping import Clipped, coefficient
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])

@@ -1,10 +1,10 @@
 """Where pushes are applied: what both ways of doing it share; pure.
 
 A push that has arrived waits in its chunk until it can be applied. How, the policy says
-(:class:`psdist.servers.protocol.policy.Applying`):
+(:class:`psdist.servers.protocol.chunks.policy.Applying`):
 
-    ssp, async: psdist.servers.protocol.on_arrival, each push is a step
-    sync:       psdist.servers.protocol.gathering, in group order, then one step for all
+    ssp, async: psdist.servers.protocol.chunks.on_arrival, each push is a step
+    sync:       psdist.servers.protocol.chunks.gathering, in group order, then one step for all
 
 What is waited for: a parameter buffer that no open reply reads, and in sync the turn. Whoever
 brings one of these calls ``proceed``.
@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import Action, HeldBlocks, Step
-from psdist.servers.protocol.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks.receive_pool import ReceivePool
+from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.receive_pool import ReceivePool
-from psdist.servers.protocol.replies import Replies
 
 
 class Updates(ABC):
@@ -49,7 +49,7 @@ class Updates(ABC):
     @abstractmethod
     def slots_needed(self, index: int, group: int | None) -> int:
         """How many free slots the group's next push of a chunk needs, see
-        psdist.servers.protocol.receive_pool."""
+        psdist.servers.protocol.chunks.receive_pool."""
 
     @abstractmethod
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:

@@ -37,11 +37,11 @@ from psdist.servers.protocol.actions import (
     SlotContent,
     Step,
 )
-from psdist.servers.protocol.chunk_state import ChunkState
-from psdist.servers.protocol.frontier import PassingHeld
-from psdist.servers.protocol.gathering import Gathered
+from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks.frontier import PassingHeld
+from psdist.servers.protocol.chunks.gathering import Gathered
+from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.replies import Replies
 
 
 def coefficient(squares: Iterable[float], max_norm: float) -> float:

@@ -17,8 +17,8 @@ from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import Action, Reply, Unchanged
-from psdist.servers.protocol.chunk_state import ChunkState, PendingReply, Push
-from psdist.servers.protocol.policy import Policy
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
+from psdist.servers.protocol.chunks.policy import Policy
 
 
 class Replies:

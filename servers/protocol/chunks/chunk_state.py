@@ -1,8 +1,8 @@
 """What a server's state machine knows of one chunk: pushes, turns, parked and open replies.
 
 Bookkeeping that concerns one chunk alone. What follows from it for slots, other chunks and the
-history is decided by whoever applies pushes (psdist.servers.protocol.updates) and lets replies go
-(psdist.servers.protocol.replies). Pure, and the same cost for 2 and for 2,000 groups.
+history is decided by whoever applies pushes (``updates``) and lets replies go
+(``replies``). Pure, and the same cost for 2 and for 2,000 groups.
 """
 
 from __future__ import annotations

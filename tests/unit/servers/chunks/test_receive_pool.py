@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import Accept, Action
-from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS, ReceivePool
+from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, ReceivePool
 
 Key = tuple[int, int | None]
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from psdist.servers.protocol.actions import Action, Contribution, EmptyStep, SlotContent, Step
-from psdist.servers.protocol.chunk_state import ChunkState, Push
-from psdist.servers.protocol.receive_pool import ADDS
-from psdist.servers.protocol.updates import Updates
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks.receive_pool import ADDS
+from psdist.servers.protocol.chunks.updates import Updates
 
 
 class OnArrival(Updates):

@@ -9,9 +9,9 @@ from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import Action, Reply, Unchanged
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
-from psdist.servers.protocol.chunk_state import ChunkState, Push
-from psdist.servers.protocol.policy import Policy, Scheduled, Ssp, Sync
-from psdist.servers.protocol.replies import Replies
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks.policy import Policy, Scheduled, Ssp, Sync
+from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.settings import PushSettings
 
 

@@ -24,7 +24,7 @@ from psdist.servers.protocol.actions import (
     Reply,
     ReplySent,
 )
-from psdist.servers.protocol.policy import policy_for
+from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.state import ServerCore
 
 NUM_CHUNKS = 16

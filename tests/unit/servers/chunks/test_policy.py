@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.errors import ConfigError
-from psdist.servers.protocol.policy import (
+from psdist.servers.protocol.chunks.policy import (
     Applying,
     Async,
     Policy,

@@ -4,7 +4,7 @@ Whatever the order of arrival, contributions are folded in the order of their gr
 are bitwise the same from run to run. A push that comes before its turn stays with its sender or
 waits in a slot. When every group that is waited for has contributed, the sum is divided by the sum
 of weights and one step is made. A chunk's turn is kept by
-:class:`psdist.servers.protocol.chunk_state.ChunkState`.
+:class:`psdist.servers.protocol.chunks.chunk_state.ChunkState`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
-from psdist.servers.protocol.chunk_state import ChunkState, Gathering, Push
-from psdist.servers.protocol.frontier import Frontier
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, Gathering, Push
+from psdist.servers.protocol.chunks.frontier import Frontier
+from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS
+from psdist.servers.protocol.chunks.replies import Replies
+from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.receive_pool import ADDS, EARLY, FRONTIER, STARTS
-from psdist.servers.protocol.replies import Replies
-from psdist.servers.protocol.updates import Updates
 
 
 class Gathered(Updates):
