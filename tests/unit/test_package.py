@@ -136,7 +136,7 @@ def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path) -> 
 def test_a_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
     program = (
         "import psdist.commands.cli\n"
-        "from psdist.servers.protocol import policy\n"
+        "from psdist.servers.protocol.chunks import policy\n"
         "print(policy.__file__)"
     )
     done = python("-P", "-c", program, path=wheel, cwd=tmp_path)
