@@ -140,7 +140,7 @@ def test_a_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
         "print(policy.__file__)"
     )
     done = python("-P", "-c", program, path=wheel, cwd=tmp_path)
-    policy = wheel / "psdist" / "servers" / "protocol" / "policy.py"
+    policy = wheel / "psdist" / "servers" / "protocol" / "chunks" / "policy.py"
     assert done.stdout.strip() == str(policy), done.stderr
 
 
