@@ -83,7 +83,10 @@ def assert_ssp(done: Completed, folder: Path, *, workers: int) -> None:
     prove(folder)
 
 
-@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (4, "openmpi"), (5, "mpich")])
+@pytest.mark.parametrize(
+    ("ranks", "mpi"),
+    [(1, "openmpi"), (4, "openmpi"), pytest.param(5, "mpich", marks=pytest.mark.slow)],
+)
 def test_what_the_script_passes_reaches_every_rank_and_file(
     ranks: int, mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -92,7 +95,7 @@ def test_what_the_script_passes_reaches_every_rank_and_file(
     assert_ssp(done, tmp_path, workers={1: 1, 4: 3, 5: 3}[ranks])
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_script_that_python_runs_passes_settings_as_well(ranks: int, tmp_path: Path) -> None:
     assert_ssp(run_plain(ranks, tmp_path, SSP), tmp_path, workers=max(1, ranks - 1))
 
@@ -109,6 +112,7 @@ def test_every_other_source_is_stronger(tmp_path: Path) -> None:
     prove(tmp_path)
 
 
+@pytest.mark.slow  # most other tests start such scripts
 def test_a_script_that_passes_nothing_runs_as_ever(tmp_path: Path) -> None:
     done = run_script(3, tmp_path, "{}", options=("--set", "on_nonfinite=skip"))
     assert done.returncode == 0, done.text
@@ -121,7 +125,7 @@ def test_a_script_that_passes_nothing_runs_as_ever(tmp_path: Path) -> None:
 # -- refused ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("is_plain", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_that_pass_other_settings_are_one_line_with_both(
     is_plain: bool, tmp_path: Path
 ) -> None:
@@ -146,15 +150,17 @@ def test_settings_that_only_one_worker_passes_are_a_difference(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("passed", "told"),
     [
-        (
+        pytest.param(
             '{"servers": 2}',
             "psdist.init(servers=2): servers is decided before scripts run, so it is set on the "
             "command line (--set servers=2), by PSDIST_SERVERS=2 or in the TOML file; psdist.init "
             "takes mode, staleness, on_nonfinite, seed, checksum_every",
+            marks=pytest.mark.slow,  # tests/unit/config has all the words
         ),
-        (
+        pytest.param(
             '{"mode": "ssp", "staleness": -1}',
             "staleness = -1 (psdist.init): must be a whole number from 0 to 2147483647",
+            marks=pytest.mark.slow,
         ),
         ('{"stalenes": 1}', "stalenes = 1 (psdist.init) is no setting; did you mean staleness?"),
     ],
