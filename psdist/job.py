@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
-from psdist.errors import UsageError, UserError
+from psdist.errors import OptimizerRefusedError, UsageError, UserError
 from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
@@ -52,8 +52,8 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 class Job:
-    """A worker's part in the job. Collectives (prepare, push, save, mean, any, all, barrier, and
-    pull within a group) must be called by every worker, in the same order."""
+    """A worker's part in the job. Collectives (prepare, push, save, optimizer_state, mean, any,
+    all, barrier, and pull within a group) must be called by every worker, in the same order."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -160,17 +160,20 @@ class Job:
 
         The same module object, its parameters now in flat memory with the chief's values, and an
         optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
-        on. Several optimizers, for parts of the model, are passed and come back as a list. Each is
-        a parameter set with clocks of its own; ``prepare`` may be called again for another model.
-        DataLoaders come back behind them, each as a loader of this worker's part; their batch size
-        is per worker. ``max_grad_norm``: every step clips to that L2 norm, as torch's
-        clip_grad_norm_ clips a process's, the gradient of the parameters of each optimizer: in sync
-        that of the joint batch, in ssp and async the mean gradient of the worker's group.
+        on. State that the chief's ``optimizer`` has, loaded or of steps before, moves to the
+        servers, which go on with it, and ``optimizer.state`` is empty from then on; other workers'
+        state need not agree, hyperparameters must. Several optimizers, for parts of the model, are
+        passed and come back as a list. Each is a parameter set with clocks of its own; ``prepare``
+        may be called again for another model. DataLoaders come back behind them, each as a loader
+        of this worker's part; their batch size is per worker. ``max_grad_norm``: every step
+        clips to that L2 norm, as torch's clip_grad_norm_ clips a process's, the gradient of the
+        parameters of each optimizer: in sync that of the joint batch, in ssp and async the mean
+        gradient of the worker's group.
 
         Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
         a parameter or servers cannot hold the model, :class:`OptimizerRefusedError` for an
-        optimizer that servers refuse, :class:`UsageError` for one that has made steps, or what
-        cannot be shared out or clipped.
+        optimizer that servers refuse, or whose state cannot be cut by element (Adafactor's),
+        :class:`UsageError` for what cannot be shared out or clipped.
         """
         self._require_open("prepare")
         self._context.reach("preparing")
@@ -279,7 +282,10 @@ class Job:
         several groups in sync each clips its own gradient, not that of the joint batch. Where
         several optimizers were prepared, ``optimizer`` says whose gradients.
         """
-        trainer = self._prepared("clip_grad_norm_").set_of(optimizer).trainer
+        why = "a norm is of the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
+        trainer = (
+            self._prepared("clip_grad_norm_").set_of(optimizer, "clip_grad_norm_", why).trainer
+        )
         norm = self._checked_norm("clip_grad_norm_", max_norm)
         if self.mode == "sync" and self.num_groups > 1 and not self._has_warned_of_clipping:
             self._has_warned_of_clipping = True
@@ -371,6 +377,37 @@ class Job:
                 problem = printable(f"job.save({str(path)!r}): {error}").encode()
         if problem := self._collective("save", problem).payloads[0]:  # the chief's
             raise UsageError(problem.decode())
+
+    def optimizer_state(self, optimizer: ServedOptimizer | None = None) -> dict[str, Any] | None:
+        """The optimizer's state, with every update pushed before, as torch's ``state_dict()``: on
+        the chief; None on other workers, which call it, too.
+
+        A plain optimizer of the same class and parameter groups goes on from it with
+        ``load_state_dict``, and so does the next job whose ``prepare`` gets that. Groups are as
+        ``optimizer.param_groups`` is now. Tensors are new, on the CPU, in the dtype that servers
+        compute in (float32 for float16 and bfloat16). In ssp and async every chunk's state
+        is its server's newest. ``optimizer`` says whose, where several were prepared.
+
+        Raises :class:`OptimizerRefusedError` for state that cannot be put together (Adafactor's).
+        """
+        sets = self._prepared("optimizer_state")
+        why = "this is the state of one: job.optimizer_state(optimizer)"
+        chosen = sets.set_of(optimizer, "optimizer_state", why)
+        which = b"%d" % chosen.loop.core.set_index
+        if unlike := self._collective("optimizer_state", which).unlike(which):
+            raise UsageError(
+                f"job.optimizer_state: {describe_workers(unlike)} asks for another optimizer's "
+                "state than this worker; all workers must ask for the same one"
+            )
+        found, problem = None, b""
+        if self.is_chief:
+            try:
+                found = chosen.optimizer_state()
+            except OptimizerRefusedError as error:
+                problem = printable(f"job.optimizer_state: {error}").encode()
+        if problem := self._collective("optimizer_state", problem).payloads[0]:  # the chief's
+            raise OptimizerRefusedError(problem.decode())
+        return found
 
     def push(self, model: torch.nn.Module | None = None) -> None:
         """The chief's values of the whole model become the servers' and every worker's.

@@ -11,20 +11,24 @@ nothing of one set waits for another. A model may have several, and a job severa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from psdist.errors import ModelError, UsageError
+from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.memory import as_bytes
+from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
+from psdist.protocol.optimizers import traits
 from psdist.protocol.partition import Partition
 from psdist.ranks.context import RankContext
+from psdist.ranks.failure import printable
 from psdist.ranks.wire import wire_of
 from psdist.workers.assembly import make_trainer
 from psdist.workers.group.channel import GroupChannel
@@ -33,10 +37,15 @@ from psdist.workers.model.description import (
     ModelDescription,
     UseHook,
     agree_on_model,
-    has_made_steps,
     packed_hyperparameters,
 )
 from psdist.workers.model.optimizer import ServedOptimizer
+from psdist.workers.model.optimizer_state import (
+    OwnState,
+    ServersState,
+    all_parts,
+    describe_state,
+)
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
 from psdist.workers.standing import Standing
@@ -65,6 +74,15 @@ class ParameterSet:
             self.partition,
             copy=lambda frames: self.loop.copy(frames, clock=self.trainer.clock),
         )
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's, from the servers, as torch's ``state_dict()``; on the chief, while
+        everybody is in a collective. Raises :class:`OptimizerRefusedError`."""
+        found = ServersState(self.partition)
+        self.loop.fetch_state(all_parts(self.partition), found)
+        states = found.by_piece(self.description.optimizer)
+        parameters = self.description.parameters
+        return self.optimizer.as_plain({parameters[each]: its for each, its in states.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,20 +165,18 @@ class ParameterSets:
             )
         raise UsageError(f"job.{call}: this model was not prepared; pass what job.prepare returned")
 
-    def set_of(self, optimizer: torch.optim.Optimizer | None) -> ParameterSet:
-        """The set that is trained by ``optimizer``; None: the only one."""
+    def set_of(self, optimizer: torch.optim.Optimizer | None, call: str, why: str) -> ParameterSet:
+        """The set that is trained by ``optimizer``; None: the only one. ``call``: what the script
+        has called and ``why`` that must be one, with what to write, for people."""
         if optimizer is None and len(self.sets) == 1:
             return self.sets[0]
         for each in self.sets:
             if each.optimizer is optimizer:
                 return each
         if optimizer is None:
-            raise UsageError(
-                f"job.clip_grad_norm_: {len(self.sets)} optimizers were prepared, and a norm is of "
-                "the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
-            )
+            raise UsageError(f"job.{call}: {len(self.sets)} optimizers were prepared, and {why}")
         raise UsageError(
-            "job.clip_grad_norm_: this optimizer was not prepared; pass what job.prepare returned"
+            f"job.{call}: this optimizer was not prepared; pass what job.prepare returned"
         )
 
     # -- prepare -------------------------------------------------------------------------------
@@ -176,11 +192,6 @@ class ParameterSets:
         for optimizer in optimizers:
             if isinstance(optimizer, ServedOptimizer):
                 raise UsageError("job.prepare was given an optimizer that it has returned itself")
-            if has_made_steps(optimizer):
-                raise UsageError(
-                    "the optimizer has made steps already; servers start with fresh optimizer "
-                    "state, so pass a new optimizer to job.prepare"
-                )
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in optimizers]
         self._refuse_what_is_trained_twice(descriptions)
         described = zip(descriptions, optimizers, strict=True)
@@ -198,9 +209,10 @@ class ParameterSets:
                 "the model has no parameters to train: the optimizer holds no parameter that "
                 "requires a gradient"
             )
+        states = self._states_of_chief(descriptions, optimizers)
         added = [
-            self._add(model, description, optimizer, max_norm=max_norm)
-            for description, optimizer in zip(descriptions, optimizers, strict=True)
+            self._add(model, description, optimizer, state, max_norm=max_norm)
+            for description, optimizer, state in zip(descriptions, optimizers, states, strict=True)
         ]
         self._copy_untrained(descriptions[0])
         for each in added:
@@ -210,6 +222,8 @@ class ParameterSets:
             hook = UseHook(each.trainer.record_use)
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
+        for optimizer in optimizers:
+            optimizer.state.clear()  # the servers have it
         known = [each for each in self.models if each.module is model]
         if known:
             known[0].sets.extend(added)
@@ -232,6 +246,24 @@ class ParameterSets:
             if id(tensor) not in trained:
                 self._copy_from_chief(tensor)
 
+    def _states_of_chief(
+        self, descriptions: Sequence[ModelDescription], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> list[dict[int, PieceState]]:
+        """What servers go on with, for each set; known on the chief alone, whose state it is.
+        Raises :class:`OptimizerRefusedError` on every worker where that cannot be cut."""
+        for each in descriptions:
+            traits(each.optimizer, extra=self._config.optimizers)
+        states: list[dict[int, PieceState]] = [{} for _ in descriptions]
+        problem = b""
+        if self._loop.core.seat.is_chief:
+            try:
+                states = list(map(describe_state, optimizers, descriptions))
+            except OptimizerRefusedError as error:
+                problem = printable(str(error)).encode()
+        if problem := self._collective("prepare", problem).payloads[0]:  # the chief's
+            raise OptimizerRefusedError(problem.decode())
+        return states
+
     def _refuse_what_is_trained_twice(self, descriptions: Sequence[ModelDescription]) -> None:
         trained = {id(each) for one in self.sets for each in one.description.parameters}
         for description in descriptions:
@@ -251,10 +283,12 @@ class ParameterSets:
         model: torch.nn.Module,
         description: ModelDescription,
         optimizer: torch.optim.Optimizer,
+        state: Mapping[int, PieceState],
         *,
         max_norm: float,
     ) -> ParameterSet:
-        """The next set: its servers know it, its parameters lie in flat memory."""
+        """The next set: its servers know it, its parameters lie in flat memory. ``state``: on the
+        chief what of the optimizer's servers go on with."""
         config, index = self._config, len(self.sets)
         partition = description.cut(
             chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
@@ -301,8 +335,16 @@ class ParameterSets:
             optimizer=description.optimizer,
             hyper=packed_hyperparameters(optimizer),
             max_norm=max_norm,
+            state=pack_states(state),
         )
         loop.join(setup if loop.core.seat.is_chief else None)
+        if state:
+            parts = [
+                (part.chunk, part.start)
+                for chunk in partition.chunks
+                for part in parts_of(chunk, state)
+            ]
+            loop.send_state(parts, OwnState(partition, description.parameters, optimizer, state))
         added = ParameterSet(
             description=description,
             partition=partition,

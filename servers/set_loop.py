@@ -21,9 +21,11 @@ from psdist.codecs.checks import Checks, stamped, verify
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
+from psdist.protocol.control import StateHeld
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_of
+from psdist.protocol.optimizer_state import pack_states, parts_of, unpack_states
 from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.servers.protocol.actions import (
@@ -38,12 +40,14 @@ from psdist.servers.protocol.actions import (
     HeldBlocks,
     Hold,
     Load,
+    LoadState,
     MembershipEvent,
     Receipt,
     Reply,
     ReplySent,
     ReplyToken,
     SendControl,
+    SendState,
     StartSum,
     Step,
     Unchanged,
@@ -96,8 +100,9 @@ _HEADERS = (-1, -1)
 _NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
 """Of those that are under way: no memory waits for them."""
 
-OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...]], None]
-"""Called with the set's index, how it is cut, and chunk -> server."""
+OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], bool], None]
+"""Called with the set's index, how it is cut, chunk -> server, and whether its optimizer begins
+with state."""
 
 
 class SetLoop:
@@ -138,6 +143,8 @@ class SetLoop:
         self._execute: dict[type, Callable[[Any], None]] = {
             Build: self._build,
             Load: self._load,
+            LoadState: self._load_state,
+            SendState: self._send_state,
             Accept: self._accept,
             StartSum: self._start_sum,
             Fold: self._fold,
@@ -199,6 +206,7 @@ class SetLoop:
         marks = traits(setup.optimizer, extra=options.extra_optimizers)
         check_mode(marks, options.mode)
         partition = self._partition = Partition.decode(setup.partition)
+        states = unpack_states(setup.state, pieces=range(len(partition.pieces)))
         owners = partition.shard(options.shard_weights, self._held)
         held = partition.bytes_by_server(owners, len(self._held))
         self._held[:] = map(add, self._held, held)
@@ -213,9 +221,10 @@ class SetLoop:
             wire=options.wire,
             extra_optimizers=options.extra_optimizers,
             is_holding=options.mode == "sync" and setup.max_norm > 0,
+            states=states,
         )
         self.executor = self._make_executor(spec)
-        self._on_built(self.set_index, partition, owners)
+        self._on_built(self.set_index, partition, owners, bool(states))
         slots = self.executor.make_slots(options.receive_buffers)
         built = Built(
             mine,
@@ -225,6 +234,8 @@ class SetLoop:
             num_pieces=len(partition.pieces),
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
             blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
+            lengths=[chunk.length for chunk in partition.chunks],
+            state=[part for chunk in mine for part in parts_of(partition.chunks[chunk], states)],
         )
         self.do(self.core.handle(built))
 
@@ -235,6 +246,20 @@ class SetLoop:
             if self._history is not None and not self._is_encoding:  # else workers see other bytes
                 crc = self._built.checksum(action.chunk, action.target, encoded=None)
             self._log.load(action.chunk, action.group, action.clock, crc)
+
+    def _load_state(self, action: LoadState) -> None:
+        self._built.load_state(action)
+
+    def _send_state(self, action: SendState) -> None:
+        states, values = self._built.state(action.chunk, action.start)
+        answer = StateHeld(
+            number=action.number,
+            chunk=action.chunk,
+            start=action.start,
+            described=pack_states(states),
+            values=values,
+        )
+        self._transport.send_control(action.peer, answer, self.set_index)
 
     def _accept(self, action: Accept) -> None:
         self._transport.accept(action.ticket, action.slot)

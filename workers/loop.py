@@ -25,7 +25,7 @@ from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
 from psdist.errors import ProtocolError
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import Metrics, Setup
+from psdist.protocol.control import Metrics, Setup, StateHeld, StateValues
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
@@ -41,10 +41,12 @@ from psdist.workers.protocol.actions import (
     DecodeReply,
     DiscardReply,
     InitialSent,
+    KeepState,
     SendControl,
     SendInitial,
     SendPull,
     SendPush,
+    SendState,
     SendValues,
     Warn,
 )
@@ -66,6 +68,22 @@ class ChunkFrames(Protocol):
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
         """A new frame, whose payload is where a reply about ``chunk`` lands."""
+        ...
+
+
+class StateSource(Protocol):
+    """Optimizer state that a worker has."""
+
+    def part(self, chunk: int, start: int) -> bytes:
+        """The elements of a part of a chunk (psdist.protocol.optimizer_state)."""
+        ...
+
+
+class StateSink(Protocol):
+    """Optimizer state that servers bring."""
+
+    def keep(self, message: StateHeld, *, sender: str) -> None:
+        """``sender``: whose it is, for people. Raises :class:`ProtocolError`."""
         ...
 
 
@@ -143,6 +161,8 @@ class WorkerLoop:
         self._parameters: dict[int, Frame] = {}
         self._pulls: dict[int, Frame] = {}
         self._copy: Sequence[Frame] = ()
+        self._state_source: StateSource | None = None
+        self._state_sink: StateSink | None = None
         self._reply_codec: Codec | Raw = RAW
         self._checks = NO_CHECKS
         self._execute: dict[type, Callable[[Any], None]] = {
@@ -150,6 +170,8 @@ class WorkerLoop:
             SendPull: self._send_pull,
             SendInitial: self._send_initial,
             SendValues: self._send_values,
+            SendState: self._send_state,
+            KeepState: self._keep_state,
             SendControl: self._send_control,
             AcceptReply: self._accept_reply,
             AcceptCopy: self._accept_copy,
@@ -279,6 +301,16 @@ class WorkerLoop:
         header.pack_into(frame.header)
         self.transport.send(peer, frame)
 
+    def _send_state(self, action: SendState) -> None:
+        assert self._state_source is not None
+        values = self._state_source.part(action.chunk, action.start)
+        message = StateValues(chunk=action.chunk, start=action.start, values=values)
+        self.transport.send_control(action.peer, message, self.core.set_index)
+
+    def _keep_state(self, action: KeepState) -> None:
+        assert self._state_sink is not None
+        self._state_sink.keep(action.message, sender=describe_peer(action.peer))
+
     def _send_control(self, action: SendControl) -> None:
         self.transport.send_control(action.peer, action.message, action.set_index)
 
@@ -395,6 +427,24 @@ class WorkerLoop:
             self.carry_on(self.wait_for_replies())
         finally:
             self._copy = ()
+
+    def send_state(self, parts: Iterable[tuple[int, int]], source: StateSource) -> None:
+        """See :meth:`WorkerCore.begin_sending_state`; returns when servers have taken all."""
+        try:
+            self._state_source = source
+            self._do(self.core.begin_sending_state(parts))
+            self.carry_on(self._wait_until(lambda: self.core.is_state_moved))
+        finally:
+            self._state_source = None
+
+    def fetch_state(self, parts: Iterable[tuple[int, int]], sink: StateSink) -> None:
+        """See :meth:`WorkerCore.begin_fetching_state`; returns when ``sink`` has all."""
+        try:
+            self._state_sink = sink
+            self._do(self.core.begin_fetching_state(parts))
+            self.carry_on(self._wait_until(lambda: self.core.is_state_moved))
+        finally:
+            self._state_sink = None
 
     def collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         """What every worker brought to this collective, once all have come. Raises

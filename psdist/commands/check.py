@@ -292,6 +292,11 @@ class _Checking:
             self.notes.append("no use was recorded: there is nothing to prove")
         elif not self.num_compared:
             self.notes.append("no bytes were compared: no reply had a checksum")
+        if self.history.run.begins_with_state:
+            self.notes.append(
+                "it began with optimizer state of the chief: that servers went on with that very "
+                "state is not proved, as no values are"
+            )
         findings = self.findings
         return Report(
             is_complete=self.is_complete,

@@ -52,6 +52,8 @@ class RunRecord(BaseModel):
     checksum_every: _Count = 0
     """The reply of a chunk to clock c carries a checksum where (chunk + c) is a multiple of this;
     0: none does."""
+    begins_with_state: bool = False
+    """Whether servers went on with the chief's optimizer state; no record says what it was."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

@@ -41,12 +41,55 @@ class Control:
 class Setup(Control):
     """Chief to every server: how parameters are cut and which optimizer runs
     (psdist.protocol.partition). ``max_norm``: to which servers clip the joint gradient of every
-    iteration, where they sum it (sync); 0 for none."""
+    iteration, where they sum it (sync); 0 for none. ``state``: what the optimizer's state
+    holds that servers go on with (psdist.protocol.optimizer_state), nothing for a fresh one; its
+    elements follow as :class:`StateValues`."""
 
     partition: bytes
     optimizer: str
     hyper: bytes
     max_norm: float = 0.0
+    state: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateValues(Control):
+    """Chief to a server: the optimizer state of a part of a chunk, the elements from ``start`` on.
+    One at a time: the next one follows :class:`StateTaken`."""
+
+    chunk: int
+    start: int
+    values: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateTaken(Control):
+    """A server's answer to :class:`StateValues`."""
+
+    chunk: int
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateWanted(Control):
+    """Chief to a server, one at a time: the optimizer state of a part of a chunk, please.
+    ``number`` counts how often the chief has begun to ask for the state of the whole set."""
+
+    number: int
+    chunk: int
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateHeld(Control):
+    """The answer to :class:`StateWanted`: what the state of the chunk's pieces holds, and the
+    elements of the part."""
+
+    number: int
+    chunk: int
+    start: int
+    described: bytes
+    values: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62

@@ -18,6 +18,16 @@ _TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+_STATE_DTYPES = {
+    **_TORCH_DTYPES,
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+"""As psdist.protocol.optimizer_state.STATE_ITEM_BYTES."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -27,6 +37,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def torch_dtype(name: str) -> torch.dtype:
     return _TORCH_DTYPES[name]
+
+
+def state_dtype(name: str) -> torch.dtype:
+    """Of an optimizer's state, which may have other dtypes than parameters."""
+    return _STATE_DTYPES[name]
 
 
 def allocate(num_bytes: int) -> memoryview:

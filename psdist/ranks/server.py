@@ -215,11 +215,15 @@ class Reporter:
         config = self._context.config
         return f"ssp (staleness {config.staleness})" if config.mode == "ssp" else config.mode
 
-    def on_built(self, set_index: int, partition: Partition, owners: tuple[int, ...]) -> None:
+    def on_built(
+        self, set_index: int, partition: Partition, owners: tuple[int, ...], has_state: bool
+    ) -> None:
         """A parameter set is known: its history can say what was promised."""
         context = self._context
         empty = sorted(set(range(context.roles.num_servers)) - set(owners))
-        promised = self._promise(set_index, partition, owners) if context.config.record else None
+        promised = None
+        if context.config.record:
+            promised = self._promise(set_index, partition, owners, has_state)
         self._built.append(
             BuiltSet(
                 partition=partition,
@@ -239,7 +243,9 @@ class Reporter:
             weights = self._context.roles.shard_weights
             logger.warning("%s", empty_servers_line(largest, weights, sorted(empty)))
 
-    def _promise(self, set_index: int, partition: Partition, owners: tuple[int, ...]) -> RunRecord:
+    def _promise(
+        self, set_index: int, partition: Partition, owners: tuple[int, ...], has_state: bool
+    ) -> RunRecord:
         context = self._context
         promised = RunRecord(
             psdist=VERSION,
@@ -252,6 +258,7 @@ class Reporter:
             num_chunks=len(partition.chunks),
             owners=owners,
             checksum_every=context.config.checksum_every,
+            begins_with_state=has_state,
         )
         write_run(history_folder(context.run_directory.path, set_index), promised)
         return promised

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from psdist.errors import PsdistError
 from psdist.protocol.control import Control, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
+from psdist.protocol.optimizer_state import StatePart
 from psdist.protocol.payloads import PayloadRule
 
 
@@ -46,6 +47,25 @@ class Load:
     group: int = 0
     clock: int = -1
     """-1 for the initial ones."""
+
+
+@dataclass(slots=True)
+class LoadState:
+    """The chief's optimizer state of a part of a chunk: the elements from ``start`` on."""
+
+    chunk: int
+    start: int
+    values: bytes
+
+
+@dataclass(slots=True)
+class SendState:
+    """Answer ``peer`` with the optimizer state of a part of a chunk, as it is now."""
+
+    peer: int
+    number: int
+    chunk: int
+    start: int
 
 
 @dataclass(slots=True)
@@ -205,6 +225,8 @@ class Fail:
 Action = (
     Build
     | Load
+    | LoadState
+    | SendState
     | Accept
     | StartSum
     | Fold
@@ -254,6 +276,10 @@ class Built:
     num_pieces: int
     num_optimizer_groups: int
     blocks: HeldBlocks = NO_BLOCKS
+    lengths: Sequence[int] = ()
+    """Of all chunks of the set, in elements."""
+    state: Sequence[StatePart] = ()
+    """The optimizer state that the chief is to send for these chunks, ascending."""
 
 
 @dataclass(slots=True)

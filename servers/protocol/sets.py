@@ -20,6 +20,8 @@ from psdist.protocol.control import (
     Register,
     Settings,
     Setup,
+    StateValues,
+    StateWanted,
     SumsOfSquares,
     Suspend,
     WhoIsMissing,
@@ -29,7 +31,10 @@ from psdist.protocol.header import MOST_SETS
 from psdist.protocol.ids import describe_peer
 
 _BEGINS_A_SET = (Setup, Register)
-_OF_A_SET = (*_BEGINS_A_SET, Settings, Suspend, Leave, SumsOfSquares, WhoIsMissing)
+_OF_A_SET = (
+    *_BEGINS_A_SET,
+    *(StateValues, StateWanted, Settings, Suspend, Leave, SumsOfSquares, WhoIsMissing),
+)
 
 
 class SetNumbers:

@@ -33,6 +33,8 @@ from psdist.protocol.control import (
     Resume,
     Settings,
     Setup,
+    StateValues,
+    StateWanted,
     SumsOfSquares,
     Suspend,
     WhoIsMissing,
@@ -66,6 +68,7 @@ from psdist.servers.protocol.chunks.policy import Applying, Policy
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.settings import SettingsOfWorkers
 
 CHIEF = worker_id(0)
@@ -112,6 +115,7 @@ class ServerCore:
         self._before_built: list[Offered | Arrived] = []
         self._num_before_built: dict[int, int] = {}
         """By peer."""
+        self._state = StateOfSet(server=server)
         self._loading: dict[int, ChunkState] = {}
         """Chunks with values that wait to be set."""
         self._pushes = self._duplicates = 0
@@ -133,6 +137,8 @@ class ServerCore:
             Leave: self._on_leave,
             SumsOfSquares: self._on_sums_of_squares,
             WhoIsMissing: self._on_who_is_missing,
+            StateValues: self._on_state_values,
+            StateWanted: self._on_state_wanted,
         }
 
     # -- the way in ---------------------------------------------------------------------------
@@ -200,13 +206,51 @@ class ServerCore:
         )
         self._initials, self._pushed = event.initials, event.pushes
         self._updates.build(tuple(self._chunks.values()), event.slots, event.blocks)
+        self._state.expect(event.state, lengths=event.lengths)
         self._on[Offered] = self._on_offered
-        self._on[Arrived] = self._on_arrived
+        self._on[Arrived] = (
+            self._on_arrived if self._state.is_complete else self._on_arrived_before_state
+        )
         held, self._before_built = self._before_built, []
         actions: list[Action] = []
         for each in held:
             actions += self.handle(each)
         return actions
+
+    def _on_state_values(self, peer: int, message: StateValues) -> list[Action]:
+        if peer != CHIEF:
+            self._refuse(
+                peer, f"sent StateValues; {describe_peer(CHIEF)} has the optimizer's state"
+            )
+        actions = self._state.take(peer, message)
+        if self._on[Arrived] == self._on_arrived_before_state and self._state.is_complete:
+            self._on[Arrived] = self._on_arrived
+        return actions
+
+    def _on_arrived_before_state(self, event: Arrived) -> list[Action]:
+        """Nothing may change values before the optimizer's whole state is here."""
+        header = event.header
+        if header.kind == Kind.PUSH or (header.kind == Kind.INIT and header.pull_number):
+            self._refuse(
+                event.peer,
+                f"sent a message of kind {header.kind} before the optimizer's state was complete",
+            )
+        return self._on_arrived(event)
+
+    def _on_state_wanted(self, peer: int, message: StateWanted) -> list[Action]:
+        """Every worker is in a collective: nothing is under way."""
+        if peer != CHIEF:
+            self._refuse(peer, f"sent StateWanted; {describe_peer(CHIEF)} asks for state")
+        chunk = self._chunks.get(message.chunk)
+        if chunk is None:
+            self._refuse_chunk(peer, message.chunk)
+        if not chunk.is_loaded or chunk.has_updates or chunk.is_held or chunk.loading:
+            self._refuse(
+                peer,
+                f"asks for the optimizer's state of chunk {chunk.index} in the middle of updates "
+                "or before there were any values",
+            )
+        return self._state.tell(peer, message)
 
     def _on_register(self, peer: int, message: Register) -> list[Action]:
         self._membership.join(peer, message)

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from psdist.errors import InvariantError, OptimizerRefusedError
+from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.optimizers import LOCAL_KEYS, HyperValue, OptimizerKind, OptimizerTraits
 from psdist.servers.shard.fused_kernels import Switches, can_fuse, is_proven, kernel_for, switches
 from psdist.servers.shard.optimizer_classes import (
@@ -46,6 +47,7 @@ from psdist.servers.shard.optimizer_classes import (
     format_hyperparameters,
     unhooked_step,
 )
+from psdist.servers.shard.optimizer_state import begin, describe, is_begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class ChunkOptimizer:
         self._is_merged = traits.kind is OptimizerKind.ELEMENTWISE and len(segments) > 1
 
         optimizer_class = find_class(name, extra=extra)
-        is_fused = can_fuse(name, values.dtype, values.device.type)
+        is_fused = self._is_fused = can_fuse(name, values.dtype, values.device.type)
         self._optimizer = construct(
             optimizer_class, self._parts[0].parameter, hyper, is_fused=is_fused
         )
@@ -187,6 +189,37 @@ class ChunkOptimizer:
                 f"{type(error).__name__}: {error}"
             ) from error
 
+    def begin_state(self, states: Mapping[int, PieceState]) -> None:
+        """Before the first step: go on with this state of these pieces, of others with a fresh one.
+        Elements are zero until :meth:`state_elements` has been filled."""
+        wanted = [states.get(segment.piece, {}) for segment in self._segments]
+        if self._is_merged and any(each != wanted[0] for each in wanted):
+            self._split()
+        for part, state in zip(self._parts, wanted, strict=False):  # merged: all are the same
+            if state:
+                self._optimizer.state[part.parameter] = begin(
+                    state, part.shape, self._dtype, is_fused=self._is_fused
+                )
+
+    def describe_state(self) -> dict[int, PieceState]:
+        """What the state of each piece holds that has any."""
+        states = {}
+        for segment in self._segments:
+            part = self._part_at(segment.offset)
+            if state := self._optimizer.state.get(part.parameter):
+                states[segment.piece] = describe(state, part.shape)
+        return states
+
+    def state_elements(self, key: str, start: int, length: int) -> Tensor:
+        """The memory of ``length`` elements of one entry, from element ``start`` of the chunk on,
+        which lie in one segment."""
+        part = self._part_at(start)
+        value: Tensor = self._optimizer.state[part.parameter][key]
+        return value.view(-1)[start - part.start : start - part.start + length]
+
+    def _part_at(self, element: int) -> _Part:
+        return next(part for part in self._parts if part.start <= element < part.end)
+
     def state_bytes(self) -> int:
         """Bytes of optimizer state held now; most optimizers make it in their first step."""
         storages = {
@@ -224,8 +257,8 @@ class ChunkOptimizer:
         state = self._optimizer.state
         # Fused SGD tells a first step by looking at all tensors together, so those that have state
         # and those that have none must not be mixed in one call.
-        with_state = [part for part in parts if state.get(part.parameter)]
-        without = [part for part in parts if not state.get(part.parameter)]
+        with_state = [part for part in parts if is_begun(state.get(part.parameter))]
+        without = [part for part in parts if not is_begun(state.get(part.parameter))]
         usual_lr = self._group["lr"]
         for together in (with_state, without):
             if not together:

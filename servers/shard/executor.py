@@ -16,15 +16,16 @@ names it (:class:`~psdist.servers.protocol.actions.SlotContent`) and remembered 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from psdist.codecs.wire import Wire
 from psdist.protocol.events import Frame
+from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
-from psdist.servers.protocol.actions import Fold, Hold, Load, StartSum, Step
+from psdist.servers.protocol.actions import Fold, Hold, Load, LoadState, StartSum, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class ShardSpec:
     extra_optimizers: tuple[str, ...] = ()
     is_holding: bool = False
     """Whether chunks are held before they are stepped: memory for all is made with the shard."""
+    states: Mapping[int, PieceState] = field(default_factory=dict)
+    """What the optimizer's state holds of each piece that does not begin with a fresh one."""
 
     @property
     def slot_bytes(self) -> int:
@@ -74,6 +77,15 @@ class Executor(Protocol):
 
     def load(self, action: Load) -> None:
         """Parameters, in the workers' dtype; the optimizer's state stays as it is."""
+        ...
+
+    def load_state(self, action: LoadState) -> None:
+        """Optimizer state as ``ShardSpec.states`` describes it; before the first step."""
+        ...
+
+    def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:
+        """What the optimizer's state of a chunk holds by piece, and the elements of the part from
+        ``start`` on (psdist.protocol.optimizer_state); nothing where there are only sizes."""
         ...
 
     def start_sum(self, action: StartSum) -> None: ...

@@ -13,8 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psdist.protocol.events import Frame
+from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.partition import Chunk
-from psdist.servers.protocol.actions import Fold, Hold, Load, StartSum, Step, num_blocks
+from psdist.servers.protocol.actions import (
+    Fold,
+    Hold,
+    Load,
+    LoadState,
+    StartSum,
+    Step,
+    num_blocks,
+)
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 
 
@@ -55,6 +64,13 @@ class SizeShard:
         self._charge(action.chunk, self._model.copy_s_per_byte)
         if action.target:
             self._has_second_buffer.add(action.chunk)
+
+    def load_state(self, action: LoadState) -> None:
+        self.busy_s += len(action.values) * self._model.copy_s_per_byte
+        self._has_state.add(action.chunk)
+
+    def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:  # noqa: ARG002
+        return {}, b""
 
     def start_sum(self, action: StartSum) -> None:
         self._charge(action.chunk, self._model.fold_s_per_byte)

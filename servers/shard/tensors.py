@@ -20,6 +20,7 @@ from psdist.codecs.raw import Raw
 from psdist.codecs.wire import ANY_SERVER, Encoder
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
+from psdist.protocol.optimizer_state import PieceState, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, Chunk, master_dtype
 from psdist.servers.protocol.actions import (
@@ -27,12 +28,14 @@ from psdist.servers.protocol.actions import (
     Fold,
     Hold,
     Load,
+    LoadState,
     SlotContent,
     StartSum,
     Step,
 )
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
+from psdist.servers.shard.optimizer_state import bytes_of, fill
 
 
 class _ChunkMemory:
@@ -110,6 +113,8 @@ class TensorShard:
                 ],
                 extra=spec.extra_optimizers,
             )
+            memory.optimizer.begin_state(spec.states)
+        self._states = spec.states
 
     def make_slots(self, count: int) -> list[Frame]:
         return [Frame(allocate(self._slot_bytes)) for _ in range(count)]
@@ -124,6 +129,24 @@ class TensorShard:
         else:
             memory.values.copy_(values)
         memory.num_changes += 1
+
+    def load_state(self, action: LoadState) -> None:
+        memory, at = self._memory[action.chunk], 0
+        assert memory.optimizer is not None
+        for each in stretches(memory.chunk, self._states, action.start):
+            target = memory.optimizer.state_elements(each.key, each.start, each.length)
+            fill(target, action.values[at : at + each.num_bytes], each.dtype)
+            at += each.num_bytes
+
+    def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:
+        memory = self._memory[chunk]
+        assert memory.optimizer is not None
+        states = memory.optimizer.describe_state()
+        values = (
+            bytes_of(memory.optimizer.state_elements(each.key, each.start, each.length))
+            for each in stretches(memory.chunk, states, start)
+        )
+        return states, b"".join(values)
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk

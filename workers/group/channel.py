@@ -28,7 +28,7 @@ from psdist.protocol.partition import Span
 
 CALLS = (
     *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
-    *("any", "all", "loader", "push"),
+    *("any", "all", "loader", "push", "optimizer_state"),
 )
 """What workers of a group may meet in; an agreement carries the index."""
 

@@ -176,11 +176,6 @@ def packed_hyperparameters(optimizer: torch.optim.Optimizer) -> bytes:
     return pack_hyperparameters(hyperparameters(optimizer.param_groups, known=optimizer.defaults))
 
 
-def has_made_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its state says so; Adagrad has state, with step 0, before its first one."""
-    return any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values())
-
-
 def agree_on_model(
     lines: list[str],
     *,

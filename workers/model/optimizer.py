@@ -1,16 +1,16 @@
 """The optimizer that a user holds after ``job.prepare``: one ``step()`` is one iteration.
 
 A torch Optimizer that shares ``param_groups`` by identity with the user's own, so schedulers made
-before or after work; it has no state: that lives on the servers. ``step()`` hands the gradients
-to the job and returns with the parameters that the mode allows. The user's own optimizer would
-train this worker alone: from then on its ``step()`` is an error.
+before or after work; it has no state: that lives on the servers, which took over the original's.
+``step()`` hands the gradients to the job and returns with the parameters that the mode allows. The
+user's own optimizer would train this worker alone: from then on its ``step()`` is an error.
 
     optimizer = ServedOptimizer(torch.optim.SGD(...), step=run_one_iteration)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Final, NoReturn
 
@@ -90,14 +90,24 @@ class ServedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         raise UsageError(
-            "optimizer.state_dict() is not available: the servers hold the optimizer's state; save "
-            "the model with job.save(path)"
+            "optimizer.state_dict() is not available: the servers hold the optimizer's state; "
+            "job.optimizer_state(), which every worker calls, returns it on the chief, and "
+            "job.save(path) saves the model"
         )
+
+    def as_plain(self, state: Mapping[torch.Tensor, dict[str, Any]]) -> dict[str, Any]:
+        """The ``state_dict()`` of a plain optimizer with this state of its parameters."""
+        packed = super().state_dict()  # has no state, but the groups as they are now
+        parameters = (each for group in self.param_groups for each in group["params"])
+        packed["state"] = {
+            number: state[each] for number, each in enumerate(parameters) if each in state
+        }
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002 - the base class's
         raise UsageError(
-            "optimizer.load_state_dict() is not available: the servers hold the optimizer's state, "
-            "and begin with a fresh one; load the model's parameters before job.prepare()"
+            "optimizer.load_state_dict() is not available: the servers hold the optimizer's state; "
+            "load it into the optimizer that you pass to job.prepare, before job.prepare()"
         )
 
 

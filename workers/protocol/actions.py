@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from psdist.protocol.control import Control
+from psdist.protocol.control import Control, StateHeld
 from psdist.protocol.header import Header
 
 
@@ -46,6 +46,24 @@ class SendValues:
 
     peer: int
     header: Header
+
+
+@dataclass(slots=True)
+class SendState:
+    """Send the optimizer state of a part of the chunk, the elements from ``start`` on, as
+    StateValues."""
+
+    peer: int
+    chunk: int
+    start: int
+
+
+@dataclass(slots=True)
+class KeepState:
+    """The optimizer state of a part of a chunk, as ``peer`` holds it, has come."""
+
+    peer: int
+    message: StateHeld
 
 
 @dataclass(slots=True)
@@ -107,6 +125,8 @@ Action = (
     | SendPull
     | SendInitial
     | SendValues
+    | SendState
+    | KeepState
     | SendControl
     | AcceptReply
     | AcceptCopy

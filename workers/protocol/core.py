@@ -35,6 +35,8 @@ from psdist.protocol.control import (
     Missing,
     Registered,
     Setup,
+    StateHeld,
+    StateTaken,
     Stop,
     WhoIsMissing,
 )
@@ -46,6 +48,7 @@ from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
 from psdist.workers.protocol.collectives import Collectives
 from psdist.workers.protocol.membership import Membership
+from psdist.workers.protocol.optimizer_state import StateTransfer
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.transfers import Transfers, Version
@@ -84,6 +87,7 @@ class WorkerCore:
             self.sets[0]._collectives if self.set_index else Collectives(seat)
         )
         self._settings = SettingsVersions()
+        self._state = StateTransfer(seat, set_index=self.set_index)
         self._slice: Transfers | None = None
         self._awaited: Collection[int] = ()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
@@ -96,6 +100,8 @@ class WorkerCore:
         self._control: dict[type, Callable[[int, Any], list[Action]]] = {
             Registered: self._membership.on_registered,
             Missing: self._on_missing,
+            StateTaken: self._state.on_taken,
+            StateHeld: self._state.on_held,
         }
         if not self.set_index:
             self._control |= {
@@ -273,6 +279,32 @@ class WorkerCore:
             )
         return self._transfers.begin_load(clock=clock)
 
+    def begin_sending_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
+        """The chief, before anybody pushes: these parts (chunk, start) of the optimizer's state go
+        to the servers; until then :attr:`is_state_moved` is false."""
+        return self._state.begin_send(self._by_owner(parts))
+
+    def begin_fetching_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
+        """The chief, while everybody is in a collective: as :meth:`begin_sending_state`, the other
+        way."""
+        if self._collectives.is_waiting or self._membership.is_joining:
+            raise InvariantError(
+                f"worker {self.seat.worker} asks for optimizer state; the chief does, between "
+                "collectives"
+            )
+        return self._state.begin_fetch(self._by_owner(parts))
+
+    def _by_owner(self, parts: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for chunk, start in parts:
+            found.setdefault(self._transfers.owners[chunk], []).append((chunk, start))
+        return found
+
+    @property
+    def is_state_moved(self) -> bool:
+        """Whether no optimizer state is under way."""
+        return self._state.is_idle
+
     def forget_values(self, chunks: Iterable[int]) -> None:
         """Others have written to the memory of these chunks: the next replies must bring them."""
         self._transfers.forget_values(chunks)
@@ -302,7 +334,8 @@ class WorkerCore:
         """Enter the next collective of the job; :attr:`is_collected` when everybody has come. A
         group is suspended meanwhile, in all sets. ``payload`` is compared with what others bring,
         ``values`` (float64) are summed."""
-        if not self._all_idle or self._membership.is_done:
+        is_moved = all(each.is_state_moved for each in self.sets)
+        if not (self._all_idle and is_moved) or self._membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker}: {name} began during a push or pull, or after the end"
             )
@@ -346,6 +379,8 @@ class WorkerCore:
         """What is waited for now, in words that follow "still waiting for"."""
         if not self.is_idle:
             return self._transfers.describe()
+        if not self.is_state_moved:
+            return self._state.describe()
         if self._collectives.is_waiting:
             return f"the other workers in {self._collectives.name}"
         if self._membership.is_joining:
@@ -362,6 +397,8 @@ class WorkerCore:
                 Warn(f"waiting for chunk {chunk} from server {server}"),
                 SendControl(server_id(server), WhoIsMissing(chunk=chunk), self.set_index),
             ]
+        if not self.is_state_moved:
+            return self._state.warnings()
         if self._collectives.is_waiting:
             return [self._collectives.ask_who_is_absent()]
         return self._membership.describe_joining()

@@ -1,0 +1,217 @@
+"""Optimizer state on its way between the chief and the servers: what there is, and how it is cut.
+
+Of every piece a map from the optimizer's own keys to what lies there. What has a value for each
+element of the parameter is cut with it, by chunks, and these into parts; all else is a number that
+travels in the description itself.
+
+    packed = pack_states({0: {"step": Plain(3), "exp_avg": PerElement("float32")}})
+    states = unpack_states(packed, pieces=range(1))       # ProtocolError for anything else
+    for start in part_starts(chunk.length):
+        layout = stretches(chunk, states, start)          # what the bytes of that part are
+
+torch is not imported: a dtype is its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+from psdist.errors import ProtocolError
+from psdist.protocol.partition import ITEM_BYTES, Chunk
+
+STATE_ITEM_BYTES: Final = {
+    **ITEM_BYTES,
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+}
+PART_ELEMENTS: Final = 1 << 18
+"""Elements of a chunk whose state travels in one message, at most."""
+MOST_KEYS: Final = 16
+"""Of a parameter's state: a part with as many fits into a control message."""
+MOST_CHARACTERS: Final = 128
+"""Of a key, and of what servers say in words."""
+_MOST_DIMS: Final = 8
+
+Number: TypeAlias = "bool | int | float"
+
+
+class PerElement(NamedTuple):
+    """A tensor of the parameter's shape."""
+
+    dtype: str
+
+
+class OneValue(NamedTuple):
+    """A tensor of one value."""
+
+    dtype: str
+    dims: int
+    value: Number
+
+
+class Plain(NamedTuple):
+    """A number of Python's, or None."""
+
+    value: Number | None
+
+
+class Uncut(NamedTuple):
+    """Something that cannot be cut; ``what`` it is, in words. Only servers say that, when they are
+    asked what they hold."""
+
+    what: str
+
+
+Entry: TypeAlias = "PerElement | OneValue | Plain | Uncut"
+PieceState: TypeAlias = dict[str, Entry]
+"""What a parameter's optimizer state holds, by key, in the optimizer's order."""
+
+
+class Stretch(NamedTuple):
+    """``length`` elements of one entry of a piece, from element ``start`` of the chunk on."""
+
+    piece: int
+    key: str
+    dtype: str
+    start: int
+    length: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.length * STATE_ITEM_BYTES[self.dtype]
+
+
+class StatePart(NamedTuple):
+    """A message's worth: elements from ``start`` of the chunk on."""
+
+    chunk: int
+    start: int
+    num_bytes: int
+
+
+def is_key(key: object) -> bool:
+    """Whether a state may have such a key."""
+    return isinstance(key, str) and 0 < len(key) <= MOST_CHARACTERS and key.isprintable()
+
+
+# -- how it is cut ---------------------------------------------------------------------------------
+
+
+def part_starts(num_elements: int) -> range:
+    """Where the parts of a chunk begin."""
+    return range(0, num_elements, PART_ELEMENTS)
+
+
+def stretches(chunk: Chunk, states: Mapping[int, PieceState], start: int) -> list[Stretch]:
+    """What the part from ``start`` on holds, in the order of its bytes."""
+    stop = min(start + PART_ELEMENTS, chunk.length)
+    found: list[Stretch] = []
+    for segment in chunk.segments:
+        low = max(segment.offset, start)
+        length = min(segment.offset + segment.length, stop) - low
+        if length > 0:
+            found += [
+                Stretch(segment.piece, key, entry.dtype, low, length)
+                for key, entry in states.get(segment.piece, {}).items()
+                if isinstance(entry, PerElement)
+            ]
+    return found
+
+
+def parts_of(chunk: Chunk, states: Mapping[int, PieceState]) -> list[StatePart]:
+    """The parts of a chunk that have bytes, ascending."""
+    parts = [
+        StatePart(
+            chunk.index, start, sum(each.num_bytes for each in stretches(chunk, states, start))
+        )
+        for start in part_starts(chunk.length)
+    ]
+    return [part for part in parts if part.num_bytes]
+
+
+# -- on the wire -----------------------------------------------------------------------------------
+
+
+def pack_states(states: Mapping[int, PieceState]) -> bytes:
+    """Nothing for no state at all."""
+    if not states:
+        return b""
+    packed: bytes = msgpack.packb(
+        [
+            [piece, [[key, _LETTERS[type(entry)], *entry] for key, entry in state.items()]]
+            for piece, state in sorted(states.items())
+        ]
+    )
+    return packed
+
+
+def unpack_states(
+    data: bytes, *, pieces: Collection[int], is_of_server: bool = False
+) -> dict[int, PieceState]:
+    """What :func:`pack_states` packed, of some of ``pieces``; :class:`ProtocolError` for any other
+    bytes. ``is_of_server``: there may be :class:`Uncut`."""
+    if not data:
+        return {}
+    try:
+        body = msgpack.unpackb(data)
+        states = {piece: _checked_state(items) for piece, items in body}
+        _require(list(states) == sorted(states) and len(states) == len(body))
+        _require(all(type(piece) is int and piece in pieces for piece in states))
+        entries = (entry for state in states.values() for entry in state.values())
+        _require(is_of_server or not any(isinstance(entry, Uncut) for entry in entries))
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"optimizer state that cannot be read: {error!r:.200}") from None
+    return states
+
+
+def _checked_state(items: Sequence[Any]) -> PieceState:
+    state: PieceState = {}
+    _require(0 < len(items) <= MOST_KEYS)
+    for key, letter, *fields in items:
+        _require(is_key(key) and key not in state)
+        entry: Entry = _KINDS[_LETTER_NUMBERS.index(letter)](*fields)
+        if isinstance(entry, PerElement):
+            _require(entry.dtype in STATE_ITEM_BYTES)
+        elif isinstance(entry, OneValue):
+            _require(entry.dtype in STATE_ITEM_BYTES and _is_number(entry.value))
+            _require(type(entry.dims) is int and 0 <= entry.dims <= _MOST_DIMS)
+            _require(_fits(entry.value, entry.dtype))
+        elif isinstance(entry, Plain):
+            _require(entry.value is None or _is_number(entry.value))
+        else:
+            _require(isinstance(entry.what, str) and len(entry.what) <= MOST_CHARACTERS)
+            _require(entry.what.isprintable())
+        state[key] = entry
+    return state
+
+
+def _fits(value: Number, dtype: str) -> bool:
+    """Whether torch makes a tensor of such a value."""
+    if dtype == "bool":
+        return isinstance(value, bool)
+    if "int" not in dtype:
+        return True
+    bits = 8 * STATE_ITEM_BYTES[dtype]
+    low, high = (0, 2**bits) if dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    return isinstance(value, int) and low <= value < high
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _require(is_so: bool) -> None:
+    if not is_so:
+        raise ValueError("an entry is none that there is")
+
+
+_KINDS: Final[tuple[type[Any], ...]] = (PerElement, OneValue, Plain, Uncut)
+_LETTER_NUMBERS: Final = ("e", "o", "p", "u")
+_LETTERS: Final = dict(zip(_KINDS, _LETTER_NUMBERS, strict=True))
