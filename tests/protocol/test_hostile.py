@@ -45,6 +45,10 @@ from psdist.protocol.control import (
     Resumed,
     Settings,
     Setup,
+    StateHeld,
+    StateTaken,
+    StateValues,
+    StateWanted,
     Stop,
     SumsOfSquares,
     Suspend,
@@ -54,6 +58,7 @@ from psdist.protocol.control import (
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
+from psdist.protocol.optimizer_state import StatePart
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -83,6 +88,7 @@ from tests.support.virtual.worker_machine import (
 
 GROUPS = ((0, 1), (2,), (3,))
 CHUNKS = (0, 2)
+STATE = (StatePart(0, 0, 8), StatePart(2, 0, 8))
 HYPER = pack_hyperparameters([{"lr": 0.1}])
 MIB = 2**20
 MOST_GROWTH = 10 * MIB
@@ -162,6 +168,12 @@ class Hostile:
             lambda: Resume(seq=number()),
             lambda: Resumed(seq=number(), server=number()),
             lambda: SumsOfSquares(round=number(), values=self.data()),
+            lambda: StateValues(chunk=number(), start=number(), values=self.data()),
+            lambda: StateTaken(chunk=number(), start=number()),
+            lambda: StateWanted(number=number(), chunk=number(), start=number()),
+            lambda: StateHeld(
+                number=number(), chunk=number(), start=number(), described=b"", values=self.data()
+            ),
             lambda: Leave(group=number(), clock=number()),
             lambda: Enter(
                 worker=number(), seq=number(), name="mean", payload=self.data(), values=self.data()
@@ -255,6 +267,11 @@ TO_SERVER: tuple[Said, ...] = (
         for values in ((1.0, 0.0, 2.0), (4.0, -1.0, 4.0), (math.inf, 1.0, 1.0))
     ),
     (worker_id(1), WhoIsMissing(chunk=0)),
+    *(
+        (worker_id(0), StateValues(chunk=part.chunk, start=part.start, values=bytes(8)))
+        for part in STATE
+    ),
+    *((worker_id(0), StateWanted(number=1, chunk=chunk, start=0)) for chunk in CHUNKS),
 )
 TO_LOBBY: tuple[Said, ...] = (
     *((worker_id(w), Begin(worker=w, job=job, settings={})) for w in range(4) for job in (1, 2)),
@@ -314,6 +331,14 @@ TO_WORKER: tuple[Said, ...] = (
     *((server_id(server), Registered(group=7, server=server)) for server in (0, 1)),
     *((server_id(owner), Missing(chunk=chunk, groups=[1], clocks=[0]))
       for chunk, owner in enumerate(OWNERS)),
+    *(
+        (server_id(owner), said)
+        for chunk, owner in enumerate(OWNERS)
+        for said in (
+            StateTaken(chunk=chunk, start=0),
+            StateHeld(number=1, chunk=chunk, start=0, described=b"", values=b""),
+        )
+    ),
     (REGISTRAR, Collected(seq=1, payloads=[b""], runs=[0, 1], values=b"", error="")),
     (REGISTRAR, Absent(seq=1, workers=[2], num_absent=1)),
     (REGISTRAR, Stop()),
@@ -326,8 +351,9 @@ def unbuilt_server(mode: str) -> ServerCore:
     return ServerCore(server=1, policy=policy, groups=GROUPS)
 
 
-def server(mode: str) -> ServerCore:
-    """In the middle of a run: one group has pushed twice, one once, one has not registered."""
+def server(mode: str, *, has_pushed: bool = True) -> ServerCore:
+    """In the middle of a run: one group has pushed twice, one once, one has not registered. Or
+    before the first push, when the optimizer's state is to come."""
     core = unbuilt_server(mode)
     sizes = (4,) * (CHUNKS[-1] + 1)
     rule = PayloadRule(
@@ -349,13 +375,15 @@ def server(mode: str) -> ServerCore:
         num_pieces=2,
         num_optimizer_groups=1,
         blocks=HeldBlocks(owners=[1, 0, 1, 0], numbers=[1, 2, 1, 1]),
+        lengths=[64] * 4,
+        state=() if has_pushed else STATE,
     )
     core.handle(built)
     for group in (0, 1):
         leader, workers = worker_id(GROUPS[group][0]), list(GROUPS[group])
         core.handle(ControlArrived(leader, Register(group=group, workers=workers, clock=0)))
         core.handle(ControlArrived(leader, Settings(version=1, hyper=HYPER, absent=[])))
-        for clock, chunk in ((0, 0), (0, 2), (1, 0))[: 3 - group]:
+        for clock, chunk in ((0, 0), (0, 2), (1, 0))[: (3 - group) * has_pushed]:
             header = Header(
                 kind=Kind.PUSH, sender=leader, group=group, chunk=chunk, clock=clock, settings=1
             )
@@ -374,7 +402,10 @@ class HostileServer:
 
     def start(self) -> None:
         is_built = self.hostile.random.random() < 0.99
-        self.core = (server if is_built else unbuilt_server)(self.mode)
+        if is_built:
+            self.core = server(self.mode, has_pushed=self.hostile.random.random() < 0.9)
+        else:
+            self.core = unbuilt_server(self.mode)
         self.accepted: list[tuple[int, Header, Frame]] = []
         self.again: list[Any] = []
         if not is_built:  # and somebody has sent as much as a server keeps until there is
@@ -501,8 +532,12 @@ class HostileWorker:
             self.core.begin_collective("mean")
         elif stage < 0.5:
             self.core.begin_done({})
-        elif stage < 0.6:
+        elif stage < 0.55:
             self.core.begin_load(clock=0)
+        elif stage < 0.6:
+            move = self.hostile.pick((WorkerCore.begin_sending_state,
+                                      WorkerCore.begin_fetching_state))  # fmt: skip
+            move(self.core, [(chunk, 0) for chunk in range(len(OWNERS))])
         else:
             push(self.core)
             if stage < 0.8:  # it holds version 1 of every chunk, and asks again

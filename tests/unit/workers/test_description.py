@@ -10,7 +10,6 @@ from psdist.protocol.optimizers import unpack_hyperparameters
 from psdist.workers.model.description import (
     ModelDescription,
     first_difference,
-    has_made_steps,
     packed_hyperparameters,
 )
 
@@ -128,12 +127,3 @@ def test_an_optimizer_over_parameters_of_another_model_is_refused() -> None:
 def test_the_first_difference_between_two_models_is_told() -> None:
     assert first_difference(["a", "b"], ["a", "c"]) == "'b' against 'c'"
     assert first_difference(["a"], ["a", "c"]) == "'c' is missing on one of them"
-
-
-def test_an_optimizer_that_has_made_a_step_is_known_and_a_fresh_adagrad_is_fresh() -> None:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adagrad([parameter])
-    assert not has_made_steps(optimizer)
-    parameter.grad = torch.ones(2)
-    optimizer.step()
-    assert has_made_steps(optimizer)

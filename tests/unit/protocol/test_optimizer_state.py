@@ -1,0 +1,183 @@
+"""What describes optimizer state on the wire, and how its elements are cut into messages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psdist.errors import ProtocolError
+from psdist.protocol import optimizer_state
+from psdist.protocol.control import CONTROL_LIMIT_BYTES
+from psdist.protocol.memory import state_dtype
+from psdist.protocol.optimizer_state import (
+    MOST_KEYS,
+    PART_ELEMENTS,
+    STATE_ITEM_BYTES,
+    Entry,
+    OneValue,
+    PerElement,
+    PieceState,
+    Plain,
+    Uncut,
+    pack_states,
+    part_starts,
+    parts_of,
+    stretches,
+    unpack_states,
+)
+from psdist.protocol.partition import Partition, Piece
+
+ADAM: PieceState = {"step": OneValue("float32", 0, 3.0), "exp_avg": PerElement("float32")}
+FLOATS = st.floats(allow_nan=False)
+ENTRIES: st.SearchStrategy[Entry] = st.one_of(
+    st.builds(PerElement, st.sampled_from(sorted(STATE_ITEM_BYTES))),
+    st.builds(OneValue, st.sampled_from(["float32", "float64"]), st.integers(0, 3), FLOATS),
+    st.builds(OneValue, st.just("int64"), st.just(0), st.integers(-(2**63), 2**63 - 1)),
+    st.builds(OneValue, st.just("bool"), st.just(1), st.booleans()),
+    st.builds(Plain, st.none() | st.booleans() | FLOATS | st.integers(-(2**63), 2**63 - 1)),
+)
+KEYS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=20)
+STATES = st.dictionaries(
+    st.integers(0, 9), st.dictionaries(KEYS, ENTRIES, min_size=1, max_size=5), max_size=4
+)
+
+
+@given(STATES)
+def test_a_description_comes_back_as_it_was_packed(states: dict[int, PieceState]) -> None:
+    again = unpack_states(pack_states(states), pieces=range(10))
+    assert again == states
+    assert [list(each) for each in again.values()] == [
+        list(states[piece]) for piece in sorted(states)
+    ], "keys stay in the optimizer's order"
+
+
+def test_no_state_is_no_bytes_and_what_is_no_number_travels_too() -> None:
+    assert pack_states({}) == b""
+    state: PieceState = {"a": OneValue("float32", 0, math.inf), "b": Plain(math.nan)}
+    again = unpack_states(pack_states({0: state}), pieces=[0])[0]
+    assert again["a"] == state["a"]
+    assert math.isnan(again["b"].value)  # type: ignore[union-attr, arg-type]
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_anything_but_a_description_or_a_protocol_error(data: bytes) -> None:
+    try:
+        states = unpack_states(data, pieces=range(4))
+    except ProtocolError:
+        return
+    assert all(0 <= piece < 4 for piece in states)
+
+
+@given(STATES, st.data())
+def test_a_changed_byte_is_refused_or_well_formed(
+    states: dict[int, PieceState], data: st.DataObject
+) -> None:
+    packed = bytearray(pack_states(states))
+    if packed:
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        again = unpack_states(bytes(packed), pieces=range(10))
+    except ProtocolError:
+        return
+    assert pack_states(again) is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"a": 1},
+        [[0]],
+        [[0, []]],
+        [[0, [["a"]]]],
+        [[0, [["a", "x", "float32"]]]],
+        [[0, [["a", "e", "complex64"]]]],
+        [[0, [["a", "e", "float32", 1]]]],
+        [[0, [["a", "e", ["float32"]]]]],
+        [[0, [["a", "e", "float32"], ["a", "e", "float32"]]]],
+        [[0, [["", "e", "float32"]]]],
+        [[0, [["a\n", "e", "float32"]]]],
+        [[0, [["a" * 129, "e", "float32"]]]],
+        [[0, [[1, "e", "float32"]]]],
+        [[0, [["a", "o", "float32", 9, 1.0]]]],
+        [[0, [["a", "o", "float32", True, 1.0]]]],
+        [[0, [["a", "o", "float32", 0, "1"]]]],
+        [[0, [["a", "o", "float32", 0, None]]]],
+        [[0, [["a", "o", "uint8", 0, 256]]]],
+        [[0, [["a", "o", "int8", 0, -129]]]],
+        [[0, [["a", "o", "int32", 0, 0.5]]]],
+        [[0, [["a", "o", "bool", 0, 1]]]],
+        [[0, [["a", "p", "text"]]]],
+        [[0, [["a", "p", [1]]]]],
+        [[0, [["a", "u", "a list"]]]],
+        [[0, [[f"a{n}", "p", 1] for n in range(MOST_KEYS + 1)]]],
+        [[2, [["a", "p", 1]]]],
+        [[-1, [["a", "p", 1]]]],
+        [[True, [["a", "p", 1]]]],
+        [["0", [["a", "p", 1]]]],
+        [[[0], [["a", "p", 1]]]],
+        [[1, [["a", "p", 1]]], [0, [["a", "p", 1]]]],
+        [[0, [["a", "p", 1]]], [0, [["a", "p", 1]]]],
+    ],
+)
+def test_what_is_no_description_is_refused(body: Any) -> None:
+    with pytest.raises(ProtocolError, match="optimizer state that cannot be read"):
+        unpack_states(msgpack.packb(body), pieces=range(2))
+
+
+def test_only_servers_may_say_that_something_cannot_be_cut() -> None:
+    states: dict[int, PieceState] = {0: {"a": Uncut("a list")}}
+    packed = pack_states(states)
+    assert unpack_states(packed, pieces=[0], is_of_server=True) == states
+    with pytest.raises(ProtocolError):
+        unpack_states(packed, pieces=[0])
+    long = pack_states({0: {"a": Uncut("a" * 129)}})
+    with pytest.raises(ProtocolError):
+        unpack_states(long, pieces=[0], is_of_server=True)
+
+
+def test_every_dtype_is_as_large_as_torch_says() -> None:
+    assert {name: state_dtype(name).itemsize for name in STATE_ITEM_BYTES} == STATE_ITEM_BYTES
+
+
+def test_a_part_with_as_many_keys_as_there_may_be_fits_into_a_message() -> None:
+    assert PART_ELEMENTS * max(STATE_ITEM_BYTES.values()) * MOST_KEYS < CONTROL_LIMIT_BYTES
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    st.sampled_from([64, 128, 4096]),
+    st.sampled_from([64, 100, 10_000]),
+    st.data(),
+)
+def test_every_element_of_the_state_is_in_one_part(
+    lengths: list[int], chunk_elements: int, part_elements: int, data: st.DataObject
+) -> None:
+    pieces = [
+        Piece(name=f"p{n}", shape=(length,), stride=(1,), dtype="float32", optimizer_group=0)
+        for n, length in enumerate(lengths)
+    ]
+    partition = Partition.cut(pieces, chunk_bytes=4 * chunk_elements)
+    with_state = data.draw(st.sets(st.integers(0, len(lengths) - 1)))
+    states: dict[int, PieceState] = {
+        piece: {"step": Plain(3), "a": PerElement("float32"), "b": PerElement("int8")}
+        for piece in with_state
+    }
+    covered: dict[tuple[int, str], int] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer_state, "PART_ELEMENTS", part_elements)
+        for chunk in partition.chunks:
+            sizes = {part.start: part.num_bytes for part in parts_of(chunk, states)}
+            for start in part_starts(chunk.length):
+                layout = stretches(chunk, states, start)
+                assert sizes.get(start, 0) == sum(each.num_bytes for each in layout)
+                for each in layout:
+                    assert start <= each.start
+                    assert each.start + each.length <= start + part_elements
+                    at = each.piece, each.key
+                    covered[at] = covered.get(at, 0) + each.length
+    assert covered == {(piece, key): lengths[piece] for piece in with_state for key in "ab"}
