@@ -25,7 +25,7 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
-from psdist.protocol.optimizers import traits
+from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
@@ -252,7 +252,8 @@ class ParameterSets:
         """What servers go on with, for each set; known on the chief alone, whose state it is.
         Raises :class:`OptimizerRefusedError` on every worker where that cannot be cut."""
         for each in descriptions:
-            traits(each.optimizer, extra=self._config.optimizers)
+            marks = traits(each.optimizer, extra=self._config.optimizers)
+            check_mode(marks, self._config.mode)
         states: list[dict[int, PieceState]] = [{} for _ in descriptions]
         problem = b""
         if self._loop.core.seat.is_chief:

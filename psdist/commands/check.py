@@ -141,7 +141,9 @@ def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Repo
 
 def _of_the_job(run: RunRecord) -> dict[str, object]:
     """What all sets of a job have in common."""
-    return run.model_dump(exclude={"set_index", "slices", "num_chunks", "owners"})
+    return run.model_dump(
+        exclude={"set_index", "slices", "num_chunks", "owners", "begins_with_state"}
+    )
 
 
 def _joined(reports: Sequence[Report], findings: Findings) -> Report:

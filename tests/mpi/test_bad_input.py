@@ -561,7 +561,8 @@ TOLD = {
     "start fewer workers, or pass shard=False to give every worker all samples",
     "batch size": "batch_size must be a whole number >= 1 (samples per worker), got 0",
     "state_dict": "optimizer.state_dict() is not available: the servers hold the optimizer's "
-    "state; save the model with job.save(path)",
+    "state; job.optimizer_state(), which every worker calls, returns it on the chief, and "
+    "job.save(path) saves the model",
     "log": "job.log(loss=...): the tensor has 2 values, job.log takes one: log its mean",
     "save": "job.save('/proc/model.safetensors'): ",
     "save into a file": "job.save('/dev/null/model.safetensors'): [Errno 17] File exists: "

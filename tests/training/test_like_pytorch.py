@@ -875,18 +875,6 @@ def test_parameters_that_are_not_the_prepared_ones_are_refused_in_the_next_step(
     refused(UsageError, told, script, tmp_path)
 
 
-def test_an_optimizer_that_has_made_steps_is_refused(tmp_path: Path) -> None:
-    def scenario(job: Job) -> Result:
-        model = PROBLEM.model()
-        optimizer = torch.optim.Adagrad(model.parameters())
-        train(model, optimizer, PROBLEM.batches(size=24, count=1))
-        job.prepare(model, optimizer)
-        return {}
-
-    with pytest.raises(UsageError, match="has made steps already"):
-        served(scenario, tmp_path)
-
-
 def test_a_parameter_that_is_not_in_the_model_is_refused(tmp_path: Path) -> None:
     def scenario(job: Job) -> Result:
         model = PROBLEM.model()

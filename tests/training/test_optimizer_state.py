@@ -457,6 +457,26 @@ def test_each_of_two_parameter_sets_has_its_own_state(tmp_path: Path) -> None:
         assert same_state(ours, optimizer.state_dict())
 
 
+def test_a_set_that_goes_on_may_stand_beside_one_that_begins(tmp_path: Path) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        first, second = make(), make()
+        old = ALL["Adam"](first)
+        train(first, old, FIRST)
+        first, old = job.prepare(first, old)
+        second, new = job.prepare(second, ALL["Adam"](second))
+        train(first, old, SECOND)
+        train(second, new, WHOLE)
+        return {"models": [flat(first), flat(second)]}
+
+    outcome = run(script, tmp_path)
+    plain = flat(plain_throughout(ALL["Adam"])[0])
+    for model in outcome.results[0]["models"]:
+        assert torch.equal(model, plain)
+    notes = [note for note in outcome.checked().notes if "optimizer state" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("parameter set 0: ")
+
+
 @pytest.mark.parametrize("mode", ["ssp", "async"])
 def test_groups_that_drift_apart_have_counted_every_update_when_the_state_is_asked_for(
     mode: str, tmp_path: Path
