@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from psdist.errors import CollectiveError, OptimizerRefusedError, PsdistError, UsageError
 from psdist.job import Job
+from psdist.protocol import optimizer_state
+from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
 from tests.support.programs.training.virtual_job import run_virtually
@@ -474,7 +476,7 @@ def test_a_set_that_goes_on_may_stand_beside_one_that_begins(tmp_path: Path) -> 
         assert torch.equal(model, plain)
     notes = [note for note in outcome.checked().notes if "optimizer state" in note]
     assert len(notes) == 1
-    assert notes[0].startswith("parameter set 0: ")
+    assert notes[0].startswith("set 0: ")
 
 
 @pytest.mark.parametrize("mode", ["ssp", "async"])
@@ -541,6 +543,37 @@ def test_a_history_says_that_the_run_began_with_state_and_what_is_not_proved(
     told = "it began with optimizer state of the chief"
     assert not any(told in note for note in fresh.checked().notes)
     assert any(told in note for note in begun.checked().notes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_parts_come_in_order_whatever_the_network_does(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With delays, pairs that overtake one another and second deliveries."""
+    monkeypatch.setattr(optimizer_state, "PART_ELEMENTS", 100)
+    workers = range(3)
+
+    def script(job: Job, stage: Stage) -> Result:
+        model = make()
+        optimizer = ALL["amsgrad"](model)
+        train(model, optimizer, FIRST, workers)
+        model, optimizer = job.prepare(model, optimizer)
+        before = job.optimizer_state()
+        stage.sleep(0.001 * job.worker)
+        train(model, optimizer, SECOND, [job.worker])
+        return {"model": flat(model), "before": before, "after": job.optimizer_state()}
+
+    case = Case(name="seeds", script=script, groups=MIXED, servers=3, settings={"record": True})
+    link = LinkModel(jitter_s=1e-3, duplicate_rate=0.3)
+    outcome = run_virtually(case, tmp_path, seed=seed, link=link)
+    assert outcome.checked().proved
+    begun = make()
+    optimizer = ALL["amsgrad"](begun)
+    train(begun, optimizer, FIRST, workers)
+    assert same_state(outcome.results[0]["before"], optimizer.state_dict())
+    train(begun, optimizer, SECOND, workers)
+    for result in outcome.results:
+        assert relative_distance(result["model"], flat(begun)) < 1e-5
 
 
 def test_the_state_of_an_optimizer_without_any_is_empty_and_loads_into_a_new_one(

@@ -405,7 +405,7 @@ class WorkerCore:
 
     def counts(self) -> TransferCounts:
         transfers = self._transfers
-        control = self._membership.duplicates
+        control = self._membership.duplicates + self._state.duplicates
         if not self.set_index:
             control += self._collectives.duplicates
         return TransferCounts(

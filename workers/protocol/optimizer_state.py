@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import NoReturn, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import StateHeld, StateTaken, StateWanted
@@ -35,6 +36,9 @@ class StateTransfer:
         self._is_asking = False
         self._number = 0
         """How often all state has been asked for."""
+        self._answered: dict[int, StateTaken | StateHeld] = {}
+        """By server's id, its last answer: a second delivery of it is dropped."""
+        self.duplicates = 0
 
     @property
     def is_idle(self) -> bool:
@@ -71,13 +75,15 @@ class StateTransfer:
     def on_taken(self, peer: int, message: StateTaken) -> list[Action]:
         server = self._server_of(peer, (message.chunk, message.start), is_asked=False)
         if server is None:
-            self._refuse(peer, message)
+            return self._on_late(peer, message)
+        self._answered[peer] = message
         return self._go_on(server)
 
     def on_held(self, peer: int, message: StateHeld) -> list[Action]:
         server = self._server_of(peer, (message.chunk, message.start), is_asked=True)
         if server is None or message.number != self._number:
-            self._refuse(peer, message)
+            return self._on_late(peer, message)
+        self._answered[peer] = replace(message, described=b"", values=b"")
         return [KeepState(peer, message), *self._go_on(server)]
 
     def _server_of(self, peer: int, part: Part, *, is_asked: bool) -> int | None:
@@ -96,7 +102,13 @@ class StateTransfer:
         del self._queues[server]
         return []
 
-    def _refuse(self, peer: int, message: StateTaken | StateHeld) -> NoReturn:
+    def _on_late(self, peer: int, message: StateTaken | StateHeld) -> list[Action]:
+        said = message
+        if isinstance(message, StateHeld):
+            said = replace(message, described=b"", values=b"")
+        if said == self._answered.get(peer):
+            self.duplicates += 1
+            return []
         name = type(message).__name__
         raise ProtocolError(
             f"worker {self._seat.worker}: {describe_peer(peer)} sent {name} about chunk "

@@ -132,6 +132,25 @@ def test_what_was_not_asked_for_or_the_last_time_is_refused() -> None:
         taken(core, 0)
 
 
+def test_a_second_delivery_of_an_answer_is_dropped_and_counted() -> None:
+    core = make_core()
+    core.begin_sending_state(ALL_PARTS)
+    assert len(taken(core, 0)) == 1
+    assert taken(core, 0) == []
+    for chunk in (1, 2, 3, 4, 5):
+        taken(core, chunk)
+    assert core.is_state_moved
+    assert taken(core, 4) == []
+    core.begin_fetching_state([(0, 0), (2, 0)])
+    assert len(control(core, *held(0))) == 2
+    assert control(core, *held(0)) == []
+    assert [type(each) for each in control(core, *held(2))] == [KeepState]
+    assert control(core, *held(2)) == []
+    assert core.counts().duplicates == 4
+    with pytest.raises(ProtocolError, match="sent StateHeld about chunk 0"):
+        control(core, *held(0))
+
+
 def test_only_the_chief_sends_and_asks_between_collectives() -> None:
     other = make_core(worker=1, members=(1,))
     with pytest.raises(InvariantError, match="worker 1 sends or asks"):
