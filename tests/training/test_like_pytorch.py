@@ -179,6 +179,22 @@ def test_muon_trains_whole_matrices_as_in_plain_pytorch(tmp_path: Path) -> None:
     same_as_plain(scenario, tmp_path, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("name", ["Muon", "Adafactor"])
+def test_a_transposed_matrix_is_the_same_matrix_to_whole_tensor_optimizers(
+    name: str, tmp_path: Path
+) -> None:
+    def scenario(prepare: Prepare) -> Result:
+        torch.manual_seed(0)
+        model = nn.Linear(20, 5, bias=False)
+        model.weight = nn.Parameter(torch.randn(20, 5).t())
+        optimizer_class = getattr(torch.optim, name)
+        model, optimizer = prepare(model, optimizer_class(model.parameters(), lr=1e-2))
+        train(model, optimizer, PROBLEM.batches(size=24, count=8))
+        return {"parameters": model.weight.detach().clone()}
+
+    same_as_plain(scenario, tmp_path, tolerance=1e-5)
+
+
 # -- the training loop -----------------------------------------------------------------------------
 
 

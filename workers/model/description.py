@@ -9,6 +9,7 @@ It reads the module and the optimizer and changes neither.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,11 +120,13 @@ class ModelDescription:
         """
         marks = traits(self.optimizer, extra=extra_optimizers)
         check_mode(marks, mode)
-        return Partition.cut(
-            self.pieces,
-            chunk_bytes=chunk_bytes,
-            whole_tensors=marks.kind == OptimizerKind.WHOLE_TENSOR,
-        )
+        is_whole = marks.kind == OptimizerKind.WHOLE_TENSOR
+        pieces = self.pieces
+        if is_whole:  # servers see a matrix, row by row: a transposed one would be another
+            pieces = [
+                dataclasses.replace(piece, stride=_row_major(piece.shape)) for piece in pieces
+            ]
+        return Partition.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=is_whole)
 
     def saved_names(self, module: torch.nn.Module) -> dict[str, torch.Tensor | int]:
         """The names of the module's own state_dict: a piece's index where it is trained (tied
@@ -234,6 +237,10 @@ def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
         if extent == 1:
             continue
         if stride != expected:
-            return tuple(torch.empty(parameter.shape, device="meta").stride())
+            return _row_major(parameter.shape)
         expected *= extent
     return tuple(parameter.stride())
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(torch.empty(tuple(shape), device="meta").stride())
