@@ -123,9 +123,9 @@ class ModelDescription:
         is_whole = marks.kind == OptimizerKind.WHOLE_TENSOR
         pieces = self.pieces
         if is_whole:  # servers see a matrix, row by row: a transposed one would be another
-            pieces = [
+            pieces = tuple(
                 dataclasses.replace(piece, stride=_row_major(piece.shape)) for piece in pieces
-            ]
+            )
         return Partition.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=is_whole)
 
     def saved_names(self, module: torch.nn.Module) -> dict[str, torch.Tensor | int]:
