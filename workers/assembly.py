@@ -54,15 +54,17 @@ def make_trainer(
     clips_itself: bool = True,
     history: WorkerHistory | None = None,
     on_iteration: Callable[[], None] = lambda: None,
+    order: Sequence[int] = (),
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
 
     ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; ``wire``:
-    the codecs of pushes and replies; the rest as in :class:`Trainer`.
+    the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
+    none of them for ascending; the rest as in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters)
-    loop.take_slice(partition, owners=owners, credits=credits, frames=flat, wire=wire)
+    loop.take_slice(partition, owners=owners, credits=credits, frames=flat, wire=wire, order=order)
     return Trainer(
         worker=loop.core.seat.worker,
         partition=partition,

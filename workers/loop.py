@@ -7,8 +7,11 @@ uses these), the others wait with back-off, warnings that name who is missing an
     loop.take_slice(partition, owners=owners, credits=4, frames=memory)
     loop.push(clock=0, hyper=packed, absent=(), weight=1.0, empty=())
 
-It owns the frames of this worker's chunks and moves bytes into parameter memory only inside
-``push`` and ``pull``. It decides nothing: that is psdist.workers.protocol.core.
+An iteration may also leave chunk by chunk (``begin_iteration``, ``push_chunk``, ``finish_push``),
+and single chunks may be waited for (``wait_for_chunk``).
+
+It owns the frames of this worker's chunks and moves bytes into parameter memory only while a push
+or pull is under way. It decides nothing: that is psdist.workers.protocol.core.
 """
 
 from __future__ import annotations
@@ -194,11 +197,14 @@ class WorkerLoop:
         credits: int,
         frames: ChunkFrames,
         wire: Wire = RAW_WIRE,
+        order: Sequence[int] = (),
     ) -> None:
         """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
         not raw on the ``wire`` has frames of its own."""
         replies = payload_rule(wire.reply, partition)
-        self.core.take_slice(partition, owners=owners, credits=credits, replies=replies)
+        self.core.take_slice(
+            partition, owners=owners, credits=credits, replies=replies, order=order
+        )
         self._frames, self._chunks = frames, partition.chunks
         self._reply_codec = wire.reply
         self._checks = wire.checks
@@ -355,12 +361,25 @@ class WorkerLoop:
         weight: float,
         empty: Collection[int],
     ) -> None:
-        """See :meth:`WorkerCore.begin_push`."""
-        self._do(
-            self.core.begin_push(
-                clock=clock, hyper=hyper, absent=absent, weight=weight, empty=empty
-            )
-        )
+        """Push iteration ``clock`` at once, see :meth:`WorkerCore.begin_iteration`; chunks in
+        ``empty`` are pushed without bytes."""
+        self.begin_iteration(clock=clock, hyper=hyper, absent=absent, weight=weight)
+        self.finish_push(empty=empty)
+
+    def begin_iteration(
+        self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float
+    ) -> None:
+        """See :meth:`WorkerCore.begin_iteration`."""
+        self._do(self.core.begin_iteration(clock=clock, hyper=hyper, absent=absent, weight=weight))
+
+    def push_chunk(self, chunk: int, *, is_empty: bool) -> None:
+        """See :meth:`WorkerCore.push_chunk`. The chunk's gradient stays as it is until
+        :meth:`wait_for_chunk` is over."""
+        self._do(self.core.push_chunk(chunk, is_empty=is_empty))
+
+    def finish_push(self, *, empty: Collection[int]) -> None:
+        """See :meth:`WorkerCore.finish_push`."""
+        self._do(self.core.finish_push(empty=empty))
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
         """See :meth:`WorkerCore.begin_pull`."""
@@ -464,7 +483,13 @@ class WorkerLoop:
 
     def wait_for_replies(self) -> Wait:
         """Until everything that was pushed and asked for is answered."""
+        self.core.require_handed_over()
         return self._wait_until(lambda: self.core.is_idle)
+
+    def wait_for_chunk(self, chunk: int) -> Wait:
+        """Until what was pushed or asked for of ``chunk`` is answered, and lies in place."""
+        self.core.require_handed_over(chunk)
+        return self._wait_until(lambda: self.core.is_done(chunk))
 
     def _wait_until(self, is_done: Callable[[], bool]) -> Wait:
         """For what the machine waits for now."""

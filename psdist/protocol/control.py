@@ -43,13 +43,15 @@ class Setup(Control):
     (psdist.protocol.partition). ``max_norm``: to which servers clip the joint gradient of every
     iteration, where they sum it (sync); 0 for none. ``state``: what the optimizer's state
     holds that servers go on with (psdist.protocol.optimizer_state), nothing for a fresh one; its
-    elements follow as :class:`StateValues`."""
+    elements follow as :class:`StateValues`. ``order``: the set's chunks in the order in which all
+    groups send them (psdist.protocol.send_order); none of them for ascending."""
 
     partition: bytes
     optimizer: str
     hyper: bytes
     max_norm: float = 0.0
     state: bytes = b""
+    order: _Numbers = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -225,7 +225,7 @@ class VirtualNetwork:
         if is_first:
             del self._open[receiver][ticket]
         if not is_first:
-            if frame.payload is not None:
+            if frame.payload is not None and ticket.frame.payload is not None:
                 frame.payload[: ticket.num_bytes] = ticket.copy
         elif frame.payload is not None and ticket.frame.payload is not None:
             data = ticket.frame.payload[: ticket.num_bytes]

@@ -32,9 +32,9 @@ class PushSettings(NamedTuple):
 class SettingsOfWorkers:
     def __init__(self, *, server: int, pipeline: int) -> None:
         self._server = server
-        # A worker pushes under a newer version when its pushes of all iterations but the last
-        # ``pipeline`` ones are answered.
-        self._num_kept = 1 + pipeline
+        # A worker may begin an iteration when all chunks of the one before were pushed and, but
+        # for ``pipeline`` ones, those before that are answered.
+        self._num_kept = 2 + pipeline
         self._num_pieces = self._num_optimizer_groups = 0
         self._known: dict[int, dict[int, PushSettings]] = {}  # peer -> version -> settings
         self._newest: dict[int, int] = {}  # peer -> version

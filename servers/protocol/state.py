@@ -43,6 +43,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, Peer
 from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
 from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
 from psdist.protocol.payloads import PayloadRule
+from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
     Action,
     Build,
@@ -74,6 +75,8 @@ from psdist.servers.protocol.settings import SettingsOfWorkers
 CHIEF = worker_id(0)
 """Who describes the model, sends its initial values and sets others."""
 
+_PUSH = int(Kind.PUSH)
+
 _APPLIES: dict[Applying, type[Updates]] = {
     Applying.GATHERED: Gathered,
     Applying.ON_ARRIVAL: OnArrival,
@@ -96,6 +99,7 @@ class ServerCore:
         self._chunks: dict[int, ChunkState] = {}  # ascending
         self._membership = Membership(server=server, groups=groups, resumed_up_to=resumed_up_to)
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
+        self._pushing = self._membership.pushing
         self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
         self._policy = policy
@@ -110,6 +114,11 @@ class ServerCore:
         self._most_held = 2 * (1 + self._ahead)
         self._initials = self._pushed = PayloadRule.of_nothing()
         self._is_described = False
+        self._told_order: Sequence[int] = ()
+        self._rank: Sequence[int] = ()
+        """Of every chunk of the set its place in the order in which all groups send."""
+        self._newest = dict.fromkeys(self._group_of, (-1, -1))
+        """By worker: iteration and rank of the push that it has sent last."""
         self._num_chunks: int | None = None
         """None until the shard is built."""
         self._before_built: list[Offered | Arrived] = []
@@ -169,6 +178,7 @@ class ServerCore:
         self._is_described = True
         if not 0 <= message.max_norm < inf:
             self._refuse(peer, f"sent Setup with the norm {message.max_norm} to clip to")
+        self._told_order = message.order
         if message.max_norm and self._policy.applying is Applying.GATHERED:
             self._updates = self._clipped = Clipped(
                 membership=self._membership,
@@ -197,15 +207,21 @@ class ServerCore:
         return []
 
     def _on_built(self, event: Built) -> list[Action]:
+        try:
+            order = SendOrder(self._told_order, num_chunks=len(event.pushes.dtypes))
+        except ValueError as error:
+            self._refuse(CHIEF, f"sent Setup with an order that {error}")
         self._chunks = {
             index: ChunkState(index, ChunkClock(self._limits)) for index in sorted(event.chunks)
         }
         self._num_chunks = len(self._chunks)
+        self._rank = order.rank
+        in_order = [self._chunks[index] for index in order.sorted(self._chunks)]
         self._settings.describe_model(
             num_pieces=event.num_pieces, num_optimizer_groups=event.num_optimizer_groups
         )
         self._initials, self._pushed = event.initials, event.pushes
-        self._updates.build(tuple(self._chunks.values()), event.slots, event.blocks)
+        self._updates.build(in_order, event.slots, event.blocks)
         self._state.expect(event.state, lengths=event.lengths)
         self._on[Offered] = self._on_offered
         self._on[Arrived] = (
@@ -330,13 +346,6 @@ class ServerCore:
 
     # -- messages about a chunk ---------------------------------------------------------------
 
-    def _chunk_of(self, peer: int, index: int) -> ChunkState:
-        chunk = self._chunks.get(index)
-        if chunk is None:
-            self._refuse_chunk(peer, index)
-        chunk.clock.catch_up()
-        return chunk
-
     def _refuse_chunk(self, peer: int, index: int) -> NoReturn:
         self._refuse(
             peer,
@@ -346,16 +355,35 @@ class ServerCore:
 
     def _on_offered(self, event: Offered) -> list[Action]:
         peer, index = event.peer, event.chunk
-        if index not in self._chunks:
+        chunk = self._chunks.get(index)
+        if chunk is None:
             self._refuse_chunk(peer, index)
         group: int | None = None
-        if event.kind == Kind.PUSH:
+        if event.kind == _PUSH:
             # Of a group that has stopped a second delivery may still come.
-            group = self._membership.require_worker(peer)
+            group = self._group_of.get(peer)
+            if group is None:
+                group = self._membership.require_worker(peer)
+            place = event.clock, self._rank[index]
+            if place > self._newest[peer]:
+                self._newest[peer] = place
+                chunk.sent[group] = event.clock
+            elif event.clock > chunk.sent.get(group, -1):
+                self._refuse_order(peer, index, event.clock)
         elif event.kind != Kind.INIT or peer != CHIEF:
             self._refuse_kind(peer, event.kind)
-        actions = self._updates.pool.offer(index, group, event.ticket)
-        return actions or self._on_held(peer, index, group)
+        return self._updates.pool.offer(index, group, event.ticket) or self._on_held(
+            peer, index, group
+        )
+
+    def _refuse_order(self, peer: int, index: int, clock: int) -> NoReturn:
+        newest, rank = self._newest[peer]
+        last = next(each for each in self._chunks if self._rank[each] == rank)
+        self._refuse(
+            peer,
+            f"pushed iteration {clock} of chunk {index} after iteration {newest} of chunk {last}; "
+            "all groups push in the order that the chief has told",
+        )
 
     def _on_held(self, peer: int, index: int, group: int | None) -> list[Action]:
         """An offer stays with its sender for now."""
@@ -366,8 +394,11 @@ class ServerCore:
 
     def _on_arrived(self, event: Arrived) -> list[Action]:
         peer, header, slot = event.peer, event.header, event.frame
-        chunk = self._chunk_of(peer, header.chunk)
-        if header.kind == Kind.PUSH:
+        chunk = self._chunks.get(header.chunk)
+        if chunk is None:
+            self._refuse_chunk(peer, header.chunk)
+        chunk.clock.catch_up()
+        if header.kind == _PUSH:
             return self._on_push(chunk, peer, header, slot)
         if header.kind == Kind.INIT and slot is not None:
             return self._on_values(chunk, peer, header, slot)
@@ -490,10 +521,16 @@ class ServerCore:
             return [*pool.release(slot), *pool.reconsider(chunk.index, group)]
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
-        self._membership.require_pushing(peer)
+        if peer not in self._pushing:
+            self._membership.require_pushing(peer)
         if slot is None:
             if not 0 <= weight < inf:
                 self._refuse(peer, f"pushed no gradient, of weight {weight}")
+            # With a payload it was offered before, in its turn.
+            place = clock, self._rank[chunk.index]
+            if place <= self._newest[peer]:
+                self._refuse_order(peer, chunk.index, clock)
+            self._newest[peer] = place
         elif not self._pushed.takes(header):
             self._refuse(peer, self._pushed.refusal(header))
         elif not 0 < weight < inf:

@@ -82,7 +82,7 @@ def one_round(core: ServerCore, num_groups: int, clock: int) -> int:
                 length=4, settings=1, weight=1.0,
                 dtype=Dtype.FLOAT32,
             )  # fmt: skip
-            pending.append(Offered(peer, Kind.PUSH, chunk, 4, header))
+            pending.append(Offered(peer, Kind.PUSH, chunk, 4, header, clock=clock))
             while pending:
                 messages += isinstance(pending[0], Offered)
                 for action in core.handle(pending.pop(0)):

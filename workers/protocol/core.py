@@ -6,7 +6,9 @@ predicates (``is_...``) say what is still waited for. Time, memory and the netwo
 
     core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=2))
     core.take_slice(partition, owners=owners, credits=4, replies=rule)
-    actions = core.begin_push(clock=0, hyper=packed, absent=(), weight=1.0, empty=())
+    actions = core.begin_iteration(clock=0, hyper=packed, absent=(), weight=1.0)
+    actions += core.push_chunk(0, is_empty=False)       # as soon as it may leave, or
+    actions += core.finish_push(empty=())               # all that are left
     while not core.is_idle: actions = core.handle(event)
 
 Each subject is decided in a module of its own: transfers, settings, collectives, membership. What
@@ -22,7 +24,7 @@ worker: it enters collectives and takes leave for all sets.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import le
 from typing import Any
@@ -154,10 +156,12 @@ class WorkerCore:
         owners: Sequence[int],
         credits: int,
         replies: PayloadRule,
+        order: Sequence[int] = (),
     ) -> None:
         """The model is cut: this worker pushes its part of the chunks. ``owners``: chunk -> server;
         ``credits``: messages outstanding at one server, at most; ``replies``: which payloads bring
-        parameters."""
+        parameters; ``order``: that of all chunks in which all groups send them, none of them for
+        ascending."""
         if self._slice is not None:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         self._slice = Transfers(
@@ -168,17 +172,19 @@ class WorkerCore:
             credits=credits,
             replies=replies,
             set_index=self.set_index,
+            order=order,
         )
         self._awaited = self._slice.awaited
         self._handlers[Offered] = self._slice.on_offered
         self._handlers[Arrived] = self._slice.on_arrived
 
     def begin_setup(self, setup: Setup) -> list[Action]:
-        """The chief: describe the model to every server and send it its chunks' values;
-        :attr:`is_joining` until the network has given all of them back."""
+        """The chief: describe the model, and the order in which all groups send its chunks, to
+        every server, and send it its chunks' values; :attr:`is_joining` until the network has given
+        all of them back."""
         transfers = self._transfers
         return self._membership.begin_setup(
-            setup,
+            replace(setup, order=transfers.order.told()),
             owners=transfers.owners,
             chunk_bytes=transfers.chunk_bytes,
             dtypes=transfers.dtypes,
@@ -205,13 +211,29 @@ class WorkerCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every push and pull is answered. The gradient memory is the worker's again then:
-        a reply proves that its push has arrived, whether or not the network has said ``Sent``."""
-        return not self._awaited
+        """Whether no iteration is half pushed and every push and pull is answered. The gradient
+        memory is the worker's again then: a reply proves that its push has arrived, whether or not
+        the network has said ``Sent``."""
+        return not self._awaited and not self.is_pushing
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether an iteration has begun of which not every chunk was handed over."""
+        return self._slice is not None and self._slice.is_pushing
+
+    def is_done(self, chunk: int) -> bool:
+        """Whether nothing is awaited about ``chunk``: its gradient memory is the worker's again,
+        and its parameters are those of the newest reply."""
+        return chunk not in self._awaited
+
+    def require_handed_over(self, chunk: int | None = None) -> None:
+        """:class:`InvariantError` where a wait for the replies (about ``chunk``) would not end:
+        this worker has still to push what they are held for."""
+        self._transfers.require_handed_over(chunk)
 
     @property
     def clock(self) -> int:
-        """Iterations that this worker has pushed."""
+        """Iterations of which this worker has pushed something: what a collective suspends from."""
         return self._slice.clock if self._slice is not None else 0
 
     @property
@@ -224,20 +246,15 @@ class WorkerCore:
         """What each chunk in this worker's memory contains, once a reply has brought it."""
         return self._transfers.versions
 
-    def begin_push(
-        self,
-        *,
-        clock: int,
-        hyper: bytes,
-        absent: Sequence[int],
-        weight: float,
-        empty: Collection[int],
+    def begin_iteration(
+        self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float
     ) -> list[Action]:
-        """Push iteration ``clock`` of this worker's slice, made under these settings: ``hyper``,
-        the packed hyperparameters, and ``absent``, the pieces without a gradient.
+        """Iteration ``clock`` of this worker's slice is pushed from now on, made under these
+        settings: ``hyper``, the packed hyperparameters, and ``absent``, the pieces without a
+        gradient. ``weight``: the group's, in full batches of one worker.
 
-        ``weight``: the group's, in full batches of one worker; chunks in ``empty`` are pushed
-        without bytes. The replies bring the parameters for the next iteration.
+        Until :meth:`finish_push` nothing else may begin in this set, and no worker of the group
+        enters a collective or leaves.
         """
         if self._collectives.is_waiting or self.sets[0]._membership.is_done:
             raise InvariantError(
@@ -247,15 +264,21 @@ class WorkerCore:
         transfers = self._transfers
         transfers.require_next(clock)
         settings = self._settings.update(hyper, absent)
-        actions: list[Action] = []
-        if settings is not None:
-            actions += [
-                SendControl(server_id(server), settings, self.set_index)
-                for server in transfers.servers
-            ]
-        return actions + transfers.begin_push(
-            clock=clock, settings=self._settings.version, weight=weight, empty=empty
-        )
+        transfers.begin_iteration(clock=clock, settings=self._settings.version, weight=weight)
+        if settings is None:
+            return []
+        return [
+            SendControl(server_id(server), settings, self.set_index) for server in transfers.servers
+        ]
+
+    def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
+        """Push the next chunk of the iteration, in the order that all groups share; without bytes
+        if it ``is_empty``. The reply brings its parameters for the next iteration."""
+        return self._transfers.push_chunk(chunk, is_empty=is_empty)
+
+    def finish_push(self, *, empty: Collection[int]) -> list[Action]:
+        """Push every chunk of the iteration that is left; those in ``empty`` without bytes."""
+        return self._transfers.finish_push(empty=empty)
 
     def count_pushed(self, num_bytes: int) -> None:
         """A push has left with so many bytes of payload."""
@@ -359,6 +382,10 @@ class WorkerCore:
     def begin_leave(self) -> list[Action]:
         """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
         any set. Only the leader of a registered group has something to send."""
+        if any(each.is_pushing for each in self.sets):
+            raise InvariantError(
+                f"worker {self.seat.worker} leaves in the middle of an iteration that it pushes"
+            )
         leaves = (each._membership.begin_leave(clock=each.clock) for each in self.sets)
         return list(chain.from_iterable(leaves))
 
@@ -391,7 +418,7 @@ class WorkerCore:
 
     def ask_who_is_missing(self) -> list[Action]:
         """A wait has become long: tell people who owes answers, and ask whoever knows more."""
-        if not self.is_idle:
+        if self._awaited:
             chunk, server = self._transfers.missing()[0]
             return [
                 Warn(f"waiting for chunk {chunk} from server {server}"),

@@ -1,17 +1,21 @@
 """Which pushes and pulls leave when, and which replies are taken; pure.
 
-``begin_push`` starts an iteration's pushes of this worker's slice, ``begin_pull`` and
-``begin_copy`` ask for chunks; all return actions, and the events return more until ``is_idle``.
+``begin_iteration`` says under what an iteration of this worker's slice is pushed, ``push_chunk``
+pushes its chunks one by one as they become ready, ``finish_push`` all that are left; ``begin_pull``
+and ``begin_copy`` ask for chunks. Their actions and those of the events are all there is to do.
 
-At most ``credits`` messages are outstanding at one server, in ascending order of chunks (a server's
-freedom from deadlock rests on that, see the server's receive_pool), and each worker
-starts at another server. The reply to a push is the pull. A credit comes back with the reply; a
+At most ``credits`` messages are outstanding at one server, in the order of chunks that all groups
+share (a server's freedom from deadlock rests on that, see the server's receive_pool); what leaves
+at once starts at another server on each worker. The reply to a push is the pull, and a chunk is
+pushed again when its own has come. A credit comes back with the reply; a
 push to a server to which there is more to push than credits asks for a receipt, and its credit
 comes back with that, where it comes first. ``begin_load`` sends the chief's values of every chunk
 of the model, which become the servers'; all that comes back are receipts.
 
     transfers = Transfers(seat, owners=owners, mine=range(8), chunk_bytes=sizes, credits=4)
-    for action in transfers.begin_push(clock=0, settings=1, weight=1.0, empty=()): ...
+    transfers.begin_iteration(clock=0, settings=1, weight=1.0)
+    for action in transfers.push_chunk(0, is_empty=False): ...
+    for action in transfers.finish_push(empty=()): ...
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from psdist.protocol.events import Arrived, Offered
 from psdist.protocol.header import CodecCode, Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
+from psdist.protocol.send_order import SendOrder
 from psdist.workers.protocol.actions import (
     AcceptCopy,
     AcceptReply,
@@ -67,16 +72,22 @@ class Transfers:
         credits: int,
         replies: PayloadRule,
         set_index: int = 0,
+        order: Sequence[int] = (),
     ) -> None:
         """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
         ``chunk_bytes``: each chunk's gradient or parameters, as they lie in memory; ``replies``:
-        which payloads bring parameters."""
+        which payloads bring parameters; ``order``: that of all chunks in which all groups send,
+        none of them for ascending."""
         self._num_chunks = len(owners)
         if len(chunk_bytes) != self._num_chunks:
             raise InvariantError(
                 f"worker {seat.worker}: {self._num_chunks} owners and {len(chunk_bytes)} sizes of "
                 "chunks do not fit together"
             )
+        try:
+            self.order = SendOrder(order, num_chunks=self._num_chunks)
+        except ValueError as error:
+            raise InvariantError(f"worker {seat.worker}: an order to send in {error}") from None
         self._seat = seat
         self._set_index = set_index
         self.owners = owners
@@ -99,16 +110,23 @@ class Transfers:
         self._received: set[int] = set()
         """Chunks whose push was received, by a receipt, and whose reply is awaited."""
         self.awaited: dict[int, tuple[int, int]] = {}
-        """Chunk, ascending -> clock of the reply that is awaited and the number of the pull that it
-        answers (0: a push). Replies of one clock differ by what came between them, and any may come
-        a second time. Where values are set, the receipt that is awaited."""
+        """Chunk -> clock of the reply that is awaited and the number of the pull that it answers
+        (0: a push), in the order in which they are sent. Replies of one clock differ by what came
+        between them, and any may come a second time. Where values are set, the receipt that is
+        awaited."""
+        self.is_pushing = False
+        """Whether an iteration has begun of which not everything was handed over."""
+        self._unpushed: deque[int] = deque()
+        """Its chunks that are still to come, in the send order."""
+        self._settings, self._weight = 0, 0.0
+        """What its pushes say."""
         self._num_pulls = 0
         """Pulls, and times that values were set: one count."""
         self._newest_load = 0
         """Its number when values were set last."""
         self._is_loading = False
         """Whether what is under way sets values."""
-        self._is_copying: bool
+        self._is_copying = False
         """Whether what is under way goes into memory aside."""
         self._incoming: set[int] = set()
         """Chunks whose awaited reply is on its way into memory. Nothing else ever lands there: what
@@ -122,43 +140,83 @@ class Transfers:
         self.duplicates = 0
 
     def require_next(self, clock: int) -> None:
-        """:class:`InvariantError` unless iteration ``clock`` may be pushed now."""
-        if clock != self.clock or self.awaited:
+        """:class:`InvariantError` unless iteration ``clock`` may begin now. Replies to the one
+        before may be outstanding: what waits for them is each chunk."""
+        if clock != self.clock or self.is_pushing or self._is_bringing:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes iteration {clock} after {self.clock} "
-                f"iterations, {len(self.awaited)} replies outstanding"
+                f"iterations, {len(self._unpushed)} chunks of the last one still to be pushed, "
+                f"{len(self.awaited)} replies outstanding"
+            )
+
+    def require_handed_over(self, chunk: int | None = None) -> None:
+        """:class:`InvariantError` where a wait for the replies (about ``chunk``) would not end: a
+        step may be held until every chunk of the iteration was pushed, so nobody waits for a reply
+        to an iteration before that."""
+        if self.is_pushing and (
+            chunk is None or (chunk in self.awaited and not self._is_unpushed(chunk))
+        ):
+            about = "replies" if chunk is None else f"the reply about chunk {chunk}"
+            raise InvariantError(
+                f"worker {self._seat.worker} waits for {about} in the middle of iteration "
+                f"{self.clock - 1}, {len(self._unpushed)} chunks of it still to be pushed"
             )
 
     # -- commands ------------------------------------------------------------------------------
 
-    def begin_push(
-        self, *, clock: int, settings: int, weight: float, empty: Collection[int]
-    ) -> list[Action]:
-        """Push iteration ``clock`` of every chunk of the slice; chunks in ``empty`` have no
-        gradient: their message only advances the clock."""
-        sender, group = worker_id(self._seat.worker), self._seat.group
-        sizes, dtypes, set_index = self.chunk_bytes, self.dtypes, self._set_index
-        owners, asks = self.owners, self._asks_receipts
-        headers = (
+    def begin_iteration(self, *, clock: int, settings: int, weight: float) -> None:
+        """Iteration ``clock`` of the slice is pushed from now on: in the order that all groups
+        share, each chunk once its reply to the iteration before has come."""
+        self.require_next(clock)
+        self.is_pushing, self._is_copying, self._is_loading = True, False, False
+        self._unpushed.extend(self.order.sorted(self.mine))
+        self._settings, self._weight = settings, weight
+        self.clock += 1
+
+    def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
+        """Push the next chunk of the iteration; its gradient is complete, or (``is_empty``) there
+        is none: the message only advances the clock."""
+        if not self._unpushed or self._unpushed[0] != chunk:
+            raise InvariantError(
+                f"worker {self._seat.worker} pushes chunk {chunk} of iteration {self.clock - 1}; "
+                f"to be pushed, in the order that all groups share, are {list(self._unpushed)}"
+            )
+        self._push_next(is_empty)
+        return self._send_next(self.owners[chunk])
+
+    def finish_push(self, *, empty: Collection[int]) -> list[Action]:
+        """Push all chunks of the iteration that are left, those in ``empty`` without gradient."""
+        if not self.is_pushing:
+            raise InvariantError(f"worker {self._seat.worker} finishes a push that has not begun")
+        while self._unpushed:
+            self._push_next(self._unpushed[0] in empty)
+        self.is_pushing = False
+        return [action for server in self._push_order for action in self._send_next(server)]
+
+    def _push_next(self, is_empty: bool) -> None:
+        chunk, clock = self._unpushed[0], self.clock - 1
+        if chunk in self.awaited:
+            raise InvariantError(
+                f"worker {self._seat.worker} pushes chunk {chunk} of iteration {clock} before the "
+                f"reply to iteration {self.awaited[chunk][0]} has come"
+            )
+        self._unpushed.popleft()
+        self._enqueue(
             Header(
                 kind=Kind.PUSH,
-                sender=sender,
-                group=group,
+                sender=worker_id(self._seat.worker),
+                group=self._seat.group,
                 chunk=chunk,
                 clock=clock,
-                settings=settings,
-                weight=weight,
-                length=0 if chunk in empty else sizes[chunk],
-                dtype=dtypes[chunk],
-                flags=Flag.RECEIPT if owners[chunk] in asks else Flag.NONE,
-                set_index=set_index,
+                settings=self._settings,
+                weight=self._weight,
+                length=0 if is_empty else self.chunk_bytes[chunk],
+                dtype=self.dtypes[chunk],
+                flags=Flag.RECEIPT if self.owners[chunk] in self._asks_receipts else Flag.NONE,
+                set_index=self._set_index,
                 chunk_version=self._held(chunk),
             )
-            for chunk in self.mine
         )
-        actions = self._begin(headers, self._push_order)
-        self.clock += 1
-        return actions
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
         """Ask for ``chunks``, into place: the newest there is (``is_fresh``), or what the mode
@@ -185,7 +243,7 @@ class Transfers:
                 set_index=self._set_index,
                 chunk_version=0 if is_copying else self._held(chunk),
             )
-            for chunk in sorted(chunks)
+            for chunk in self.order.sorted(chunks)
         )
         servers = sorted({self.owners[chunk] for chunk in chunks})
         return self._begin(headers, self._rotated(servers), is_copying=is_copying)
@@ -205,7 +263,7 @@ class Transfers:
                 dtype=self.dtypes[chunk],
                 set_index=self._set_index,
             )
-            for chunk in range(self._num_chunks)
+            for chunk in self.order.chunks
         )
         self._newest_load = self._num_pulls
         return self._begin(headers, self._rotated(sorted(set(self.owners))), is_loading=True)
@@ -235,21 +293,43 @@ class Transfers:
         is_copying: bool = False,
         is_loading: bool = False,
     ) -> list[Action]:
-        if self.awaited:
+        if self.awaited or self.is_pushing:
             raise InvariantError(
-                f"worker {self._seat.worker}: a push or pull began before the last one was over"
+                f"worker {self._seat.worker}: a pull, or values to be set, began before the last "
+                "push or pull was over"
             )
         self._is_copying, self._is_loading = is_copying, is_loading
         for header in headers:
-            queue = self._queues[self.owners[header.chunk]]
-            if queue and header.chunk <= queue[-1].chunk:
-                raise InvariantError(
-                    f"worker {self._seat.worker}: chunk {header.chunk} behind chunk "
-                    f"{queue[-1].chunk} for one server; all workers send them ascending"
-                )
-            queue.append(header)
-            self.awaited[header.chunk] = header.clock, header.pull_number
+            self._enqueue(header)
         return [action for server in servers for action in self._send_next(server)]
+
+    @property
+    def _is_bringing(self) -> bool:
+        """Whether what is under way is no push."""
+        return any(number for _, number in self.awaited.values())
+
+    def _enqueue(self, header: Header) -> None:
+        queue = self._queues[self.owners[header.chunk]]
+        if queue and self._turn(header) <= self._turn(queue[-1]):
+            raise InvariantError(
+                f"worker {self._seat.worker}: chunk {header.chunk} behind chunk {queue[-1].chunk} "
+                "for one server; all workers send them in one order"
+            )
+        queue.append(header)
+        self.awaited[header.chunk] = header.clock, header.pull_number
+
+    def _turn(self, header: Header) -> tuple[int, int]:
+        """Messages to one server leave in this order."""
+        return header.clock, self.order.rank[header.chunk]
+
+    def _is_unpushed(self, chunk: int) -> bool:
+        """Whether the iteration that is being pushed has still to reach this chunk."""
+        rank = self.order.rank
+        return bool(self._unpushed) and rank[chunk] >= rank[self._unpushed[0]]
+
+    def _num_pushed(self, chunk: int) -> int:
+        """Iterations of this chunk of the slice."""
+        return self.clock - self._is_unpushed(chunk)
 
     def _send_next(self, server: int) -> list[Action]:
         queue = self._queues[server]
@@ -325,7 +405,7 @@ class Transfers:
         chunk, clock, load = header.chunk, header.clock, header.pull_number
         if chunk < self._num_chunks and peer == server_id(server := self.owners[chunk]):
             queue = self._queues[server]
-            is_sent = not queue or chunk < queue[0].chunk
+            is_sent = not queue or self._turn(header) < self._turn(queue[0])
             if load:
                 if self.awaited.get(chunk) != (clock, load) and load <= self._newest_load:
                     self.duplicates += 1
@@ -334,7 +414,11 @@ class Transfers:
                     del self.awaited[chunk]
                     self._outstanding[server] -= 1
                     return self._send_next(server)
-            elif server in self._asks_receipts and chunk in self._own and 0 <= clock < self.clock:
+            elif (
+                server in self._asks_receipts
+                and chunk in self._own
+                and 0 <= clock < self._num_pushed(chunk)
+            ):
                 if self.awaited.get(chunk) != (clock, 0) or chunk in self._received:
                     self.duplicates += 1
                     return []
@@ -379,10 +463,10 @@ class Transfers:
             problem = f"a reply about chunk {chunk} of server {self.owners[chunk]}"
         elif pull > self._num_pulls:
             problem = f"a reply to pull {pull}; this worker has made {self._num_pulls}"
-        elif not pull and said.clock >= self.clock:
+        elif not pull and said.clock >= self._num_pushed(chunk):
             problem = (
                 f"a reply to iteration {said.clock} of chunk {chunk}; this worker has pushed "
-                f"{self.clock} iterations"
+                f"{self._num_pushed(chunk)} iterations"
             )
         else:
             return
@@ -391,11 +475,13 @@ class Transfers:
     # -- for people and tests ------------------------------------------------------------------
 
     def missing(self) -> list[tuple[int, int]]:
-        """(chunk, server) of the replies or receipts that are awaited, ascending."""
+        """(chunk, server) of the replies or receipts that are awaited, as they are sent."""
         return [(chunk, self.owners[chunk]) for chunk in self.awaited]
 
     def describe(self) -> str:
-        """What the replies that are missing, one at least, are replies to."""
+        """What the replies that are missing are replies to, or what is still to be pushed."""
+        if not self.awaited:
+            return f"the rest of iteration {self.clock - 1} to be pushed"
         clock, pull = next(iter(self.awaited.values()))
         if self._is_loading:
             return "servers to set the values of job.push"
@@ -405,7 +491,7 @@ class Transfers:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in the chunks."""
         num_awaited = Counter(self.owners[chunk] for chunk in self.awaited)
         for chunk, (clock, pull) in self.awaited.items():
-            is_known = (pull == self._num_pulls) if pull else (clock == self.clock - 1)
+            is_known = pull == self._num_pulls if pull else clock == self._num_pushed(chunk) - 1
             if not is_known or (not pull and chunk not in self.mine):
                 raise InvariantError(
                     f"chunk {chunk} waits for clock {clock} or pull {pull}, which is not under way"
@@ -425,6 +511,11 @@ class Transfers:
                 )
             if queue and outstanding < self._credits:
                 raise InvariantError(f"credits of server {server} are unused while chunks wait")
+            turns = [(header.clock, self.order.rank[header.chunk]) for header in queue]
             chunks = [header.chunk for header in queue]
-            if chunks != sorted(set(chunks)) or not self.awaited.keys() >= set(chunks):
+            if turns != sorted(set(turns)) or not self.awaited.keys() >= set(chunks):
                 raise InvariantError(f"chunks {chunks} wait for server {server}, not in order")
+        if self._unpushed and not self.is_pushing:
+            raise InvariantError(f"chunks {list(self._unpushed)} were never pushed")
+        if self.is_pushing and self._is_bringing:
+            raise InvariantError("a pull is under way in the middle of an iteration")

@@ -74,6 +74,8 @@ class ChunkState:
     """Received and not yet applied, by group."""
     waiting: deque[int] = field(default_factory=deque)
     """Groups with such pushes in the order of arrival; ssp and async only."""
+    sent: dict[int, int] = field(default_factory=dict)
+    """Group -> its newest iteration whose push was offered."""
     parked: dict[int, list[PendingReply]] = field(default_factory=dict)
     """Replies that the mode does not allow yet, by the min_done that they need."""
     unloaded_pulls: list[PendingReply] = field(default_factory=list)

@@ -6,9 +6,11 @@ other servers the sums of squares of its blocks. Who has those of all servers ad
 of chunks and blocks, so every server gets the same norm, bit by bit, however many there are; then
 the held chunks are stepped.
 
-Servers meet in every round: no chunk of the next one is complete anywhere before all servers have
-stepped this one, because whoever contributed to it has all their replies before it pushes again,
-stops or leaves. So the sums that come are of the round that this server is in.
+Servers meet in every round. Whoever contributed to one has pushed all of it, and has the reply
+about a chunk before it pushes that again: so no chunk of the next round is complete anywhere before
+its server knows the norm of this one, hence every server has told its sums of it, and none tells
+those of two rounds ahead. The sums that come are of the round that this server is in, or of the
+next one from a server that has heard from all a little earlier; these wait.
 
     clipped = Clipped(membership=..., replies=..., server=0, max_norm=1.0)
     clipped.on_held(Held(0, (4.0, 1.5)))                     # the executor has moved chunk 0
@@ -72,6 +74,8 @@ class Clipped(Gathered):
         """By chunk here, once it lies in held memory."""
         self._told: dict[int, Sequence[float]] = {}
         """By other server: what it has told in this round, chunk after chunk."""
+        self._told_early: dict[int, Sequence[float]] = {}
+        """The same in the next round, by those that are there already."""
         self._coefficient: float | None = None
         """Of this round, once it is known."""
 
@@ -163,7 +167,7 @@ class Clipped(Gathered):
         """If all chunks are held, the other servers' turn."""
         if len(self._squares) < len(self._chunks):
             return []
-        values = [each for index in self._chunks for each in self._squares[index]]
+        values = [each for index in sorted(self._chunks) for each in self._squares[index]]
         packed = struct.pack(f"<{len(values)}d", *values)
         message = SumsOfSquares(round=self._round, values=packed)
         tells: list[Action] = [
@@ -176,15 +180,19 @@ class Clipped(Gathered):
         number = self._expected.get(peer)
         if number is None or not self._chunks:
             self._refuse(peer, "which holds nothing that is clipped with this server's chunks")
-        if message.round != self._round or peer in self._told:
-            again = ", a second time" if peer in self._told else ""
-            self._refuse(peer, f"of round {message.round} in round {self._round}{again}")
+        told = self._told
+        if message.round == self._round + 1 and peer in told:
+            told = self._told_early
+        elif message.round != self._round:
+            self._refuse(peer, f"of round {message.round} in round {self._round}")
+        if peer in told:
+            self._refuse(peer, f"of round {message.round} in round {self._round}, a second time")
         if len(message.values) != 8 * number:
             self._refuse(peer, f"of {len(message.values)} bytes; its {number} blocks need 8 each")
         values = struct.unpack(f"<{number}d", message.values)
         if not all(0 <= each < math.inf for each in values):
             self._refuse(peer, "that are not all finite and 0 or more")
-        self._told[peer] = values
+        told[peer] = values
         return self._step_if_known()
 
     def _step_if_known(self) -> list[Action]:
@@ -217,7 +225,7 @@ class Clipped(Gathered):
         self._round += 1
         self._coefficient = None
         self._squares.clear()
-        self._told.clear()
+        self._told, self._told_early = self._told_early, {}
         return self._proceed_with_all()  # some may be complete again
 
     def _refuse(self, peer: int, why: str) -> NoReturn:

@@ -1,10 +1,10 @@
-"""The lowest chunk of the lowest iteration in progress on a server (sync); pure.
+"""The first chunk of the lowest iteration in progress on a server (sync); pure.
 
-Every group has this chunk on its way or will send it next, because workers send a server's chunks
-in ascending order. Whatever serves it therefore ends: ``receive_pool`` keeps a
-slot for it, and that is why no order of arrival can block a server.
+First in the order in which all groups send them. So every group has this chunk on its way or will
+send it next. Whatever serves it therefore ends: ``receive_pool`` keeps a slot for it, and that is
+why no order of arrival can block a server.
 
-    frontier = Frontier(chunks)       # in ascending order
+    frontier = Frontier(chunks)       # in the send order
     frontier.move()                   # a chunk's clock has advanced, or a group has stopped
     frontier.admit(3)                 # a group that had stopped after 3 iterations counts again
 """

@@ -6,21 +6,26 @@ no slot stays with its sender (it is not received), so memory is bounded by the 
 Each offer *needs* a number of free slots, told by the state machine:
 
     1  it will be folded at once into an accumulator that exists, and its slot is then free again
-    2  it starts the accumulator of the frontier chunk (the lowest one of the lowest iteration)
+    2  it starts the accumulator of the frontier chunk (the first one of the lowest iteration)
     3  it starts another accumulator
     4  it comes before its turn and would only wait in the slot
 
 Why that cannot deadlock, with 2 slots or more. A chunk is *passed* in an iteration when it is
 stepped, or (clipping) held for the joint norm: either way the pushes of all groups that count were
-received, and no slot holds anything of it. The *frontier* is the lowest chunk that is not passed.
+received, and no slot holds anything of it. The *frontier* is the first chunk that is not passed,
+of the lowest iteration, in the order of 1.
 
-1. All groups send a server's chunks in one order that they share: ascending, the order in which
-   the frontier moves.
+1. All groups send a server's chunks in one order that they share, any one, iteration after
+   iteration: the order in which the frontier moves. A push out of it is refused (state).
 2. A credit comes back when a push is received (by its reply, or by a receipt where the reply must
    wait; who may push everything at once needs no receipt). So a push that is not received keeps
-   its credit, every other one has given it back, and with 1 and 2 each group's push of the
-   frontier chunk is offered, or its sender is still to begin the iteration, or has stopped.
-3. The last slot always folds and the last but one always serves the frontier, so the push of the
+   its credit, every other one has given it back, and with 1 each group's push of the frontier
+   chunk is offered, or is still to be pushed, or its sender has stopped.
+3. Who is still to push it computes, or waits for replies to the iteration before: chunks leave one
+   by one as they become ready, each after its own reply. Nobody waits for a reply to an iteration
+   that it has not pushed to the end (the worker's ``require_handed_over``), nor in a collective.
+   So by induction over iterations the frontier's push comes.
+4. The last slot always folds and the last but one always serves the frontier, so the push of the
    group in turn is received, then the next one's. The chunk completes and is passed.
 
 Nothing in this waits for another server or another set: slots and credits are those of one server

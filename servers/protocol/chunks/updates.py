@@ -42,7 +42,8 @@ class Updates(ABC):
         slots: Sequence[Frame],
         blocks: HeldBlocks,  # noqa: ARG002 - for those who clip
     ) -> None:
-        """The chunks of this server, ascending, and the slots that pushes are received into."""
+        """The chunks of this server, in the send order, and the slots that pushes are received
+        into."""
         self._chunks = {chunk.index: chunk for chunk in chunks}
         self.pool = ReceivePool(slots, need=self.slots_needed)
 

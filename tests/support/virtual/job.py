@@ -81,6 +81,8 @@ class SetOfJob:
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
         self.set_index = set_index
+        self.order = schedule.order(set_index)
+        """In which all groups send the chunks."""
         held = [0] * schedule.servers
         for index in range(set_index + 1):
             self.partition = schedule.partition(index)
@@ -202,7 +204,10 @@ class VirtualJob(SetOfJob):
             verify_open_sends=verify_open_sends,
             repeatable=REPEATABLE,
         )
-        self.watch = Watch(self.network, credits=schedule.credits) if is_watched else None
+        orders = [schedule.order(index) for index in range(schedule.num_sets)]
+        self.watch = (
+            Watch(self.network, credits=schedule.credits, orders=orders) if is_watched else None
+        )
         self.groups: list[tuple[int, ...]] = []
         for size in schedule.group_sizes:
             first = sum(map(len, self.groups))

@@ -62,6 +62,10 @@ class Schedule:
     compute_s: tuple[float, ...] = (1e-3, 1e-3)
     credits: int = 2
     receive_buffers: int = 3
+    is_shuffled: bool = False
+    """Whether the chunks of each set are sent in an order of its own, not the ascending one."""
+    single_rate: float = 0.0
+    """How often the chunks of an iteration leave one by one, and are waited for one by one."""
 
     # What workers bring.
     has_model: bool = True
@@ -157,6 +161,13 @@ class Schedule:
         another = self.more_sets[set_index - 1]
         return 0 if (clock + 1) % another.every else another.steps
 
+    def order(self, set_index: int = 0) -> list[int]:
+        """In which all groups send the chunks of a set."""
+        order = [*range(len(self.partition(set_index).chunks))]
+        if self.is_shuffled:
+            random.Random(f"{self.seed} order {set_index}").shuffle(order)
+        return order
+
     @classmethod
     def from_seed(cls, seed: int, *, size: Size = "small") -> Schedule:
         is_large = size == "large"
@@ -216,6 +227,8 @@ class Schedule:
             has_model=bool(mistake or death) or pick.random() > 0.01,
             credits=pick.randint(1, 4),
             receive_buffers=pick.choice([2, 2, 3, 4, 6]),
+            is_shuffled=random.Random(f"{size} {seed} order").random() < 0.5,
+            single_rate=random.Random(f"{size} {seed} single").choice([0.0, 0.5, 1.0]),
             empty_rate=pick.choice([0.0, 0.0, 0.3]),
             absent_rate=pick.choice([0.0, 0.0, 0.3, 0.8]),
             frozen_rate=pick.choice([0.0, 0.0, 0.6, 0.95]),
@@ -273,6 +286,8 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, more_sets=())
     yield replace(schedule, clipping=0.0)
     yield replace(schedule, push_rate=0.0)
+    yield replace(schedule, is_shuffled=False)
+    yield replace(schedule, single_rate=0.0)
     yield replace(schedule, servers=1)
     yield replace(schedule, num_chunks=1, optimizer_groups=1)
     yield replace(schedule, empty_rate=0.0, absent_rate=0.0, frozen_rate=0.0, settings_rate=0.0)

@@ -34,6 +34,7 @@ class SizeWorker(VirtualWorker):
             credits=job.schedule.credits,
             frames=SizeFrames(),
             wire=job.wire,
+            order=job.order,
         )
 
     def fill_parameters(self) -> None:

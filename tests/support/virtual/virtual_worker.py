@@ -28,6 +28,7 @@ from psdist.protocol.memory import allocate
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop, make_trainer
+from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.protocol.actions import Warn
 from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
@@ -62,6 +63,9 @@ class VirtualWorker:
         self.pick_apart = random.Random(f"{seed} {group} {self.seat.place}")
         self.pick_more = random.Random(f"{seed} {worker} more")
         self.pick_more_together = random.Random(f"{seed} {group} more")
+        self.pick_single = random.Random(f"{seed} {worker} single")
+        self.empty: Collection[int] | None = None
+        """While an iteration leaves one by one, its chunks without a gradient."""
         self.clock = 0
         self.lr = schedule.lr
         self.batch = (0, 0)
@@ -108,7 +112,11 @@ class VirtualWorker:
             hyperparameters=lambda: self.hyper(self.lr),
             on_nonfinite="skip",
             history=self.history,
+            order=job.order,
         )
+        if job.schedule.single_rate:
+            self.loop.begin_push = self.begin_push  # type: ignore[method-assign]
+            self.loop.wait_for_replies = self.wait_for_replies  # type: ignore[method-assign]
         flat = self.trainer.flat
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
 
@@ -242,7 +250,41 @@ class VirtualWorker:
             )
         )
         for wait in self.trainer.iterate(gradient_scale=1.0, is_skipped=is_skipped):
+            if self.empty is not None:
+                yield from self.push_one_by_one()
             yield from self._until(wait.is_done)
+
+    def begin_push(self, *, empty: Collection[int], **terms: Any) -> None:
+        """In place of the loop's: the chunks may leave one by one, from now on."""
+        self.loop.begin_iteration(**terms)
+        if self.pick_single.random() < self.job.schedule.single_rate:
+            self.empty = empty
+        else:
+            self.loop.finish_push(empty=empty)
+
+    def wait_for_replies(self) -> Wait:
+        """In place of the loop's, which refuses to wait before everything was pushed."""
+        if self.empty is None:
+            return WorkerLoop.wait_for_replies(self.loop)
+        return Wait(lambda: self.core.is_idle, "")
+
+    def push_one_by_one(self) -> Iterator[float | None]:
+        """Each when its gradient is there, those after the last one together; then the script waits
+        for some before all others."""
+        pick, empty = self.pick_single, self.empty
+        assert empty is not None
+        for chunk in sorted(self.mine, key=self.job.order.index):
+            if pick.random() < 0.1:
+                break
+            yield pick.random() * self.job.schedule.compute_s[self.group]
+            self.loop.turn()
+            self.loop.push_chunk(chunk, is_empty=chunk in empty)
+        self.loop.finish_push(empty=empty)
+        self.empty = None
+        for chunk in self.mine:
+            if pick.random() < 0.3:
+                yield from self._until(self.loop.wait_for_chunk(chunk).is_done)
+                assert self.core.versions[chunk].clock == self.core.clock - 1
 
     def is_frozen(self, index: int) -> bool:
         """Piece ``index`` is, in this iteration and its neighbours, on all workers alike."""

@@ -5,14 +5,15 @@ and its endpoint, :meth:`Watch.executor` between a server's loop and its memory.
 AssertionError at the moment it happens:
 
 * a worker has more messages of a set outstanding at a server (neither answered nor received by a
-  receipt) than it has credits, sends one twice, or does not send a server's chunks in ascending
-  order; or a receipt comes of a push that did not ask for one;
+  receipt) than it has credits, sends one twice, does not send a server's chunks in the order that
+  all groups share, or pushes one before the reply to its last push has come; or a receipt comes of
+  a push that did not ask for one;
 * a receive slot is used for two messages at a time, what lies in it is thrown away, or is folded
   or stepped as something else than what it is;
 * a step writes to memory that an open reply reads;
 * a reply brings parameters that its reader has said to hold, or none that have changed since.
 
-    watch = Watch(network, credits=2)
+    watch = Watch(network, credits=2, orders=[[0, 2, 1]])
     loop = ServerLoop(watch.transport(endpoint), ..., make_executor=watch.executor(0, TensorShard))
     watch.check_end()
 """
@@ -20,7 +21,7 @@ AssertionError at the moment it happens:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
@@ -69,9 +70,13 @@ class Slot:
 
 
 class Watch:
-    def __init__(self, network: VirtualNetwork, *, credits: int) -> None:
+    def __init__(
+        self, network: VirtualNetwork, *, credits: int, orders: Sequence[Sequence[int]]
+    ) -> None:
+        """``orders``: of the chunks of each set."""
         self._network = network
         self._credits = credits
+        self._ranks = [{chunk: rank for rank, chunk in enumerate(order)} for order in orders]
         self._outstanding: dict[tuple[int, int, int], set[tuple[int, int, int]]] = defaultdict(set)
         """(worker, server, set) -> (chunk, clock, number of the pull) without reply or receipt."""
         self._unanswered: dict[tuple[int, int, int], set[tuple[int, int, int]]] = defaultdict(set)
@@ -79,8 +84,10 @@ class Watch:
         self._asked: set[tuple[tuple[int, int, int], tuple[int, int, int]]] = set()
         """Pushes that asked for a receipt, and values that were set."""
         self.num_receipts = 0
-        self._last_sent: dict[tuple[int, int, int], tuple[int, int, int]] = {}
-        """(worker, server, set) -> (clock, number of the pull, chunk)."""
+        self._last_sent: dict[tuple[int, int, int], Header] = {}
+        """By (worker, server, set)."""
+        self._last_pushed: dict[tuple[int, int, int], tuple[int, int]] = {}
+        """(worker, server, set) -> (clock, rank)."""
         self._slots: dict[Frame, Slot] = {}
         self._taken: set[tuple[int, int, int, tuple[int, int, int, int]]] = set()
         """(server, sender, kind, (set, chunk, clock and number)) that have arrived with a
@@ -121,11 +128,19 @@ class Watch:
             f"{who} has {len(outstanding)} messages outstanding, {self._credits} credits"
         )
         self.most_outstanding = max(self.most_outstanding, len(outstanding))
-        last, now = self._last_sent.get(pair), (header.clock, header.pull_number, header.chunk)
-        assert last is None or last[:2] != now[:2] or last[2] < now[2], (
-            f"{who} has sent chunk {header.chunk} after chunk {last[2]}"
-        )
-        self._last_sent[pair] = now
+        ranks, last = self._ranks[header.set_index], self._last_sent.get(pair)
+        if last is not None:
+            is_new = (last.clock, last.pull_number) != (header.clock, header.pull_number)
+            assert is_new or ranks[last.chunk] < ranks[header.chunk], (
+                f"{who} has sent chunk {header.chunk} after chunk {last.chunk}"
+            )
+        self._last_sent[pair] = header
+        if header.kind == Kind.PUSH:
+            place = header.clock, ranks[header.chunk]
+            assert place > self._last_pushed.get(pair, (-1, 0)), f"{who} has sent {message} late"
+            self._last_pushed[pair] = place
+            open_of_it = [each for each in unanswered if each[0] == header.chunk]
+            assert open_of_it == [message], f"{who} has sent {message}; it awaits {open_of_it}"
 
     def _check_reply(self, server: int, worker: int, header: Header) -> None:
         is_unchanged = bool(header.flags & Flag.UNCHANGED)

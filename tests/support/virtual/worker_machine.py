@@ -41,19 +41,25 @@ SETUP = Setup(partition=b"cut", optimizer="torch.optim.SGD", hyper=b"hyper")
 
 
 def make_core(
-    worker: int = 0, *, members: tuple[int, ...] = (0,), num_servers: int = 2, credits: int = 2
+    worker: int = 0,
+    *,
+    members: tuple[int, ...] = (0,),
+    num_servers: int = 2,
+    credits: int = 2,
+    order: Sequence[int] = (),
 ) -> WorkerCore:
     seat = Seat(worker=worker, group=7, members=members, num_servers=num_servers)
     core = WorkerCore(seat, describe_group=lambda group: f"group {group} on n{group}")
-    core.take_slice(PARTITION, owners=OWNERS, credits=credits, replies=RULE)
+    core.take_slice(PARTITION, owners=OWNERS, credits=credits, replies=RULE, order=order)
     return core
 
 
 def push(core: WorkerCore, **changed: Any) -> list[Action]:
     arguments: dict[str, Any] = {
-        "clock": core.clock, "hyper": b"hyper", "absent": (), "weight": 1.0, "empty": (),
+        "clock": core.clock, "hyper": b"hyper", "absent": (), "weight": 1.0, "empty": (), **changed,
     }  # fmt: skip
-    return core.begin_push(**{**arguments, **changed})
+    empty = arguments.pop("empty")
+    return core.begin_iteration(**arguments) + core.finish_push(empty=empty)
 
 
 def reply_to(header: Header, **changed: Any) -> Header:

@@ -116,15 +116,14 @@ class Group:
         is_at_work = self.standing == "active" and not self.is_late
         return is_at_work and all(worker.is_free for worker in self.workers)
 
-    def may_begin(self, pipeline: int) -> bool:
-        """Whether so few iterations are outstanding that another may be pushed."""
-        return self.standing == "active" and not self.is_late and not any(
-            worker.to_push
-            or worker.pulls
-            or any(clock < self.clock - pipeline for each in worker.awaits.values()
-                   for clock in each)
-            for worker in self.workers
-        )  # fmt: skip
+    def may_begin(self) -> bool:
+        """Whether all chunks of the one before were pushed; each is pushed again when its reply
+        has come."""
+        return (
+            self.standing == "active"
+            and not self.is_late
+            and not any(worker.to_push or worker.pulls for worker in self.workers)
+        )
 
 
 class Server:
@@ -137,6 +136,9 @@ class Server:
         self.mode = mode
         self.policy = policy_for(mode, staleness=BOUND)
         self.chunks = range(num_chunks)
+        self.order = [*self.chunks]
+        """In which all groups push."""
+        Random(f"{seed} order").shuffle(self.order)
         self.groups = [self.group_of(number, sizes) for number in range(len(sizes))]
         self.workers = [worker for group in self.groups for worker in group.workers]
         self.core = ServerCore(
@@ -168,7 +170,7 @@ class Server:
         self.seq = 0
         self.most_used = 0
         self.counts = {"pushes": 0, "steps": 0, "replies": 0, "duplicates": 0, "copies": 0}
-        setup = Setup(partition=b"", optimizer="", hyper=b"")
+        setup = Setup(partition=b"", optimizer="", hyper=b"", order=self.order)
         assert self.core.handle(ControlArrived(worker_id(0), setup)) == [Build(setup)]
         payloads = (4,) * num_chunks
         rule = PayloadRule(
@@ -191,12 +193,12 @@ class Server:
         )
 
     def group_of(self, number: int, sizes: list[int]) -> Group:
-        """Its workers have every second chunk each, if there are two."""
+        """Its workers have every second chunk each, if there are two, in the order of all."""
         size, first = sizes[number], sum(sizes[:number])
         return Group(
             number,
             [
-                Worker(first + place, number, [c for c in self.chunks if c % size == place])
+                Worker(first + place, number, [c for c in self.order if c % size == place])
                 for place in range(size)
             ],
         )
@@ -248,8 +250,7 @@ class Server:
             return 4
         if any(self.arrived[chunk, each][0].header.length for each in gathered):
             return 1
-        clocks = [self.min_done(each) for each in self.chunks]
-        return 2 if chunk == clocks.index(min(clocks)) else 3
+        return 2 if chunk == min(self.order, key=self.min_done) else 3
 
     def is_read(self, chunk: int, buffer: int) -> bool:
         return any((each.chunk, each.buffer) == (chunk, buffer) for each, _, _ in self.reading)
@@ -480,7 +481,7 @@ class Server:
         """Nobody before everybody has registered: they meet in a collective then."""
         if self.may_register() or not all(self.is_loaded):
             return []
-        return [each for each in self.groups if each.may_begin(self.pipeline)]
+        return [each for each in self.groups if each.may_begin()]
 
     def begin(self) -> None:
         group = self.pick.choice(self.may_begin())
@@ -522,14 +523,17 @@ class Server:
             worker.awaits[chunk].append(clock)
 
     def pushing(self) -> list[Worker]:
-        """An empty push waits until the payload of the one before has come."""
+        """An empty push waits until the payload of the one before has come, and every one until
+        no more replies about its chunk are outstanding than may be."""
         under_way = self.under_way()
-        return [
-            worker
-            for worker in self.workers
-            if worker.to_push
-            and (worker.to_push[0].header.length or worker.to_push[0].key not in under_way)
-        ]
+        may_push = []
+        for worker in self.workers:
+            if worker.to_push:
+                header, key = worker.to_push[0].header, worker.to_push[0].key
+                is_answered = worker.awaits[header.chunk][0] >= header.clock - self.pipeline
+                if is_answered and (header.length or key not in under_way):
+                    may_push.append(worker)
+        return may_push
 
     def push(self) -> None:
         self.push_next(self.pick.choice(self.pushing()))
@@ -548,7 +552,8 @@ class Server:
         header = message.header
         if header.length:
             self.held[self.key_of(message)].append(message)
-            self.do(Offered(header.sender, header.kind, header.chunk, header.length, message))
+            what = header.kind, header.chunk, header.length, message
+            self.do(Offered(header.sender, *what, clock=header.clock))
         else:
             self.note_arrival(message)
             self.do(Arrived(header.sender, header, None))
@@ -583,7 +588,18 @@ class Server:
         self.do(ReplySent(token))
 
     def may_pull(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.is_free]
+        """Nobody is further ahead of its group than by the iterations that may be outstanding."""
+        return [
+            worker
+            for worker in self.workers
+            if worker.is_free
+            and all(
+                clock >= self.groups[worker.group].clock - 1 - self.pipeline
+                for other in self.groups[worker.group].workers
+                for clocks in other.awaits.values()
+                for clock in clocks
+            )
+        ]
 
     def pull(self) -> None:
         worker = self.pick.choice(self.may_pull())

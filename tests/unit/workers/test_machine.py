@@ -6,6 +6,8 @@ are checked as well.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -58,10 +60,17 @@ CHUNKS = range(len(OWNERS))
 class Worker(RuleBasedStateMachine):
     """Worker 0, the chief and leader of group 7, alone in it, over two servers."""
 
-    @initialize(credits=st.integers(1, 4))
-    def start(self, credits: int) -> None:
-        self.core = make_core(credits=credits)
+    @initialize(credits=st.integers(1, 4), order=st.permutations(CHUNKS))
+    def start(self, credits: int, order: list[int]) -> None:
+        self.core = make_core(credits=credits, order=order)
         self.credits = credits
+        self.order = order
+        self.is_pushing = False
+        self.unpushed: list[int] = []
+        """Chunks of the iteration that is half pushed."""
+        self.weight = 1.0
+        self.awaited: list[Header] = []
+        """What no reply has come to, in the order in which it was begun."""
         self.initial: list[int] = []
         self.has_set_up = self.has_asked = self.has_left = self.is_done = False
         self.registered: set[int] = set()
@@ -91,11 +100,21 @@ class Worker(RuleBasedStateMachine):
 
     @property
     def is_idle(self) -> bool:
-        return not self.outstanding and not any(self.waiting.values())
+        return not self.awaited and not self.is_pushing
 
     @property
     def is_free(self) -> bool:
         return self.is_idle and not self.is_inside and not self.is_answered and not self.is_done
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether an iteration may: replies to the one before may still be awaited."""
+        is_bringing = any(each.kind != Kind.PUSH for each in self.awaited)
+        is_at_work = not self.is_inside and not self.is_answered and not self.is_done
+        return is_at_work and not is_bringing and not self.is_pushing
+
+    def is_awaited(self, chunk: int) -> bool:
+        return any(each.chunk == chunk for each in self.awaited)
 
     @property
     def is_registered(self) -> bool:
@@ -123,9 +142,20 @@ class Worker(RuleBasedStateMachine):
         return OWNERS.count(OWNERS[chunk]) > self.credits
 
     def begin(self, headers: list[Header]) -> list[Action]:
+        self.enqueue(headers)
+        return self.send_next(0, 1)
+
+    def enqueue(self, headers: Sequence[Header]) -> None:
         for header in headers:
             self.waiting[OWNERS[header.chunk]].append(header)
-        return self.send_next(0, 1)
+            self.awaited.append(header)
+
+    def answer(self, sent: Header) -> None:
+        """The reply has come."""
+        self.outstanding.remove(sent)
+        self.awaited.remove(sent)
+        if sent in self.received:
+            self.received.remove(sent)
 
     # -- coming --------------------------------------------------------------------------------
 
@@ -135,7 +165,8 @@ class Worker(RuleBasedStateMachine):
         self.has_set_up = True
         self.initial = list(CHUNKS)
         actions = self.core.begin_setup(SETUP)
-        assert actions[:2] == [SendControl(server_id(server), SETUP) for server in (0, 1)]
+        setup = replace(SETUP, order=[] if self.order == [*CHUNKS] else self.order)
+        assert actions[:2] == [SendControl(server_id(server), setup) for server in (0, 1)]
         assert actions[2:] == [
             SendInitial(
                 server_id(OWNERS[chunk]),
@@ -176,42 +207,66 @@ class Worker(RuleBasedStateMachine):
 
     # -- push and pull -------------------------------------------------------------------------
 
-    @precondition(lambda self: self.is_free)
+    @precondition(lambda self: self.may_begin)
     @rule(
         hyper=st.sampled_from([b"a", b"b"]),
         absent=st.sampled_from([(), (0,)]),
         weight=st.sampled_from([1.0, 0.25]),
-        empty=st.sets(st.sampled_from(CHUNKS), max_size=2),
     )
-    def push(self, hyper: bytes, absent: tuple[int, ...], weight: float, empty: set[int]) -> None:
+    def begin_to_push(self, hyper: bytes, absent: tuple[int, ...], weight: float) -> None:
         is_new = self.settings != (hyper, absent)
         self.version += is_new
         self.settings = (hyper, absent)
-        headers = [
+        self.weight, self.is_pushing, self.is_copying = weight, True, False
+        self.unpushed = [*self.order]
+        settings = Settings(version=self.version, hyper=hyper, absent=list(absent))
+        expected: list[Action] = [SendControl(server_id(each), settings) for each in (0, 1)]
+        actions = self.core.begin_iteration(
+            clock=self.clock, hyper=hyper, absent=absent, weight=weight
+        )
+        assert actions == expected * is_new
+        self.clock += 1
+
+    @precondition(lambda self: self.unpushed and not self.is_awaited(self.unpushed[0]))
+    @rule(is_empty=st.booleans())
+    def push_one(self, is_empty: bool) -> None:
+        chunk = self.unpushed.pop(0)
+        self.enqueue(self.pushes([chunk], empty=[chunk] * is_empty))
+        actions = self.core.push_chunk(chunk, is_empty=is_empty)
+        assert actions == self.send_next(OWNERS[chunk])
+
+    @precondition(lambda self: self.is_pushing and not any(map(self.is_awaited, self.unpushed)))
+    @rule(empty=st.sets(st.sampled_from(CHUNKS), max_size=2))
+    def push_the_rest(self, empty: set[int]) -> None:
+        chunks, self.unpushed, self.is_pushing = self.unpushed, [], False
+        expected = self.begin(self.pushes(chunks, empty=empty))
+        assert self.core.finish_push(empty=empty) == expected
+        if chunks:
+            assert self.core.awaits() == f"the replies to iteration {self.clock - 1}"
+
+    @precondition(lambda self: self.is_free)
+    @rule(empty=st.sets(st.sampled_from(CHUNKS), max_size=2))
+    def push(self, empty: set[int]) -> None:
+        self.begin_to_push(b"a", (), 1.0)
+        self.push_the_rest(empty)
+
+    def pushes(self, chunks: Sequence[int], *, empty: Collection[int]) -> list[Header]:
+        return [
             Header(
                 kind=Kind.PUSH,
                 sender=worker_id(0),
                 group=7,
                 chunk=chunk,
-                clock=self.clock,
+                clock=self.clock - 1,
                 settings=self.version,
-                weight=weight,
+                weight=self.weight,
                 length=0 if chunk in empty else BYTES,
                 dtype=Dtype.FLOAT32,
                 chunk_version=self.held.get(chunk, 0),
                 flags=Flag.RECEIPT if self.asks_receipts(chunk) else Flag.NONE,
             )
-            for chunk in CHUNKS
+            for chunk in chunks
         ]
-        settings = Settings(version=self.version, hyper=hyper, absent=list(absent))
-        expected: list[Action] = [SendControl(server_id(each), settings) for each in (0, 1)]
-        self.is_copying = False
-        actions = self.core.begin_push(
-            clock=self.clock, hyper=hyper, absent=absent, weight=weight, empty=empty
-        )
-        assert actions == expected * is_new + self.begin(headers)
-        self.clock += 1
-        assert self.core.awaits() == f"the replies to iteration {self.clock - 1}"
 
     @precondition(lambda self: self.is_free)
     @rule(
@@ -231,7 +286,7 @@ class Worker(RuleBasedStateMachine):
                 flags=Flag.NONE if kind == "allowed" else Flag.FRESH,
                 chunk_version=0 if kind == "copy" else self.held.get(chunk, 0),
             )
-            for chunk in sorted(chunks)
+            for chunk in sorted(chunks, key=self.order.index)
         ]
         self.is_copying = kind == "copy"
         if self.is_copying:
@@ -266,9 +321,7 @@ class Worker(RuleBasedStateMachine):
             return  # it has been answered otherwise
         header = unchanged(sent, position=position, min_done=position + 1)
         flags = header.flags | (Flag.RECORDED if is_checked else 0)
-        self.outstanding.remove(sent)
-        if sent in self.received:
-            self.received.remove(sent)
+        self.answer(sent)
         self.answered.append(header)
         self.versions[header.chunk] = (position, position + 1, header.clock)
         actions = self.core.handle(Arrived(header.sender, header._replace(flags=flags), None))
@@ -296,10 +349,7 @@ class Worker(RuleBasedStateMachine):
         flags = header.flags | (Flag.RECORDED if is_checked else 0)
         header = header._replace(position=position, min_done=position + 1, flags=flags)
         header = header._replace(chunk_version=number)
-        sent = next(each for each in self.outstanding if each.chunk == header.chunk)
-        self.outstanding.remove(sent)
-        if sent in self.received:
-            self.received.remove(sent)
+        self.answer(next(each for each in self.outstanding if each.chunk == header.chunk))
         self.answered.append(header)
         self.bytes_pulled += BYTES
         if not self.is_copying:
@@ -333,11 +383,10 @@ class Worker(RuleBasedStateMachine):
         assert self.core.handle(Arrived(header.sender, header, None)) == []
         self.duplicates += 1
 
-    @precondition(lambda self: not self.is_idle)
+    @precondition(lambda self: self.awaited)
     @rule()
     def wait_long(self) -> None:
-        awaited = [*self.outstanding, *self.waiting[0], *self.waiting[1]]
-        chunk = min(header.chunk for header in awaited)
+        chunk = self.awaited[0].chunk
         server = OWNERS[chunk]
         assert self.core.ask_who_is_missing() == [
             Warn(f"waiting for chunk {chunk} from server {server}"),
@@ -412,7 +461,10 @@ class Worker(RuleBasedStateMachine):
     def it_says_what_is_so(self) -> None:
         core = self.core
         core.check_invariants()
-        assert core.is_idle == self.is_idle
+        assert (core.is_idle, core.is_pushing) == (self.is_idle, self.is_pushing)
+        assert [core.is_done(each) for each in CHUNKS] == [
+            not self.is_awaited(each) for each in CHUNKS
+        ]
         assert core.clock == self.clock
         is_joining = bool(self.initial) or (self.has_asked and not self.is_registered)
         assert core.is_joining == is_joining

@@ -107,7 +107,7 @@ def test_the_chief_alone_sets_values_and_not_while_anything_is_under_way() -> No
         make_core(1, members=(0, 1)).begin_load(clock=0)
     core = make_core()
     push(core)
-    with pytest.raises(InvariantError, match="before the last one was over"):
+    with pytest.raises(InvariantError, match="began before the last push or pull was over"):
         core.begin_load(clock=1)
     core = make_core()
     register(core)

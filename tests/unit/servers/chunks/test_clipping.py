@@ -55,13 +55,14 @@ class Server:
         groups: int = 2,
         slots: int = 4,
         mode: str = "sync",
+        order: Sequence[int] = (),
     ) -> None:
         self.core = ServerCore(
             server=1,
             policy=policy_for(mode, staleness=1),
             groups=[(group,) for group in range(groups)],
         )
-        self.setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=NORM)
+        self.setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=NORM, order=list(order))
         assert self.handle(ControlArrived(worker_id(0), self.setup)) == [Build(self.setup)]
         sizes = (4,) * len(owners)
         rule = PayloadRule(
@@ -99,7 +100,7 @@ class Server:
     ) -> list[Any]:
         """Of a gradient, received into a slot."""
         header = self.header(group, chunk, clock)._replace(length=4, weight=weight, flags=flags)
-        (accept,) = self.handle(Offered(header.sender, Kind.PUSH, chunk, 4, header))
+        (accept,) = self.handle(Offered(header.sender, Kind.PUSH, chunk, 4, header, clock=clock))
         assert isinstance(accept, Accept)
         return self.handle(Arrived(header.sender, header, accept.slot))
 
@@ -157,16 +158,16 @@ def test_what_is_complete_is_held_and_its_slot_free_and_nothing_is_stepped() -> 
     assert server.held(0, 9.0) == []
 
 
-def test_all_are_stepped_when_the_norm_is_known_in_the_order_of_chunks() -> None:
-    server = Server()
+def test_all_are_stepped_when_the_norm_is_known_in_the_order_in_which_they_are_sent() -> None:
+    server = Server(order=(1, 0))
     server.hold(1)
     server.hold(0)
-    assert server.held(1, 9.0) == []
-    actions = server.held(0, 16.0)
+    assert server.held(0, 16.0) == []
+    actions = server.held(1, 9.0)
     assert kinds(actions) == [Step, Reply, Reply] * 2
     pushes = tuple(Contribution(group, 0, 1.0, False) for group in (0, 1))
     for chunk in (0, 1):
-        assert actions[3 * chunk] == Step(
+        assert actions[3 * (1 - chunk)] == Step(
             chunk=chunk,
             gradient=None,
             content=SlotContent.HELD,
@@ -210,7 +211,7 @@ def test_the_coefficient_is_that_of_torch_and_squares_are_added_one_by_one(
 
 
 def test_the_other_servers_that_hold_chunks_are_told_and_waited_for() -> None:
-    server = Server((1, 3, 0, 1, 3), (2, 1, 1, 1, 3))
+    server = Server((1, 3, 0, 1, 3), (2, 1, 1, 1, 3), order=(4, 3, 1, 0, 2))
     server.hold(3)
     server.held(3, 3.0)
     server.hold(0)
@@ -219,7 +220,7 @@ def test_the_other_servers_that_hold_chunks_are_told_and_waited_for() -> None:
     assert server.told(3, 4.0, 5.0, 6.0, 7.0) == []
     actions = server.told(0, 8.0)
     assert kinds(actions) == [Step, Reply, Reply] * 2
-    assert [each.chunk for each in actions if isinstance(each, Step)] == [0, 3]
+    assert [each.chunk for each in actions if isinstance(each, Step)] == [3, 0]
     assert actions[0].gradient_scale == NORM / (6 + 1e-6)
 
 
@@ -230,6 +231,22 @@ def test_others_may_be_ready_first() -> None:
     actions = server.held(1, 6.0)
     assert kinds(actions) == [SendControl, Step, Reply, Reply]
     assert actions[1].gradient_scale == NORM / (3 + 1e-6)
+
+
+def test_a_server_that_has_heard_from_all_may_tell_the_next_rounds_sums_early() -> None:
+    """Its chunks are stepped, answered and pushed again before this server hears from the third."""
+    server = Server((0, 1, 2))
+    server.hold(1)
+    server.held(1, 1.0)
+    server.told(0, 2.0)
+    assert server.told(0, 16.0, round_=1) == []
+    step, *_ = server.told(2, 6.0)
+    assert step.gradient_scale == NORM / (3 + 1e-6)
+    server.hold(1, 1)
+    (first, second) = server.held(1, 8.0)
+    assert (first.message.round, second.message.round) == (1, 1)
+    step, *_ = server.told(2, 1.0, round_=1)
+    assert step.gradient_scale == NORM / (5 + 1e-6)
 
 
 @pytest.mark.parametrize("mine", [0, 1])
@@ -253,23 +270,23 @@ def test_squares_are_added_in_the_order_of_chunks_whoever_holds_them(
 
 def test_where_a_chunk_is_held_without_a_gradient_the_next_ones_push_is_received() -> None:
     server = Server((1, 1), slots=2)
-    assert server.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "waits")) == []
     assert server.push_nothing(0, 0) == []
+    assert server.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "waits")) == []
     (accept,) = server.push_nothing(1, 0)
     assert isinstance(accept, Accept)
     assert accept.ticket == "waits"
 
 
 def test_a_chunk_without_a_gradient_counts_as_zero_and_makes_no_step() -> None:
-    server = Server((1, 1, 0), (1, 2, 1))
+    server = Server((1, 1, 0), (1, 2, 1), order=(1, 0, 2))
     assert server.push_nothing(0, 1) == []
     assert server.push_nothing(1, 1) == []
     server.hold(0)
     message = SumsOfSquares(round=0, values=struct.pack("<3d", 16.0, 0.0, 0.0))
     assert server.held(0, 16.0) == [SendControl(0, message)]
     actions = server.told(0, 0.0)
-    assert kinds(actions) == [Step, Reply, Reply, EmptyStep, Reply, Reply]
-    assert actions[3] == EmptyStep(1, tuple(Contribution(g, 0, 1.0, True) for g in (0, 1)))
+    assert kinds(actions) == [EmptyStep, Reply, Reply, Step, Reply, Reply]
+    assert actions[0] == EmptyStep(1, tuple(Contribution(g, 0, 1.0, True) for g in (0, 1)))
 
 
 def test_an_iteration_without_a_gradient_steps_nothing() -> None:
@@ -350,12 +367,12 @@ def test_what_is_held_takes_no_slot_and_the_frontier_passes_it() -> None:
 
 
 def test_a_push_of_the_next_iteration_waits_behind_what_is_held() -> None:
-    server = Server((1, 1), groups=1)
-    server.push(0, 0)
-    server.held(0, 1.0)
+    server = Server((1, 1, 0), groups=1)
+    for chunk in (0, 1):
+        server.push(0, chunk)
+        server.held(chunk, 1.0)
     assert server.push_nothing(0, 0, 1) == []
-    server.push(0, 1)
-    actions = server.held(1, 1.0)
+    actions = server.told(0, 1.0)
     assert kinds(actions) == [Step, Reply, Step, Reply]
     assert server.clipped._squares == {0: (0.0,)}, "of the next round"
 
@@ -426,6 +443,18 @@ def failure(actions: Sequence[Any]) -> Exception:
         (
             lambda s: [*s.told(0, 1.0, 2.0), *s.told(0, 1.0, 2.0)],
             "of round 0 in round 0, a second time",
+        ),
+        (
+            lambda s: [
+                *s.told(0, 1.0, 2.0),
+                *s.told(0, 1.0, 2.0, round_=1),
+                *s.told(0, 1.0, 2.0, round_=1),
+            ],
+            "of round 1 in round 0, a second time",
+        ),
+        (
+            lambda s: [*s.told(0, 1.0, 2.0), *s.told(0, 1.0, 2.0, round_=2)],
+            "of round 2 in round 0$",
         ),
         (lambda s: s.told(0, 1.0, math.nan), "that are not all finite and 0 or more"),
         (lambda s: s.told(0, math.inf, 1.0), "that are not all finite and 0 or more"),

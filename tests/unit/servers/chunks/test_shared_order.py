@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
 
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Register, Settings, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
@@ -30,18 +33,29 @@ from psdist.servers.protocol.state import ServerCore
 NUM_CHUNKS = 16
 CREDITS = 4
 UP, DOWN = range(NUM_CHUNKS), range(NUM_CHUNKS)[::-1]
+MIXED = Random(3).sample(UP, NUM_CHUNKS)
 
 
 def iterate(
-    *orders: range, slots: int, has_receipts: bool = True, max_norm: float = 0.0, times: int = 2
+    *orders: Sequence[int],
+    told: Sequence[int] = (),
+    slots: int,
+    has_receipts: bool = True,
+    max_norm: float = 0.0,
+    times: int = 2,
+    is_refusing: bool = True,
+    is_empty: bool = False,
 ) -> int:
     """Every group, of one worker, pushes all chunks in its order, ``times`` times in turn; how many
-    replies come before nothing happens any more."""
+    replies come before nothing happens any more. ``told``: the order that the chief has told;
+    ``is_refusing``: whether the server refuses another one."""
     groups = range(len(orders))
     core = ServerCore(
         server=0, policy=policy_for("sync", staleness=0), groups=[(group,) for group in groups]
     )
-    setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=max_norm)
+    if not is_refusing:
+        core._refuse_order = lambda *_: None  # type: ignore[method-assign,assignment,return-value]
+    setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=max_norm, order=list(told))
     core.handle(ControlArrived(worker_id(0), setup))
     sizes = (4,) * NUM_CHUNKS
     rule = PayloadRule(
@@ -51,7 +65,7 @@ def iterate(
         smallest=sizes,
         largest=sizes,
     )
-    core.handle(
+    for failed in core.handle(
         Built(
             range(NUM_CHUNKS),
             [Frame(capacity=4) for _ in range(slots)],
@@ -61,7 +75,9 @@ def iterate(
             num_optimizer_groups=1,
             blocks=HeldBlocks([0] * NUM_CHUNKS, [1] * NUM_CHUNKS),
         )
-    )
+    ):
+        assert isinstance(failed, Fail)
+        raise failed.error
     hyper = pack_hyperparameters([{"lr": 0.1}])
     for group in groups:
         register = Register(group=group, workers=[group], clock=0)
@@ -87,16 +103,21 @@ def iterate(
                     clock=replies[group] // NUM_CHUNKS,
                     settings=1,
                     weight=1.0,
-                    length=4,
+                    length=0 if is_empty else 4,
                     dtype=Dtype.FLOAT32,
                     flags=Flag.RECEIPT if has_receipts else Flag.NONE,
                 )
-                events.append(Offered(header.sender, Kind.PUSH, chunk, 4, header))
+                if is_empty:
+                    events.append(Arrived(header.sender, header, None))
+                    continue
+                what = Kind.PUSH, chunk, 4, header
+                events.append(Offered(header.sender, *what, clock=header.clock))
 
     send()
     while events:
         for action in core.handle(events.popleft()):
-            assert not isinstance(action, Fail), action
+            if isinstance(action, Fail):
+                raise action.error
             if isinstance(action, Accept):
                 events.append(Arrived(action.ticket.sender, action.ticket, action.slot))
             elif isinstance(action, Hold):
@@ -119,31 +140,80 @@ def iterate(
     return sum(replies)
 
 
+@pytest.mark.parametrize("order", [UP, DOWN, MIXED], ids=["up", "down", "mixed"])
 @pytest.mark.parametrize("slots", [2, 3, 64])
 @pytest.mark.parametrize("has_receipts", [False, True])
-def test_groups_that_share_the_ascending_order_all_get_through_with_two_slots(
-    slots: int, has_receipts: bool
+def test_groups_that_share_an_order_all_get_through_with_two_slots(
+    order: Sequence[int], slots: int, has_receipts: bool
 ) -> None:
-    replies = iterate(UP, UP, UP, slots=slots, has_receipts=has_receipts)
+    replies = iterate(order, order, order, told=order, slots=slots, has_receipts=has_receipts)
     assert replies == 3 * 2 * NUM_CHUNKS
 
 
+@pytest.mark.parametrize("order", [DOWN, MIXED], ids=["down", "mixed"])
+def test_where_slots_are_kept_for_another_order_a_shared_one_does_not_help(
+    order: Sequence[int],
+) -> None:
+    assert iterate(order, order, order, slots=2, is_refusing=False) == 0
+
+
 def test_opposite_orders_deadlock_whatever_the_slots_where_credits_wait_for_replies() -> None:
-    assert iterate(UP, DOWN, slots=64, has_receipts=False) == 0
+    assert iterate(UP, DOWN, slots=64, has_receipts=False, is_refusing=False) == 0
 
 
 def test_opposite_orders_deadlock_with_receipts_too_where_there_are_fewer_slots_than_chunks() -> (
     None
 ):
-    assert iterate(UP, DOWN, slots=64) == 2 * 2 * NUM_CHUNKS
-    assert iterate(UP, DOWN, slots=4) == 0
+    assert iterate(UP, DOWN, slots=64, is_refusing=False) == 2 * 2 * NUM_CHUNKS
+    assert iterate(UP, DOWN, slots=4, is_refusing=False) == 0
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("slots", [4, 64])
+@pytest.mark.parametrize(
+    ("orders", "told", "words"),
+    [
+        ((UP, DOWN), UP, "worker 1 pushed iteration 0 of chunk 14 after iteration 0 of chunk 15"),
+        ((UP, DOWN), DOWN, "worker 0 pushed iteration 0 of chunk 1 after iteration 0 of chunk 0"),
+        ((UP, UP), DOWN, "worker 0 pushed iteration 0 of chunk 1 after iteration 0 of chunk 0"),
+        (
+            (UP, [0, 1, 2, 4, 3, *range(5, NUM_CHUNKS)]),
+            UP,
+            "worker 1 pushed iteration 0 of chunk 3 after iteration 0 of chunk 4",
+        ),
+    ],
+)
+def test_a_push_out_of_the_order_that_all_share_is_refused_whatever_the_slots(
+    orders: tuple[Sequence[int], ...], told: Sequence[int], words: str, slots: int, is_empty: bool
+) -> None:
+    with pytest.raises(
+        ProtocolError, match=f"server 0: {words}; all groups push in the order that the chief has"
+    ):
+        iterate(*orders, told=told, slots=slots, is_empty=is_empty)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ([*UP][:-1], "leaves chunk 15 out"),
+        ([*UP, 3], "names chunk 3 twice"),
+        ([0, 0, *range(2, NUM_CHUNKS)], "names chunk 0 twice"),
+        ([*range(1, NUM_CHUNKS + 1)], "names chunk 16; the set has 16 chunks"),
+        ([-1, *range(1, NUM_CHUNKS)], "names chunk -1; the set has 16 chunks"),
+    ],
+)
+def test_an_order_that_is_no_permutation_is_refused(told: list[int], words: str) -> None:
+    with pytest.raises(ProtocolError, match=f"worker 0 sent Setup with an order that {words}$"):
+        iterate(UP, told=told, slots=4)
+
+
+@pytest.mark.parametrize("order", [UP, DOWN, MIXED], ids=["up", "down", "mixed"])
 @pytest.mark.parametrize("slots", [2, 3, 64])
 def test_held_steps_get_through_with_two_slots_because_receipts_bring_credits_back(
-    slots: int,
+    slots: int, order: Sequence[int]
 ) -> None:
-    assert iterate(UP, UP, UP, slots=slots, max_norm=1.0) == 3 * 2 * NUM_CHUNKS
+    replies = iterate(order, order, order, told=order, slots=slots, max_norm=1.0)
+    assert replies == 3 * 2 * NUM_CHUNKS
 
 
 def test_held_steps_would_wait_for_ever_for_pushes_that_have_no_credit() -> None:

@@ -1,0 +1,41 @@
+"""In which order all groups send the chunks of a parameter set; pure.
+
+Servers rest on it (psdist.servers.protocol.chunks.receive_pool): any order will do, as long as all
+share it. The chief tells servers in Setup, and nothing where it is the ascending one.
+
+    order = SendOrder([2, 0, 1], num_chunks=3)
+    order.rank[2]                               # 0: chunk 2 leaves first
+    order.sorted([0, 1, 2])                     # [2, 0, 1]
+    SendOrder([], num_chunks=3).chunks          # (0, 1, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class SendOrder:
+    def __init__(self, chunks: Sequence[int], *, num_chunks: int) -> None:
+        """``chunks``: each of the set once, or none of them: ascending. ValueError says what is
+        wrong, in words that follow "an order that"."""
+        self.chunks = tuple(chunks or range(num_chunks))
+        rank: list[int] = [-1] * num_chunks
+        for place, chunk in enumerate(self.chunks):
+            if not 0 <= chunk < num_chunks:
+                raise ValueError(f"names chunk {chunk}; the set has {num_chunks} chunks")
+            if rank[chunk] >= 0:
+                raise ValueError(f"names chunk {chunk} twice")
+            rank[chunk] = place
+        if -1 in rank:
+            raise ValueError(f"leaves chunk {rank.index(-1)} out")
+        self.rank: Sequence[int] = rank
+        """Chunk -> its place in the order."""
+
+    def sorted(self, chunks: Iterable[int]) -> list[int]:
+        """In the order in which they are sent."""
+        return sorted(chunks, key=self.rank.__getitem__)
+
+    def told(self) -> list[int]:
+        """As Setup carries it."""
+        is_ascending = self.chunks == tuple(range(len(self.chunks)))
+        return [] if is_ascending else list(self.chunks)

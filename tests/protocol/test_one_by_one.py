@@ -1,0 +1,151 @@
+"""Chunks that leave one by one, each as soon as its own last reply has come, in a shared order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from psdist.commands.check import check_sets_of
+from psdist.errors import InvariantError
+from psdist.servers.protocol.actions import Receipt
+from psdist.servers.protocol.chunks.frontier import Frontier
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.shard.sizes import CostModel, SizeShard
+from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.one_by_one import OneByOne
+from tests.support.virtual.proof import prove_the_end
+
+FREE = CostModel(fold_s_per_byte=0.0, step_s_per_byte=0.0, copy_s_per_byte=0.0)
+BLOCK = 100
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        num_schedules: int = metafunc.config.getoption("--schedules")
+        metafunc.parametrize("first_seed", range(0, num_schedules // 4, BLOCK))
+
+
+def play(schedule: Schedule, **broken: Any) -> VirtualJob:
+    job = VirtualJob(
+        schedule,
+        make_executor=partial(SizeShard, model=FREE),
+        **{"make_worker": OneByOne, **broken},
+    )
+    job.run()
+    return job
+
+
+def prove(job: VirtualJob) -> None:
+    report = check_sets_of([each.history() for each in job.sets], None)
+    assert report.proved, report.violations[:5]
+    prove_the_end(job)
+
+
+def schedule_of(seed: int) -> Schedule:
+    """What workers of sizes alone can play: nobody is in a group, nobody dies or errs."""
+    drawn = Schedule.from_seed(seed)
+    return replace(
+        drawn,
+        group_sizes=(1,) * len(drawn.group_sizes),
+        has_model=True,
+        is_shuffled=True,
+        single_rate=0.0,
+        push_rate=0.0,
+        report_rate=0.0,
+        mistake="",
+        death=None,
+    )
+
+
+def test_every_schedule_of_single_chunks_ends_and_keeps_its_modes_rules(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + BLOCK):
+        schedule = schedule_of(seed)
+        try:
+            prove(play(schedule))
+        except Exception as error:  # say which schedule, whatever went wrong
+            raise AssertionError(f"seed {seed}: {schedule}") from error
+
+
+SYNC = Schedule(
+    seed=2,
+    group_sizes=(1, 1, 1),
+    num_chunks=8,
+    iterations=(5, 5, 5),
+    collectives=((), (), ()),
+    compute_s=(1e-4, 1e-4, 1e-5),
+    servers=2,
+    receive_buffers=2,
+    is_shuffled=True,
+)
+
+
+class Ahead(OneByOne):
+    """Counts the chunks that are pushed while replies to the iteration before are awaited."""
+
+    num_ahead = 0
+
+    def push_next(self) -> Any:
+        yield from super().push_next()
+        clocks = {clock for clock, _ in self.core._transfers.awaited.values()}
+        type(self).num_ahead += len(clocks) == 2
+
+
+@pytest.mark.parametrize("clipping", [0.0, 0.1])
+def test_chunks_of_two_iterations_are_under_way_at_a_time(clipping: float) -> None:
+    Ahead.num_ahead = 0
+    prove(play(replace(SYNC, clipping=clipping), make_worker=Ahead))
+    assert Ahead.num_ahead > 10
+
+
+# -- broken on purpose -----------------------------------------------------------------------------
+
+
+def test_slots_that_are_kept_for_another_order_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Frontier.__init__
+
+    def of_ascending(self: Frontier, chunks: Any) -> None:
+        search(self, sorted(chunks, key=lambda chunk: chunk.index))
+
+    monkeypatch.setattr(Frontier, "__init__", of_ascending)
+    with pytest.raises(AssertionError, match="still waiting"):
+        play(SYNC)
+
+
+class WaitsInTheMiddle(OneByOne):
+    """Waits for a reply to an iteration of which it has still to push chunks."""
+
+    is_guarded = True
+
+    def push_next(self) -> Any:
+        chunk = self.left[0]
+        yield from super().push_next()
+        if self.is_guarded:
+            self.loop.wait_for_chunk(chunk)
+        yield from self._until(lambda: self.core.is_done(chunk))
+
+
+class WaitsAnyway(WaitsInTheMiddle):
+    is_guarded = False
+
+
+def test_a_wait_in_the_middle_of_an_iteration_is_refused_because_held_steps_wait_for_the_rest() -> (
+    None
+):
+    prove(play(SYNC, make_worker=WaitsAnyway))
+    with pytest.raises(AssertionError, match="still waiting"):
+        play(replace(SYNC, clipping=0.1), make_worker=WaitsAnyway)
+    with pytest.raises(InvariantError, match=r"waits for the reply about chunk . in the middle"):
+        play(SYNC, make_worker=WaitsInTheMiddle)
+
+
+class SendsNoReceipts(SetLoop):
+    def _receipt(self, action: Receipt) -> None:
+        pass
+
+
+def test_without_receipts_held_steps_wait_for_ever() -> None:
+    with pytest.raises(AssertionError, match="still waiting"):
+        play(replace(SYNC, clipping=0.1), make_set=SendsNoReceipts)

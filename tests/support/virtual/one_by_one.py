@@ -1,0 +1,82 @@
+"""A virtual worker that overlaps as much as it may: every chunk leaves as soon as its own last
+reply has come, whatever others still wait for, in all parameter sets at a time.
+
+It has sizes alone, as its base. An iteration of the script is one of every set; while one is half
+pushed, replies to the one before may be awaited, and only in a collective and at the end everything
+is.
+
+    job = VirtualJob(schedule, make_executor=..., make_worker=OneByOne)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from psdist.workers.protocol.transfers import Version
+from tests.support.virtual.size_worker import SizeWorker
+
+
+class OneByOne(SizeWorker):
+    def train_once(self) -> Iterator[float | None]:
+        if self.first is not None:
+            return  # its iterations are those of the first set
+        sets: list[Any] = [self, *self.others]
+        for each in sets:
+            each.begin_iteration()
+        while behind := [each for each in sets if each.core.is_pushing]:
+            each = self.pick_single.choice(behind)
+            if each.left and self.pick_single.random() < 0.9:
+                yield from each.push_next()
+            else:
+                yield from each.push_the_rest()
+        if self.clock == self.job.schedule.iterations[self.group]:
+            yield from self.settle()
+
+    def begin_iteration(self) -> None:
+        """Which chunks have no gradient is this worker's own."""
+        rate = self.job.schedule.absent_rate
+        self.left = sorted(self.mine, key=self.job.order.index)
+        self.empty_now = {chunk for chunk in self.mine if self.pick_apart.random() < rate}
+        self.used_now: dict[int, Version] = {}
+        self.history.push(self.clock, 1.0, 1.0, self.empty_now, len(self.mine))
+        hyper = self.hyper(self.draw_lr())
+        self.loop.begin_iteration(clock=self.clock, hyper=hyper, absent=(), weight=1.0)
+
+    def push_next(self) -> Iterator[float | None]:
+        chunk = self.left.pop(0)
+        yield from self.use(chunk)
+        self.loop.push_chunk(chunk, is_empty=chunk in self.empty_now)
+
+    def push_the_rest(self) -> Iterator[float | None]:
+        for chunk in self.left:
+            yield from self.use(chunk)
+        self.loop.finish_push(empty=self.empty_now)
+        self.record_use()
+        self.clock += 1
+
+    def use(self, chunk: int) -> Iterator[float | None]:
+        """A gradient is made of the parameters that the last reply has brought."""
+        yield from self._until(self.loop.wait_for_chunk(chunk).is_done)
+        self.used_now[chunk] = self.core.versions[chunk]
+        yield self.pick_single.random() * self.job.schedule.compute_s[self.group]
+        self.loop.turn()
+
+    def record_use(self) -> None:
+        versions = [self.used_now[chunk] for chunk in self.mine]
+        self._staleness_seen |= {max(0, self.clock - version.min_done) for version in versions}
+        positions = np.array([version.position for version in versions])
+        replies = np.array([version.clock for version in versions])
+        chunks = np.array(self.mine)
+        self.history.uses(self.clock, chunks, self.job.owners, positions, replies)
+
+    def settle(self) -> Iterator[float | None]:
+        sets: list[Any] = [self, *self.others]
+        for each in sets:
+            yield from self._until(each.loop.wait_for_replies().is_done)
+
+    def meet(self, *, is_last: bool) -> Iterator[float | None]:
+        yield from self.settle()
+        yield from super().meet(is_last=is_last)
