@@ -50,6 +50,13 @@ def _play_encoded(seed: int) -> None:
     prove(play(Schedule.from_seed(seed), wire=BOTH_WAYS, make_worker=Thirds))
 
 
+def _play_one_by_one(seed: int) -> None:
+    """Chunks of two iterations under way at a time."""
+    from tests.protocol.test_one_by_one import play, prove, schedule_of
+
+    prove(play(schedule_of(seed)))
+
+
 def _send_hostile(seed: int) -> None:
     """1,000 messages that are well-formed and wrong, to each kind of machine."""
     from tests.protocol.test_hostile import victims
@@ -63,6 +70,7 @@ GENERATORS: dict[str, tuple[Callable[[int], None], int]] = {
     "small": (_play_small, 2000),
     "large": (_play_large, 20),
     "encoded": (_play_encoded, 50),
+    "one-by-one": (_play_one_by_one, 100),
     "hostile": (_send_hostile, 10),
 }
 """By name: what plays a seed, and how many are played where nothing is said."""

@@ -156,7 +156,12 @@ class Hostile:
     def control(self) -> Control:
         number, numbers = lambda: self.pick(NUMBERS), self.numbers
         makers: tuple[Callable[[], Control], ...] = (
-            lambda: Setup(partition=self.data(), optimizer="x", hyper=self.data()),
+            lambda: Setup(
+                partition=self.data(),
+                optimizer="x",
+                hyper=self.data(),
+                order=self.pick(([], [0, 2, 1], numbers())),
+            ),
             lambda: Register(
                 group=self.pick((0, 1, 2, number())),
                 workers=self.pick(([0, 1], [2], [3], numbers())),
