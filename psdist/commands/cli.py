@@ -338,6 +338,51 @@ def pushpull(
     return lambda: measure(num_bytes, repeats, servers, json_path)
 
 
+@bench_app.command()
+def step(
+    size: Annotated[str, typer.Option(help="Bytes of the model's parameters.")] = "64MiB",
+    layers: Annotated[int, typer.Option(min=1, help="Layers, of equal size.")] = 16,
+    compute: Annotated[
+        str,
+        typer.Option(
+            help="Sleep of the layers in a step: seconds (0.5), or times the raw exchange (2x)."
+        ),
+    ] = "0",
+    repeats: Annotated[int, typer.Option(min=1, help="Steps of each kind.")] = 10,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+) -> Action:
+    """A training step, beside DDP, MPI_Allreduce and the raw exchange.
+
+    All take turns in one run on the same ranks; the layers sleep in place of an accelerator.
+
+    Start it under mpirun or srun: mpirun -n 4 psdist bench step --size 4MiB
+    """
+    num_bytes = _sizes(size)
+    if len(num_bytes) != 1:
+        raise typer.BadParameter(f"{size} is not one size", param_hint="--size")
+    seconds = _compute(compute)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.step import StepOptions
+        from psdist.commands.bench.step import step as measure
+
+    options = StepOptions(
+        num_bytes=num_bytes[0],
+        layers=layers,
+        compute=seconds,
+        repeats=repeats,
+        servers=servers,
+        json_path=json_path,
+    )
+    return lambda: measure(options)
+
+
 def _with_settings(
     options: dict[str, str | bool], settings: Sequence[str]
 ) -> dict[str, str | bool]:
@@ -353,6 +398,21 @@ def _with_settings(
             )
         given[key] = value
     return given
+
+
+def _compute(text: str) -> tuple[float, bool]:
+    """``"0.5"`` -> seconds; ``"2x"`` -> times the communication."""
+    number, times, rest = text.strip().partition("x")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if rest or not 0 <= value <= 1e6:
+        raise typer.BadParameter(
+            f"{text} is neither seconds (0.5) nor times the raw exchange (2x)",
+            param_hint="--compute",
+        )
+    return value, bool(times)
 
 
 def _sizes(text: str) -> list[int]:

@@ -80,7 +80,7 @@ def serve(context: RankContext) -> int:
 
 def serve_job(context: RankContext) -> None:
     """Serve in the job that has begun, until all workers are done with it."""
-    loop, reporter = _build(context, context.transport)
+    loop, reporter = build_loop(context, context.transport)
     loop.run(
         context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
     )
@@ -120,7 +120,7 @@ def write_files_when_terminated(context: RankContext) -> None:
 
 def server_actor(context: RankContext, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
-    loop, reporter = _build(context, transport)
+    loop, reporter = build_loop(context, transport)
     return loop.actor(on_idle=reporter.on_idle if reporter else _nothing)
 
 
@@ -134,7 +134,8 @@ def _nothing() -> None:
     pass
 
 
-def _build(context: RankContext, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
+def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
+    """The server of the job that has begun; on the registrar also who writes its files."""
     config, roles, server = context.config, context.roles, transport.me
 
     def make_core(resumed_up_to: int) -> ServerCore:

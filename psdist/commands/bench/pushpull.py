@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.bench.raw import echo, exchange, size_text, time_text
 from psdist.config.sources import resolve
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
@@ -53,7 +54,6 @@ if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI
 
 _HYPER = pack_hyperparameters([{"lr": 0.001}])
-_RAW_TAG = 7
 _WARM_UP = 3
 
 
@@ -114,7 +114,7 @@ def _measure_all(
         row = _row(between, context, num_bytes, times)
         if context.rank == 0:
             rows.append(row)
-            print(f"  {_size(num_bytes)}: {row.share_of_raw:.2f} of raw", flush=True)
+            print(f"  {size_text(num_bytes)}: {row.share_of_raw:.2f} of raw", flush=True)
     if context.rank == 0:
         _report(context, rows, repeats, json_path)
     context.close()
@@ -176,9 +176,9 @@ class _ServerSide(_Side):
         for _ in range(repeats + _WARM_UP):
             self._serve(loop, waiting)
             self.between.Barrier()
-            _echo(self.between, [[memory] for memory in whole], roles.worker_ranks)
+            echo(self.between, [[memory] for memory in whole], roles.worker_ranks)
             self.between.Barrier()
-            _echo(self.between, parts, roles.worker_ranks)
+            echo(self.between, parts, roles.worker_ranks)
         loop.run(waiting)
         return []
 
@@ -236,9 +236,9 @@ class _WorkerSide(_Side):
             clock += 1
             self.between.Barrier()
             pairs = [[pair] for pair in whole]
-            times[1].append(_exchange(self.between, pairs, context.roles.server_ranks))
+            times[1].append(exchange(self.between, pairs, context.roles.server_ranks))
             self.between.Barrier()
-            times[2].append(_exchange(self.between, in_chunks, context.roles.server_ranks))
+            times[2].append(exchange(self.between, in_chunks, context.roles.server_ranks))
         loop.finish({})
         loop.wait_until_stopped(context.waiting())
         return [each[_WARM_UP:] for each in times]
@@ -256,43 +256,6 @@ class _WorkerSide(_Side):
         setup = Setup(partition=self.partition.encode(), optimizer="torch.optim.SGD", hyper=_HYPER)
         loop.join(setup if loop.core.seat.is_chief else None)
         loop.pull(clock=0, chunks=loop.core.mine)
-
-
-def _exchange(
-    comm: MPI.Comm,
-    pairs: list[list[tuple[memoryview, memoryview]]],
-    server_ranks: tuple[int, ...],
-) -> float:
-    """Send the first and receive into the second of each server's pairs; the seconds it took."""
-    from mpi4py import MPI
-
-    before_s = time.perf_counter()
-    requests = []
-    for rank, parts in zip(server_ranks, pairs, strict=True):
-        for _, into in parts:
-            requests.append(comm.Irecv([into, MPI.BYTE], source=rank, tag=_RAW_TAG))
-        for data, _ in parts:
-            requests.append(comm.Isend([data, MPI.BYTE], dest=rank, tag=_RAW_TAG))
-    MPI.Request.Waitall(requests)
-    return time.perf_counter() - before_s
-
-
-def _echo(comm: MPI.Comm, memories: list[list[memoryview]], worker_ranks: tuple[int, ...]) -> None:
-    """Receive every worker's messages and send each back as soon as it is here."""
-    from mpi4py import MPI
-
-    arriving = []
-    whose: list[tuple[int, memoryview]] = []
-    for rank, parts in zip(worker_ranks, memories, strict=True):
-        for memory in parts:
-            arriving.append(comm.Irecv([memory, MPI.BYTE], source=rank, tag=_RAW_TAG))
-            whose.append((rank, memory))
-    leaving = []
-    for _ in arriving:
-        index = MPI.Request.Waitany(arriving)
-        rank, memory = whose[index]
-        leaving.append(comm.Isend([memory, MPI.BYTE], dest=rank, tag=_RAW_TAG))
-    MPI.Request.Waitall(leaving)
 
 
 def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[float]]) -> Row:
@@ -340,14 +303,14 @@ def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            _size(row.num_bytes),
+            size_text(row.num_bytes),
             str(row.chunks),
-            _time(row.push_pull_s),
-            _time(row.raw_whole_s),
-            _time(row.raw_chunks_s),
-            _time(row.push_pull_s - row.raw_s),
+            time_text(row.push_pull_s),
+            time_text(row.raw_whole_s),
+            time_text(row.raw_chunks_s),
+            time_text(row.push_pull_s - row.raw_s),
             f"{row.share_of_raw:.2f}",
-            *([_time(row.predicted_s)] if is_predicted else []),
+            *([time_text(row.predicted_s)] if is_predicted else []),
         )
     Console().print(table)
     if json_path is None:
@@ -365,14 +328,3 @@ def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path
     }
     json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"written to {json_path}")
-
-
-def _size(num_bytes: int) -> str:
-    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= factor and num_bytes % factor == 0:
-            return f"{num_bytes // factor} {unit}"
-    return f"{num_bytes} B"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -1,0 +1,60 @@
+"""Layers that stand for an accelerator's: they have parameters, take time, and need no core.
+
+model = Sleepers([1024, 1024])
+model.seconds = 0.3               # of a step: a third in forward, two thirds in backward
+model(torch.zeros(())).backward()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.seconds = seconds
+        _sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        _sleep(2 * ctx.seconds)
+        return gradients[0], torch.full_like(weight, 1e-3), None
+
+
+class SleepingLayer(torch.nn.Module):
+    def __init__(self, num_elements: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(num_elements))
+
+    def forward(self, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        """``seconds`` pass; twice as many in the backward pass."""
+        slept: torch.Tensor = _Sleep.apply(x, self.weight, seconds)  # type: ignore[no-untyped-call]
+        return slept
+
+
+class Sleepers(torch.nn.Module):
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """``sizes``: elements of each layer, the first first."""
+        super().__init__()
+        self.layers = torch.nn.ModuleList(SleepingLayer(size) for size in sizes)
+        self.seconds = 0.0
+        """What a step takes, without communication."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        each = self.seconds / 3 / len(self.layers)
+        for layer in self.layers:
+            x = layer(x, each)
+        return x
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)

@@ -1,0 +1,86 @@
+"""``psdist bench step`` on four hosts: a server and a worker on each, links of 1 Gbit/s.
+
+    python -m tests.benchmarks.four_hosts --size 64MiB --json docs/bench/four-hosts-64MiB.json
+
+Brings the Slurm test cluster up and takes it down, whatever happens: nobody else may use it then.
+``--set key=value`` are settings of psdist, ``--env NAME=VALUE`` goes to the ranks as it is. With
+several ``--set`` groups (``--set a=1 b=2 --set a=3``) there is a run for each. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.mpirun import REPOSITORY
+from tests.support.slurm.cluster import SlurmCluster
+from tests.support.slurm.hosts import Cluster, state_directory, why_unavailable
+
+LINKS = REPOSITORY / "tests" / "benchmarks" / "four_hosts.toml"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", nargs="+", default=["64MiB"])
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--compute", default="0")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--set", nargs="*", action="append", default=[])
+    parser.add_argument("--env", nargs="*", default=[])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if reason := why_unavailable():
+        print(reason, file=sys.stderr)
+        return 1
+    cluster = Cluster(directory=state_directory())
+    if cluster.is_up():
+        print("the test cluster is up: somebody uses it", file=sys.stderr)
+        return 1
+    status = 0
+    try:
+        cluster.up(shape="1gbit", keep=True)
+        for size in options.size:
+            for settings in options.set or [[]]:
+                print(f"{size}, {settings or 'defaults'}", flush=True)
+                status |= run(SlurmCluster(cluster=cluster), options, size, settings)
+    finally:
+        cluster.down()
+    return status
+
+
+def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings: list[str]) -> int:
+    """One job; prints what it prints."""
+    chosen = dict(each.split("=", 1) for each in settings)
+    with tempfile.TemporaryDirectory(dir=cluster.directory("step")) as folder:
+        file = Path(folder) / "step.json"
+        done = cluster.srun(
+            ["--mpi=pmix", "-N", "4", "--ntasks-per-node=2", "python", "-m", "psdist",
+             "bench", "step", "--size", size, "--layers", str(options.layers),
+             "--compute", options.compute, "--repeats", str(options.repeats),
+             "--servers", "4", "--json", str(file)],
+            env={
+                "OMP_NUM_THREADS": "1",
+                "OMPI_MCA_btl_tcp_if_include": "eth0",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "PSDIST_RACKS": str(LINKS),
+                "PSDIST_RUN_DIR": str(Path(folder) / "run"),
+                "PSDIST_PROGRESS": "off",
+                **{f"PSDIST_{key.upper()}": value for key, value in chosen.items()},
+                **dict(each.split("=", 1) for each in options.env),
+            },
+            timeout_s=240,
+        )  # fmt: skip
+        print(done.stdout if done.returncode == 0 else done.text, flush=True)
+        if options.json is not None and file.exists():
+            shutil.copy(file, options.json)
+        if os.environ.get("KEEP_RUN"):
+            shutil.copytree(Path(folder) / "run", os.environ["KEEP_RUN"], dirs_exist_ok=True)
+        return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
