@@ -3,14 +3,14 @@
     python -m tests.benchmarks.four_hosts --size 64MiB --json docs/bench/four-hosts-64MiB.json
 
 Brings the Slurm test cluster up and takes it down, whatever happens: nobody else may use it then.
-``--set key=value`` are settings of psdist, ``--env NAME=VALUE`` goes to the ranks as it is. With
-several ``--set`` groups (``--set a=1 b=2 --set a=3``) there is a run for each. Needs root.
+``--set key=value`` are settings of psdist, and names in capitals go to the ranks as they are, as
+all of ``--env NAME=VALUE`` do. With several ``--set`` (``--set a=1 b=2 --set a=3``) there is a run
+for each. Needs root.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +20,7 @@ from tests.support.mpirun import REPOSITORY
 from tests.support.slurm.cluster import SlurmCluster
 from tests.support.slurm.hosts import Cluster, state_directory, why_unavailable
 
+PROGRAM = ("python", "-m", "psdist")
 LINKS = REPOSITORY / "tests" / "benchmarks" / "four_hosts.toml"
 
 
@@ -58,7 +59,7 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
     with tempfile.TemporaryDirectory(dir=cluster.directory("step")) as folder:
         file = Path(folder) / "step.json"
         done = cluster.srun(
-            ["--mpi=pmix", "-N", "4", "--ntasks-per-node=2", "python", "-m", "psdist",
+            ["--mpi=pmix", "-N", "4", "--ntasks-per-node=2", *PROGRAM,
              "bench", "step", "--size", size, "--layers", str(options.layers),
              "--compute", options.compute, "--repeats", str(options.repeats),
              "--servers", "4", "--json", str(file)],
@@ -69,16 +70,17 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
                 "PSDIST_RACKS": str(LINKS),
                 "PSDIST_RUN_DIR": str(Path(folder) / "run"),
                 "PSDIST_PROGRESS": "off",
-                **{f"PSDIST_{key.upper()}": value for key, value in chosen.items()},
                 **dict(each.split("=", 1) for each in options.env),
+                **{
+                    key if key.split("_")[0].isupper() else f"PSDIST_{key.upper()}": value
+                    for key, value in chosen.items()
+                },
             },
             timeout_s=240,
         )  # fmt: skip
         print(done.stdout if done.returncode == 0 else done.text, flush=True)
         if options.json is not None and file.exists():
             shutil.copy(file, options.json)
-        if os.environ.get("KEEP_RUN"):
-            shutil.copytree(Path(folder) / "run", os.environ["KEEP_RUN"], dirs_exist_ok=True)
         return done.returncode
 
 
