@@ -29,7 +29,7 @@ from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
-from psdist.ranks.wire import wire_of
+from psdist.ranks.wire import credits_of, wire_of
 from psdist.workers.assembly import make_trainer
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
@@ -320,7 +320,7 @@ class ParameterSets:
             self._group,
             partition=partition,
             owners=owners,
-            credits=config.credits,
+            credits=credits_of(config, len(self._context.roles.groups)),
             wire=wire_of(config),
             parameters=description.parameters,
             look_for_changes=lambda flat, clock: watch.look(flat, clock=clock),

@@ -11,6 +11,7 @@ the events of its set.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.control import StateHeld
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
+from psdist.protocol.flow import auto_receive_buffers
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_of
 from psdist.protocol.optimizer_state import pack_states, parts_of, unpack_states
@@ -57,6 +59,8 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.transport.base import Transport
 
+logger = logging.getLogger("psdist")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
@@ -66,7 +70,8 @@ class ServerOptions:
     shard_weights: tuple[float, ...]
     """What part of the model each server holds (Partition.shard)."""
     mode: str
-    receive_buffers: int
+    receive_buffers: int | None
+    """How many receive slots; None: what psdist.protocol.flow chooses."""
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
     wire: Wire = RAW_WIRE
@@ -225,7 +230,21 @@ class SetLoop:
         )
         self.executor = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, bool(states))
-        slots = self.executor.make_slots(options.receive_buffers)
+        count = options.receive_buffers
+        if count is None:
+            count, why = auto_receive_buffers(
+                [partition.chunks[chunk].num_bytes for chunk in mine],
+                num_groups=self.core.num_groups,
+                slot_bytes=spec.slot_bytes,
+            )
+            logger.info(
+                "parameter set %d: receive_buffers = %d of %d bytes (auto): %s",
+                self.set_index,
+                count,
+                spec.slot_bytes,
+                why,
+            )
+        slots = self.executor.make_slots(count)
         built = Built(
             mine,
             slots,

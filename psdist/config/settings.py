@@ -146,15 +146,15 @@ class RunConfig(BaseModel):
         allowed="a size from 4KiB to 256MiB (bytes, or with KiB or MiB), or auto",
         description="Size of a chunk, the unit of transfer and of consistency.",
     )
-    credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] = _setting(
-        4,
-        allowed=f"a whole number from 1 to {MAX_CREDITS}",
-        description="Pushes that a worker may have outstanding at one server.",
+    credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] | Literal["auto"] = _setting(
+        "auto",
+        allowed=f"a whole number from 1 to {MAX_CREDITS}, or auto",
+        description="Pushes that a worker may have outstanding at one server; auto: by groups.",
     )
-    receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] = _setting(
-        8,
-        allowed=f"a whole number from 3 to {_COUNT_MAX}",
-        description="Buffers of one chunk each that a server receives pushes into.",
+    receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] | Literal["auto"] = _setting(
+        "auto",
+        allowed=f"a whole number from 3 to {_COUNT_MAX}, or auto",
+        description="Buffers, of one chunk, for pushes to a server; auto: by groups and shard.",
     )
     warn_s: _Seconds = _setting(
         30.0,

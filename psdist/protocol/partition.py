@@ -33,7 +33,7 @@ from psdist.errors import ModelError, ProtocolError, UsageError
 from psdist.protocol.header import Dtype
 
 ALIGN = 64
-AUTO_CHUNKS = 8
+AUTO_CHUNKS = 32
 """An automatic chunk size aims at this many chunks, so that a pipeline has something to overlap
 and a few servers share evenly ..."""
 AUTO_MIN_BYTES = 2**20

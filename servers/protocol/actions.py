@@ -312,5 +312,6 @@ class ServerStatistics:
     steps: int
     replies: int
     duplicates: int
+    receive_slots: int
     most_slots_used: int
     copies_on_write: int

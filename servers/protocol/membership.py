@@ -60,6 +60,10 @@ class Membership:
         self.num_active_workers = 0
         """Workers in groups that have not left: the denominator of a group's weight."""
 
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
     def join(self, peer: int, message: Register) -> None:
         group = message.group
         self._require_leader(peer, group, "registered")

@@ -152,6 +152,10 @@ class ServerCore:
 
     # -- the way in ---------------------------------------------------------------------------
 
+    @property
+    def num_groups(self) -> int:
+        return self._membership.num_groups
+
     def handle(self, event: ServerEvent) -> list[Action]:
         """What to do about ``event``, in order. A broken rule of a peer becomes ``Fail``."""
         try:
@@ -574,6 +578,7 @@ class ServerCore:
             steps=self._updates.num_steps,
             replies=self._replies.num_made,
             duplicates=self._duplicates,
+            receive_slots=self._updates.pool.num_slots,
             most_slots_used=self._updates.pool.most_used,
             copies_on_write=self._updates.num_copies,
         )

@@ -39,6 +39,7 @@ from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.agreement import AgreedExit, allgather
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
+from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import Async
 from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
@@ -149,6 +150,7 @@ class _Side:
 class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
         context, roles = self.context, self.context.roles
+        buffers = context.config.receive_buffers
         registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
@@ -159,7 +161,7 @@ class _ServerSide(_Side):
                 server=context.me,
                 shard_weights=roles.shard_weights,
                 mode="async",
-                receive_buffers=context.config.receive_buffers,
+                receive_buffers=None if buffers == "auto" else buffers,
             ),
             make_executor=TensorShard,
             registrar=registrar if context.me == REGISTRAR else None,
@@ -208,7 +210,10 @@ class _WorkerSide(_Side):
         seat = Seat(worker=worker, group=worker, members=(worker,), num_servers=num_servers)
         loop = make_loop(context.transport, seat, waiting=context.waiting())
         loop.take_slice(
-            partition, owners=self.owners, credits=context.config.credits, frames=memory
+            partition,
+            owners=self.owners,
+            credits=credits_of(context.config, context.roles.num_workers),
+            frames=memory,
         )
         self._in_turn(lambda: self._set_up(loop))
         clock = 0

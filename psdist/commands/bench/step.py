@@ -389,7 +389,7 @@ def sent_bytes(text: str | None = None) -> int:
 
 def _slots(loop: ServerLoop) -> dict[str, Any]:
     each = loop.statistics()["sets"][0]
-    return {key: each[key] for key in ("num_slots", "most_slots_used") if key in each}
+    return {key: each[key] for key in ("receive_slots", "most_slots_used") if key in each}
 
 
 # -- what is told ----------------------------------------------------------------------------------

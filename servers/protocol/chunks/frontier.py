@@ -11,7 +11,7 @@ why no order of arrival can block a server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
 
@@ -19,6 +19,7 @@ from psdist.servers.protocol.chunks.chunk_state import ChunkState
 class Frontier:
     def __init__(self, chunks: Sequence[ChunkState]) -> None:
         self._chunks = chunks
+        self._places = {chunk.index: place for place, chunk in enumerate(chunks)}
         self._at = 0
         self._clock = 0
         if chunks:
@@ -28,6 +29,15 @@ class Frontier:
     def chunk(self) -> ChunkState | None:
         """None on a server that holds nothing."""
         return self._chunks[self._at] if self._chunks else None
+
+    def is_within(self, reach: int, chunk: ChunkState) -> bool:
+        """Whether it is one of the next ``reach`` chunks, the frontier's own the first of them."""
+        return (self._places[chunk.index] - self._at) % len(self._chunks) < reach
+
+    def next_chunks(self, reach: int) -> Iterator[ChunkState]:
+        """The chunks that are within reach."""
+        chunks = self._chunks
+        return (chunks[(self._at + n) % len(chunks)] for n in range(min(reach, len(chunks))))
 
     def move(self) -> ChunkState | None:
         """Pass chunks that have finished the iteration; the new frontier, which has caught up, or

@@ -27,7 +27,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Gathering, Push
 from psdist.servers.protocol.chunks.frontier import Frontier
-from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS
+from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, TOO_FAR
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
@@ -37,23 +37,29 @@ class Gathered(Updates):
     def __init__(self, *, membership: Membership, replies: Replies) -> None:
         super().__init__(membership=membership, replies=replies)
         self._frontier = Frontier(())
+        self._reach = 0
+        """So many chunks, from the frontier on, may take slots: all groups' pushes of them fit."""
 
     def build(
         self, chunks: Sequence[ChunkState], slots: Sequence[Frame], blocks: HeldBlocks
     ) -> None:
         super().build(chunks, slots, blocks)
         self._frontier = Frontier(chunks)
+        self._reach = max(2, (len(slots) - (EARLY - 1)) // self._membership.num_groups)
 
     def slots_needed(self, index: int, group: int | None) -> int:
         if group is None:
             return ADDS
         chunk = self._chunks[index]
         chunk.clock.catch_up()
-        if chunk.next_in_turn() != group:
-            return EARLY
-        if chunk.gathering.accumulator is not None:
+        is_in_turn = chunk.next_in_turn() == group
+        if is_in_turn and chunk.gathering.accumulator is not None:
             return ADDS
-        return FRONTIER if self._frontier.chunk is chunk else STARTS
+        if is_in_turn and self._frontier.chunk is chunk:
+            return FRONTIER
+        if not self._frontier.is_within(self._reach, chunk):
+            return TOO_FAR
+        return STARTS if is_in_turn else EARLY
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         chunk.add_push(push)
@@ -151,10 +157,14 @@ class Gathered(Updates):
         return chunk.target_buffer() is not None
 
     def _reconsider(self, frontier: ChunkState | None) -> list[Action]:
-        """Where the frontier has moved to: its next push needs fewer free slots than before."""
+        """Where the frontier has moved to: its next push needs fewer free slots than before, and
+        more chunks are within reach."""
         if frontier is None:
             return []
-        return self.pool.reconsider(frontier.index, frontier.next_in_turn())
+        actions = self.pool.reconsider(frontier.index, frontier.next_in_turn())
+        for chunk in self._frontier.next_chunks(self._reach):
+            actions += self.pool.reconsider_all(chunk.index)
+        return actions
 
     def check_invariants(self, index: int | None = None) -> None:
         super().check_invariants(index)

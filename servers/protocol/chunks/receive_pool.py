@@ -10,6 +10,9 @@ Each offer *needs* a number of free slots, told by the state machine:
     3  it starts another accumulator
     4  it comes before its turn and would only wait in the slot
 
+and one that is too far ahead of the frontier needs more than there are: it would take the slots of
+others, who are behind, and everybody waits for those.
+
 Why that cannot deadlock, with 2 slots or more. A chunk is *passed* in an iteration when it is
 stepped, or (clipping) held for the joint norm: either way the pushes of all groups that count were
 received, and no slot holds anything of it. The *frontier* is the first chunk that is not passed,
@@ -50,6 +53,7 @@ from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import Accept, Action
 
 ADDS, FRONTIER, STARTS, EARLY = 1, 2, 3, 4
+TOO_FAR = 2**31
 
 Key = tuple[int, int | None]
 """Chunk and group. None: the chief's initial values, whose slot is free again at once."""
@@ -72,7 +76,9 @@ class ReceivePool:
         self._need = need
         self._held: dict[int, dict[int | None, _Held]] = {}
         # Ordered sets, by what the offers needed when they were looked at last.
-        self._queues: dict[int, dict[Key, None]] = {n: {} for n in (ADDS, FRONTIER, STARTS, EARLY)}
+        self._queues: dict[int, dict[Key, None]] = {
+            n: {} for n in (ADDS, FRONTIER, STARTS, EARLY, TOO_FAR)
+        }
         self.most_used = 0
 
     @property
@@ -109,6 +115,11 @@ class ReceivePool:
             return [self._take(chunk, group)]
         self._wait((chunk, group), held[group], need)
         return []
+
+    def reconsider_all(self, chunk: int) -> list[Action]:
+        """As :meth:`reconsider`, for the offers of all groups about the chunk."""
+        groups = tuple(self._held.get(chunk, ()))
+        return [action for group in groups for action in self.reconsider(chunk, group)]
 
     def release(self, slot: Frame) -> list[Action]:
         """A slot is free again: accept held offers that now fit."""

@@ -59,8 +59,8 @@ configs = st.builds(
     record=st.booleans(),
     checksum_every=counts,
     chunk_bytes=st.integers(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES) | st.just("auto"),
-    credits=st.integers(1, 4096),
-    receive_buffers=st.integers(3, 2**31 - 1),
+    credits=st.integers(1, 4096) | st.just("auto"),
+    receive_buffers=st.integers(3, 2**31 - 1) | st.just("auto"),
     warn_s=seconds,
     wait_timeout_s=seconds,
     on_nonfinite=st.sampled_from(["error", "skip"]),
@@ -184,7 +184,7 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
         "  PSDIST_MOD = ssp (environment) is no setting of psdist; did you mean PSDIST_MODE?",
         f"  record = 1 ({file}): must be true or false",
         "  group = rack (command line): must be node, socket, numa or rank",
-        "  credits = 0 (command line): must be a whole number from 1 to 4096",
+        "  credits = 0 (command line): must be a whole number from 1 to 4096, or auto",
     ]
 
 

@@ -242,15 +242,21 @@ class Server:
     def slots_needed(self, chunk: int, group: int | None) -> int:
         """As many as must be free for the group's next payload to be received: with 1 it is added
         to a sum that exists, with 2 it starts the sum that all will come to, with 3 another one;
-        with 4 it waits for its turn."""
+        with 4 it waits for its turn. What is further ahead of all groups' slowest chunk than the
+        slots would do for gets none."""
         if self.mode != "sync" or group is None:
             return 1
         gathered = self.gathered(chunk)
-        if self.due(chunk)[len(gathered) :][:1] != [group]:
-            return 4
-        if any(self.arrived[chunk, each][0].header.length for each in gathered):
+        is_in_turn = self.due(chunk)[len(gathered) :][:1] == [group]
+        if is_in_turn and any(self.arrived[chunk, each][0].header.length for each in gathered):
             return 1
-        return 2 if chunk == min(self.order, key=self.min_done) else 3
+        first = self.order.index(min(self.order, key=self.min_done))
+        ahead = (self.order.index(chunk) - first) % len(self.order)
+        if is_in_turn and not ahead:
+            return 2
+        if ahead >= max(2, (self.num_slots - 3) // len(self.groups)):
+            return 2**31
+        return 3 if is_in_turn else 4
 
     def is_read(self, chunk: int, buffer: int) -> bool:
         return any((each.chunk, each.buffer) == (chunk, buffer) for each, _, _ in self.reading)

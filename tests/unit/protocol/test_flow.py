@@ -1,0 +1,57 @@
+"""How many receive slots and credits `auto` chooses: by groups and shard, never beyond memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.config.settings import RunConfig
+from psdist.protocol.flow import auto_credits, auto_receive_buffers
+from psdist.ranks.wire import credits_of
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("chunks", "groups", "slots", "why"),
+    [
+        (1, 1, 4, "all pushes of an iteration fit"),
+        (0, 4, 3, "all pushes of an iteration fit"),
+        (1, 4, 7, "all pushes of an iteration fit"),
+        (4, 1, 7, "all pushes of an iteration fit"),
+        (40, 1, 8, "4 chunks of each group, 1 of them, and 3 to spare"),
+        (40, 4, 19, "4 chunks of each group, 4 of them, and 3 to spare"),
+        (8, 4, 16, "2 times the shard's bytes, for memory"),
+        (2, 4, 8, "2 times the shard's bytes, for memory (the fewest)"),
+        (40, 1000, 80, "2 times the shard's bytes, for memory"),
+        (1, 1000, 8, "2 times the shard's bytes, for memory (the fewest)"),
+    ],
+)
+def test_slots_are_for_what_groups_send_ahead_but_not_more_than_two_shards(
+    chunks: int, groups: int, slots: int, why: str
+) -> None:
+    assert auto_receive_buffers([MIB] * chunks, num_groups=groups, slot_bytes=MIB) == (slots, why)
+
+
+def test_slots_larger_than_this_servers_chunks_count_as_what_they_are() -> None:
+    # float16 on the wire, float32 in the slot; or the model's largest chunk is another server's.
+    assert auto_receive_buffers([MIB] * 16, num_groups=8, slot_bytes=2 * MIB).number == 16
+    assert auto_receive_buffers([MIB] * 16, num_groups=8, slot_bytes=4 * MIB).number == 8
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3, 17, 100])
+@pytest.mark.parametrize("groups", [1, 2, 5, 64, 3000])
+def test_there_are_as_many_slots_as_pushing_needs_and_no_more_than_pushes(
+    chunks: int, groups: int
+) -> None:
+    slots = auto_receive_buffers([4096] * chunks, num_groups=groups, slot_bytes=4096).number
+    assert 3 <= slots <= groups * chunks + 3
+    assert slots <= max(8, 2 * chunks)
+
+
+@pytest.mark.parametrize(
+    ("groups", "credits"), [(1, 8), (128, 8), (129, 7), (256, 4), (512, 2), (100_000, 2)]
+)
+def test_credits_are_fewer_where_many_groups_offer_pushes(groups: int, credits: int) -> None:
+    assert auto_credits(num_groups=groups).number == credits
+    assert credits_of(RunConfig(), groups) == credits
+    assert credits_of(RunConfig(credits=5), groups) == 5
