@@ -476,7 +476,9 @@ def header(result: dict[str, Any]) -> str:
             f"{result['mpi']}, {components}; gloo over {result['gloo_interface']}; {carried}",
             f"{crowded}; load {result['load']}",
             f"{result['chunks']} chunks of at most {size_text(result['chunk_bytes'])}, credits "
-            f"{result['credits']}, receive_buffers {result['receive_buffers']}",
+            f"{result['credits']}, receive_buffers {result['receive_buffers']}: "
+            f"{max(each['receive_slots'] for each in result['slots'])} slots a server, "
+            f"{max(each['most_slots_used'] for each in result['slots'])} used",
         ]
     )
 
