@@ -56,7 +56,7 @@ class Frontier:
         self._at = at
         if at == len(chunks):
             self._search()
-        return self.chunk
+        return chunks[self._at]
 
     def admit(self, clock: int) -> ChunkState | None:
         """Groups of which every chunk contains ``clock`` updates or more count again; as move."""

@@ -52,14 +52,16 @@ class Gathered(Updates):
             return ADDS
         chunk = self._chunks[index]
         chunk.clock.catch_up()
-        is_in_turn = chunk.next_in_turn() == group
-        if is_in_turn and chunk.gathering.accumulator is not None:
+        if chunk.next_in_turn() != group:
+            return EARLY if self._is_near(chunk) else TOO_FAR
+        if chunk.gathering.accumulator is not None:
             return ADDS
-        if is_in_turn and self._frontier.chunk is chunk:
+        if self._frontier.chunk is chunk:
             return FRONTIER
-        if not self._frontier.is_within(self._reach, chunk):
-            return TOO_FAR
-        return STARTS if is_in_turn else EARLY
+        return STARTS if self._is_near(chunk) else TOO_FAR
+
+    def _is_near(self, chunk: ChunkState) -> bool:
+        return self._frontier.is_within(self._reach, chunk)
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         chunk.add_push(push)
@@ -161,9 +163,12 @@ class Gathered(Updates):
         more chunks are within reach."""
         if frontier is None:
             return []
-        actions = self.pool.reconsider(frontier.index, frontier.next_in_turn())
+        pool = self.pool
+        actions = pool.reconsider(frontier.index, frontier.next_in_turn())
+        if not pool.holds_too_far:
+            return actions
         for chunk in self._frontier.next_chunks(self._reach):
-            actions += self.pool.reconsider_all(chunk.index)
+            actions += pool.reconsider_all(chunk.index)
         return actions
 
     def check_invariants(self, index: int | None = None) -> None:

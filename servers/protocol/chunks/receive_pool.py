@@ -79,6 +79,8 @@ class ReceivePool:
         self._queues: dict[int, dict[Key, None]] = {
             n: {} for n in (ADDS, FRONTIER, STARTS, EARLY, TOO_FAR)
         }
+        self.holds_too_far = self._queues[TOO_FAR]
+        """Not empty if offers wait that were too far ahead when they were looked at last."""
         self.most_used = 0
 
     @property

@@ -223,6 +223,16 @@ def chunks_at(*clocks: int) -> tuple[Limits, list[ChunkState]]:
     return limits, chunks
 
 
+def test_what_is_within_reach_goes_round_from_the_frontier_on() -> None:
+    _, chunks = chunks_at(3, 3, 2, 2)
+    frontier = Frontier(chunks)
+    assert frontier.chunk is chunks[2]
+    assert [frontier.is_within(1, chunk) for chunk in chunks] == [False, False, True, False]
+    assert [frontier.is_within(3, chunk) for chunk in chunks] == [True, False, True, True]
+    assert list(frontier.next_chunks(3)) == [chunks[2], chunks[3], chunks[0]]
+    assert list(frontier.next_chunks(9)) == [chunks[2], chunks[3], chunks[0], chunks[1]]
+
+
 def test_the_frontier_says_whether_it_has_moved() -> None:
     limits, chunks = chunks_at(3, 2, 2)
     frontier = Frontier(chunks)

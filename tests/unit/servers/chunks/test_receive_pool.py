@@ -12,7 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import Accept, Action
-from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, ReceivePool
+from psdist.servers.protocol.chunks.receive_pool import (
+    ADDS,
+    EARLY,
+    FRONTIER,
+    STARTS,
+    TOO_FAR,
+    ReceivePool,
+)
 
 Key = tuple[int, int | None]
 
@@ -64,6 +71,18 @@ def test_an_offer_is_received_while_as_many_slots_are_free_as_it_needs(
     held = [chunk for chunk in range(num_slots + 2) if offers.pool.holds(chunk)]
     assert held == list(range(num_received, num_slots + 2))
     assert offers.pool.most_used == num_received
+
+
+def test_what_is_too_far_ahead_gets_no_slot_however_many_are_free_until_it_is_near() -> None:
+    offers = Offers(9)
+    assert offers.offer("a", 5, 0, need=TOO_FAR) == offers.offer("b", 5, 1, need=TOO_FAR) == []
+    assert offers.offer("near", 1, need=EARLY) == ["near"]
+    assert offers.release() == []
+    assert len(offers.pool.holds_too_far) == 2
+    offers.needs[5, 0] = offers.needs[5, 1] = EARLY
+    assert offers.tickets(offers.pool.reconsider_all(5)) == ["a", "b"]
+    assert not offers.pool.holds_too_far
+    assert offers.pool.reconsider_all(5) == []
 
 
 def test_who_needs_least_is_received_first_and_among_alike_who_came_first() -> None:
