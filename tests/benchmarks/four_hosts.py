@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -42,6 +43,7 @@ def main() -> int:
         print("the test cluster is up: somebody uses it", file=sys.stderr)
         return 1
     status = 0
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # by finally
     try:
         cluster.up(shape="1gbit", keep=True)
         for size in options.size:
