@@ -1,6 +1,7 @@
-"""Groups of real processes over torch.distributed, without MPI, for tests and benchmarks.
+"""Groups of real processes, without MPI, for tests.
 
 results = run_in_group(3, script)     # script(channel), in three processes; by place
+results = run_in_group(3, script, tier="shared_memory")
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ from typing import Any
 
 import torch
 
-from psdist.workers.group import process_group
+from psdist.workers.group import tier as group_tier
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.segments import Segment
+from psdist.workers.group.shared_memory import Make
+from psdist.workers.group.tier import Tier
 
 Script = Callable[[GroupChannel], Any]
 
 
-def run_in_group(size: int, script: Script, *, timeout_s: float = 120.0) -> list[Any]:
+def run_in_group(
+    size: int,
+    script: Script,
+    *,
+    timeout_s: float = 120.0,
+    tier: Tier = "torch",
+    make: Make = Segment,
+) -> list[Any]:
     """What ``script``, a function of a module, returns in each of ``size`` processes (no tensors).
     ``"exit N"`` for a process that ended without a word."""
     context = multiprocessing.get_context("forkserver")  # which imports torch once for all
-    context.set_forkserver_preload(["psdist.workers.loop", "psdist.workers.group.process_group"])
+    context.set_forkserver_preload(["psdist.workers.loop", "psdist.workers.group.tier"])
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
-        context.Process(target=_main, args=(index, size, script, theirs))
+        context.Process(target=_main, args=(index, size, script, theirs, tier, make))
         for index, (_, theirs) in enumerate(pipes)
     ]
     for process, (_, theirs) in zip(processes, pipes, strict=True):
@@ -61,7 +72,9 @@ def _answer(connection: Connection, process: Any, timeout_s: float) -> Any:
     return answer
 
 
-def _main(index: int, size: int, script: Script, connection: Connection) -> None:
+def _main(
+    index: int, size: int, script: Script, connection: Connection, tier: Tier, make: Make
+) -> None:
     torch.set_num_threads(1)
 
     def broadcast(data: bytes | None) -> bytes:
@@ -72,12 +85,15 @@ def _main(index: int, size: int, script: Script, connection: Connection) -> None
         return data
 
     try:
-        channel = process_group.start(
+        channel = group_tier.start(
+            tier,
             index=index,
             size=size,
             device=torch.device("cpu"),
             timeout_s=60.0,
             broadcast=broadcast,
+            is_spinning=False,
+            make=make,
         )
         if size == 1:
             connection.send(b"")  # nobody to tell a port to
@@ -86,4 +102,4 @@ def _main(index: int, size: int, script: Script, connection: Connection) -> None
         connection.send(error)
     finally:
         connection.close()
-    process_group.stop()
+    group_tier.stop(channel)

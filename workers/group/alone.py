@@ -8,12 +8,16 @@ from collections.abc import Sequence
 
 import torch
 
+from psdist.protocol.memory import allocate
 from psdist.workers.group.channel import Done, Pending, Slices
 
 
 class AloneChannel:
     place = 0
     size = 1
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        return allocate(num_bytes)
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return Done([list(values)])

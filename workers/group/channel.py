@@ -23,12 +23,12 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from psdist.errors import CollectiveError
+from psdist.errors import CollectiveError, InvariantError
 from psdist.protocol.partition import Span
 
 CALLS = (
     *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
-    *("any", "all", "loader", "push", "optimizer_state"),
+    *("any", "all", "loader", "push", "optimizer_state", "start"),
 )
 """What workers of a group may meet in; an agreement carries the index."""
 
@@ -66,6 +66,11 @@ class GroupChannel(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Zeroed memory for flats: as good as any, or one that is reduced without a copy. Raises
+        :class:`TransportError` where there is not so much."""
+        ...
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         """Meet the others in ``call`` (one of :data:`CALLS`): every worker's ``values``, by place.
@@ -120,6 +125,23 @@ def check_calls(codes: Sequence[int]) -> None:
             f"workers of one group made different calls: {called}; every worker must make the same "
             "calls in the same order"
         )
+
+
+def lengths_of(index: int, flat: torch.Tensor, slices: Slices) -> list[int]:
+    """Elements of flat ``index`` that each place owns."""
+    lengths = [0] * len(slices)
+    at = 0
+    for place, spans in enumerate(slices):
+        for span in spans:
+            if span.buffer != index:
+                continue
+            if span.start != at:
+                raise InvariantError(f"slices leave elements {at} to {span.start} to nobody")
+            lengths[place] += span.stop - span.start
+            at = span.stop
+    if at != len(flat):
+        raise InvariantError(f"slices end at element {at} of {len(flat)}")
+    return lengths
 
 
 def add_in_worker_order(rows: Iterable[torch.Tensor], total: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from psdist.errors import InvariantError, TransportError
+from psdist.protocol.memory import allocate
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
@@ -33,6 +34,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
+    lengths_of,
 )
 
 _GRACE_S = 10.0
@@ -95,6 +97,9 @@ class ProcessGroupChannel:
         self.size = size
         self._received: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
 
+    def allocate(self, num_bytes: int) -> memoryview:
+        return allocate(num_bytes)
+
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return _Agreement(CALLS.index(call), values, self.size)
 
@@ -102,7 +107,7 @@ class ProcessGroupChannel:
         works: list[dist.Work] = []
         sums: list[tuple[torch.Tensor, torch.Tensor]] = []
         for index, flat in enumerate(flats):
-            lengths = _lengths(index, flat, slices)
+            lengths = lengths_of(index, flat, slices)
             start = sum(lengths[: self.place])
             mine = flat[start : start + lengths[self.place]]
             rows = self._rows(index, mine)
@@ -146,23 +151,6 @@ class ProcessGroupChannel:
             rows = torch.empty((self.size, len(mine)), dtype=mine.dtype, device=mine.device)
             self._received[key] = rows
         return rows
-
-
-def _lengths(index: int, flat: torch.Tensor, slices: Slices) -> list[int]:
-    """Elements of flat ``index`` that each place owns."""
-    lengths = [0] * len(slices)
-    at = 0
-    for place, spans in enumerate(slices):
-        for span in spans:
-            if span.buffer != index:
-                continue
-            if span.start != at:
-                raise InvariantError(f"slices leave elements {at} to {span.start} to nobody")
-            lengths[place] += span.stop - span.start
-            at = span.stop
-    if at != len(flat):
-        raise InvariantError(f"slices end at element {at} of {len(flat)}")
-    return lengths
 
 
 def _begun(work: dist.Work | None) -> list[dist.Work]:

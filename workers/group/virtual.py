@@ -19,7 +19,7 @@ from typing import Any, Generic
 import torch
 
 from psdist.errors import InvariantError, PsdistError
-from psdist.protocol.memory import as_bytes
+from psdist.protocol.memory import allocate, as_bytes
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.group.channel import (
     CALLS,
@@ -85,6 +85,9 @@ class VirtualChannel:
         self.size = size
         self._group = group
         self._number = 0
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        return allocate(num_bytes)
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         row = torch.tensor([CALLS.index(call), *values], dtype=torch.float64)

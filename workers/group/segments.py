@@ -1,0 +1,110 @@
+"""Memory that the processes of one host share, without a name anywhere: memfd.
+
+    segment = Segment(1 << 20)                    # mine, to write
+    theirs = open_segment(pid, fd, 1 << 20)       # another process's, to read
+
+A memfd is no file of /dev/shm: it is in no one's way, its room is the host's memory (a container's
+/dev/shm often has 64 MiB), and the kernel frees it with the last process that has mapped it, also
+after kill -9. Others open it by ``/proc/PID/fd/FD``, which needs the same kernel, user and space of
+process ids; whoever gets there must compare what lies in it with what was to be there.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import warnings
+from contextlib import suppress
+from threading import Lock
+
+import torch
+
+from psdist.protocol.memory import PAGE_BYTES
+
+_NOEXEC_SEAL = 0x8
+"""MFD_NOEXEC_SEAL, which hosts may demand (vm.memfd_noexec = 2), and kernels before 6.3 refuse."""
+
+_HUGE_FROM_BYTES = 4 << 20
+
+_lock = Lock()
+_lock.acquire()
+
+
+def fence() -> None:
+    """What this process has read and written before, it has before all that follows.
+
+    x86 needs that of stores and later loads only; ARM of everything. Releasing and then acquiring a
+    lock orders both sides in both: POSIX asks it of locks, and a load-acquire of ARMv8 does not
+    overtake a store-release.
+    """
+    _lock.release()
+    _lock.acquire()
+
+
+class Segment:
+    """Zeroed memory of this process that others of the host can open while it is not closed."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Raises :class:`OSError` where there is none, or not so much: all of it is there then."""
+        self.num_bytes = max(-(-num_bytes // PAGE_BYTES) * PAGE_BYTES, PAGE_BYTES)
+        self.fd = _memfd()
+        try:
+            os.posix_fallocate(self.fd, 0, self.num_bytes)
+            self.memory = mmap.mmap(self.fd, self.num_bytes, mmap.MAP_SHARED)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        if self.num_bytes >= _HUGE_FROM_BYTES:
+            with suppress(OSError):  # a kernel without them
+                self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = bytes_of(self.memory)
+        self.address = self.bytes.data_ptr()
+
+    def close(self) -> None:
+        """Nobody can open it any more; it stays with those who have."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def free(self) -> None:
+        """Give the memory back: nobody, here or elsewhere, may touch it again."""
+        if self.fd >= 0:
+            os.ftruncate(self.fd, 0)
+        self.close()
+
+
+def _memfd() -> int:
+    try:
+        return os.memfd_create("psdist", os.MFD_CLOEXEC | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("psdist", os.MFD_CLOEXEC)
+
+
+def open_segment(pid: int, fd: int, num_bytes: int) -> mmap.mmap:
+    """Another process's segment, to read. Raises :class:`OSError` or ValueError."""
+    mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(mine, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    finally:
+        os.close(mine)
+
+
+def bytes_of(memory: mmap.mmap) -> torch.Tensor:
+    """The same memory as a tensor, which keeps it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it cannot be written: so it is meant
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def started_at(pid: int) -> int:
+    """When the process began, in ticks since boot; -1 where there is none that lives. A number of
+    a process may be another's later; together they name one."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    return -1 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])

@@ -1,0 +1,527 @@
+"""A group of one host whose workers read one another's memory: nothing is sent.
+
+Every worker has a *book*, a segment of its own (:mod:`~psdist.workers.group.segments`) that only it
+writes. For its operation n it writes an entry (what it does, and where what it brings lies), then
+the number n; the others wait for that number and read. So a word of 8 bytes, aligned, which the
+hardware writes and reads whole, says that all before it is there; :func:`fence` keeps that order.
+
+What lies where:
+
+* Memory from :meth:`SharedMemoryChannel.allocate` is added from where it lies. A trainer's flat
+  gradients live there.
+* All else is copied into staging memory first, which grows with what is asked for: the flat
+  parameters (the script may write to those as soon as an operation is done, and a process that it
+  forks has to see them as they were), and long entries.
+
+When memory may be written again follows from the order of operations. A worker is done with
+operation n only after all have begun n, and none begins n before it is done with n - 1. So who is
+done with n knows that nobody reads any more what was brought to n - 1 or before. Hence entries are
+written into two places in turn, staging memory is used again two operations later, and shared
+memory that was passed to ``reduce_scatter`` is the caller's again, outside its own slice, when the
+next operation is done: that is the seam's rule.
+
+A worker that dies is noticed by the others' looks at /proc, a few times a second.
+
+    channel, why_not = connect(over, is_spinning=False)      # over another channel
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, Generic
+
+import torch
+
+from psdist.errors import InvariantError, PsdistError, TransportError
+from psdist.protocol.partition import Span
+from psdist.workers.group.channel import (
+    CALLS,
+    GroupChannel,
+    Pending,
+    Slices,
+    T,
+    add_in_worker_order,
+    check_calls,
+    lengths_of,
+)
+from psdist.workers.group.segments import (
+    Segment,
+    bytes_of,
+    fence,
+    open_segment,
+    started_at,
+)
+
+_TOKEN, _BEGUN = 0, 8
+"""Words of a book: what proves that it is the right one; the number of the last operation begun."""
+_ENTRY_AT: Final = (512, 1024)
+_ENTRY_WORDS: Final = 511
+"""Entries of even and of odd operations: how many words, and these; or -1, how many, and where
+they lie."""
+_BOOK_BYTES: Final = 8 * 1536
+
+_WHERE_WORDS: Final = 4
+"""Of a stretch of a worker's memory: serial number, file descriptor and bytes of its segment, and
+where in it the stretch begins."""
+_NOWHERE: Final = (0, 0, 0, 0)
+
+_ALIGN: Final = 64
+_BLOCK_BYTES: Final = 256 << 10
+"""Sums of more than two are made by blocks, which stay in a core's cache."""
+
+_YIELDS: Final = 40
+"""Looks before the first sleep, between which others may run: some 20 us if nobody wants to."""
+_FIRST_SLEEP_S: Final = 20e-6
+_LAST_SLEEP_S: Final = 1e-3
+_LOOK_S: Final = 0.1
+"""How often a worker that waits looks whether the others live."""
+_SET_UP_S: Final = 0.05
+
+_AGREE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = range(4)
+_KINDS: Final = ("agree", "reduce_scatter", "all_gather", "broadcast")
+
+Make = Callable[[int], Segment]
+
+
+def connect(
+    over: GroupChannel, *, is_spinning: bool, make: Make = Segment
+) -> tuple[SharedMemoryChannel | None, str]:
+    """This worker's end of a group in shared memory, or None, on all workers, and why.
+
+    A collective over the channel ``over``, which blocks. ``make`` makes segments.
+    """
+    pid, token, why_not = os.getpid(), secrets.randbits(53), ""
+    book: Segment | None = None
+    try:
+        book = make(_BOOK_BYTES)
+        book.bytes.view(torch.int64)[_TOKEN] = token
+    except OSError as error:
+        why_not = f"no shared memory is to be had: {error}"
+    fd = -1 if book is None else book.fd
+    table = _wait(over.agree("start", [pid, fd, token, started_at(pid)]))
+    others: list[_Other] = []
+    for place, row in enumerate(table):
+        if place != over.place and not why_not:
+            pid, fd, token, start = map(int, row)
+            try:
+                others.append(_Other(place, pid=pid, fd=fd, token=token, start=start))
+            except (OSError, ValueError) as error:
+                why_not = f"memory of the worker at place {place} cannot be opened: {error}"
+    can = [bool(ok) for (ok,) in _wait(over.agree("start", [not why_not]))]
+    if book is not None and all(can):
+        return SharedMemoryChannel(over.place, over.size, book, others, is_spinning, make), ""
+    if book is not None:
+        book.close()
+    return None, why_not or f"the worker at place {can.index(False)} of the group could not"
+
+
+def _wait(pending: Pending[T]) -> T:
+    while not pending.is_done():
+        pending.wait(_SET_UP_S)
+    return pending.result()
+
+
+class _Own:
+    """A segment of this worker, as its entries name it."""
+
+    def __init__(self, segment: Segment, serial: int) -> None:
+        self.segment = segment
+        self.serial = serial
+        self.used_by = 0
+        """The number of the operation that has used it last."""
+
+    def where(self, offset: int) -> tuple[int, int, int, int]:
+        return self.serial, self.segment.fd, self.segment.num_bytes, offset
+
+    def offset_of(self, tensor: torch.Tensor) -> int | None:
+        """Where in it ``tensor`` lies, if it does."""
+        offset = tensor.data_ptr() - self.segment.address
+        return offset if 0 <= offset <= self.segment.num_bytes - tensor.nbytes else None
+
+
+class _Other:
+    """Another worker of the group, as this one sees it."""
+
+    def __init__(self, place: int, *, pid: int, fd: int, token: int, start: int) -> None:
+        """Raises :class:`OSError` or ValueError where its memory cannot be read."""
+        self.place = place
+        self._pid, self._start = pid, start
+        self._opened: dict[int, tuple[int, torch.Tensor]] = {}
+        """File descriptor -> serial number and bytes of the segment there."""
+        if fd < 0:
+            raise ValueError("it has none")
+        self._words = memoryview(open_segment(pid, fd, _BOOK_BYTES)).cast("q")
+        if self._words[_TOKEN] != token:
+            raise ValueError(f"process {pid} is another one there")
+
+    def is_alive(self) -> bool:
+        return started_at(self._pid) == self._start
+
+    def has_begun(self, number: int) -> bool:
+        return bool(self._words[_BEGUN] >= number)
+
+    def entry(self, number: int) -> list[int]:
+        """What it has written of operation ``number``, which it has begun."""
+        at = _ENTRY_AT[number & 1]
+        length = self._words[at]
+        if length >= 0:
+            return self._words[at + 1 : at + 1 + length].tolist()
+        num_words, *where = self._words[at + 1 : at + 2 + _WHERE_WORDS].tolist()
+        words: list[int] = self.bytes_at(where)[: 8 * num_words].view(torch.int64).tolist()
+        return words
+
+    def bytes_at(self, where: Sequence[int]) -> torch.Tensor:
+        """From there to the end of the segment."""
+        serial, fd, num_bytes, offset = where
+        known, memory = self._opened.get(fd, (-1, None))
+        if memory is None or known != serial:
+            try:
+                memory = bytes_of(open_segment(self._pid, fd, num_bytes))
+            except (OSError, ValueError) as error:
+                raise TransportError(
+                    f"memory of the worker at place {self.place} of this worker's group, process "
+                    f"{self._pid}, cannot be opened, perhaps because that has ended: {error}"
+                ) from error
+            self._opened[fd] = serial, memory
+        return memory[offset:]
+
+
+class SharedMemoryChannel:
+    """A worker's end of its group, of two workers or more."""
+
+    def __init__(
+        self,
+        place: int,
+        size: int,
+        book: Segment,
+        others: Sequence[_Other],
+        is_spinning: bool,
+        make: Make,
+    ) -> None:
+        self.place = place
+        self.size = size
+        self.is_spinning = is_spinning
+        self._book = book
+        self._words = memoryview(book.memory).cast("q")
+        self._others = others
+        self._make = make
+        self._number = 0
+        """Of the operation that was begun last."""
+        self._unfinished: deque[_Operation[Any]] = deque()
+        self._num_segments = 0
+        self._shared: list[_Own] = []
+        """What :meth:`allocate` has handed out."""
+        self._staging: list[_Own] = []
+        self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
+        self._looked_s = 0.0
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        return memoryview(self._add_segment(self._shared, num_bytes).segment.memory)[:num_bytes]
+
+    def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
+        return self._begin(self._agree(CALLS.index(call), array("d", values)))
+
+    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        lengths = [lengths_of(index, flat, slices) for index, flat in enumerate(flats)]
+        return self._begin(self._reduce_scatter(flats, slices, lengths))
+
+    def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        return self._begin(self._all_gather(flats, slices))
+
+    def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
+        return self._begin(self._broadcast(tensor, place))
+
+    def close(self) -> None:
+        """The group is over; memory that was handed out stays."""
+        for own in (*self._shared, *self._staging):
+            own.segment.close()
+        self._book.close()
+
+    def progress(self) -> None:
+        """Carry on with what was begun, one operation after the other."""
+        while self._unfinished:
+            if not self._unfinished[0].advance():
+                return
+            self._unfinished.popleft()
+
+    def _begin(self, steps: Generator[None, None, T]) -> Pending[T]:
+        operation = _Operation(self, steps)
+        self._unfinished.append(operation)
+        self.progress()
+        return operation
+
+    # -- the operations, as generators that yield where they have to wait -----------------------
+
+    def _agree(self, code: int, values: array[float]) -> Generator[None, None, list[list[float]]]:
+        number = self._next()
+        words = [_AGREE, code, *array("q", values.tobytes())]
+        entries = yield from self._meet("agreement", number, words)
+        check_calls([code for _, code, *_ in entries])
+        return [array("d", array("q", words).tobytes()).tolist() for _, _, *words in entries]
+
+    def _reduce_scatter(
+        self, flats: Sequence[torch.Tensor], slices: Slices, lengths: Sequence[Sequence[int]]
+    ) -> Generator[None, None, None]:
+        number = self._next()
+        wheres = self._places_of(flats, lengths, number)
+        words = [_REDUCE_SCATTER, _signature(flats, slices)]
+        words += [word for where in wheres for word in where]
+        entries = yield from self._meet("reduce-scatter", number, words)
+        for index, flat in enumerate(flats):
+            start = sum(lengths[index][: self.place])
+            stop = start + lengths[index][self.place]
+            if start == stop:
+                continue
+            rows = [flat[start:stop]] * self.size
+            at = 2 + _WHERE_WORDS * index
+            for other in self._others:
+                theirs = other.bytes_at(entries[other.place][at : at + _WHERE_WORDS])
+                part = theirs[start * flat.itemsize : stop * flat.itemsize]
+                rows[other.place] = part.view(flat.dtype)
+            self._add(rows)
+
+    def _all_gather(
+        self, flats: Sequence[torch.Tensor], slices: Slices
+    ) -> Generator[None, None, None]:
+        number = self._next()
+        parts = [
+            [_bytes(flats[span.buffer][span.start : span.stop]) for span in spans]
+            for spans in slices
+        ]
+        where = self._stage(parts[self.place], number)
+        words = [_ALL_GATHER, _signature(flats, slices), *where]
+        entries = yield from self._meet("all-gather", number, words)
+        for other in self._others:
+            self._copy(other, entries[other.place], parts[other.place])
+
+    def _broadcast(self, tensor: torch.Tensor, place: int) -> Generator[None, None, None]:
+        number = self._next()
+        flat = tensor.detach().reshape(-1)
+        where = self._stage([_bytes(flat)], number) if place == self.place else _NOWHERE
+        words = [_BROADCAST, _signature([flat], [[Span(place, 0, len(flat))]]), *where]
+        entries = yield from self._meet("broadcast", number, words)
+        for other in self._others:
+            if other.place == place:
+                target = torch.empty_like(flat)
+                self._copy(other, entries[place], [_bytes(target)])
+                tensor.copy_(target.view(tensor.shape))
+
+    @staticmethod
+    def _copy(other: _Other, entry: list[int], parts: Sequence[torch.Tensor]) -> None:
+        """What the other has staged comes into ``parts``."""
+        if any(part.nbytes for part in parts):
+            theirs = other.bytes_at(entry[2:])
+            at = 0
+            for part in parts:
+                part.copy_(theirs[at : at + part.nbytes])
+                at += _aligned(part.nbytes)
+
+    def _add(self, rows: Sequence[torch.Tensor]) -> None:
+        """This worker's row becomes the sum of all, in worker order."""
+        mine, before = rows[self.place], rows[: self.place]
+        if self.size == 2:
+            torch.add(rows[0], rows[1], out=mine)
+            return
+        step = _BLOCK_BYTES // mine.itemsize
+        scratch = self._scratch.view(mine.dtype)
+        for start in range(0, len(mine), step):
+            block = mine[start : start + step]
+            parts = [row[start : start + step] for row in rows]
+            if len(before) < 2:
+                torch.add(parts[0], parts[1], out=block)
+                rest = parts[2:]
+            else:
+                total = scratch[: len(block)]
+                add_in_worker_order(parts[: self.place], total)
+                torch.add(total, block, out=block)
+                rest = parts[self.place + 1 :]
+            for part in rest:
+                block.add_(part)
+
+    # -- what is brought to them ---------------------------------------------------------------
+
+    def _places_of(
+        self, flats: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]], number: int
+    ) -> list[tuple[int, int, int, int]]:
+        """Where the others read ``flats``: copied into staging memory, if they are not shared."""
+        wheres = []
+        for flat, counts in zip(flats, lengths, strict=True):
+            for own in self._shared:
+                if (offset := own.offset_of(flat)) is not None:
+                    wheres.append(own.where(offset))
+                    break
+            else:
+                staging = self._staging_for(flat.nbytes, number)
+                source, target = _bytes(flat), staging.segment.bytes
+                start = sum(counts[: self.place]) * flat.itemsize
+                stop = start + counts[self.place] * flat.itemsize
+                target[:start].copy_(source[:start])
+                target[stop : flat.nbytes].copy_(source[stop:])
+                wheres.append(staging.where(0))
+        return wheres
+
+    def _stage(self, parts: Sequence[torch.Tensor], number: int) -> tuple[int, int, int, int]:
+        """Where ``parts``, bytes, lie for the others, one behind the other."""
+        num_bytes = sum(_aligned(part.nbytes) for part in parts)
+        if not num_bytes:
+            return _NOWHERE
+        staging = self._staging_for(num_bytes, number)
+        at = 0
+        for part in parts:
+            staging.segment.bytes[at : at + part.nbytes].copy_(part)
+            at += _aligned(part.nbytes)
+        return staging.where(0)
+
+    def _staging_for(self, num_bytes: int, number: int) -> _Own:
+        """Memory of this worker, for its operation ``number``, that nobody reads any more."""
+        free = [own for own in self._staging if own.used_by < number - 1]
+        large = [own for own in free if own.segment.num_bytes >= num_bytes]
+        if large:
+            staging = min(large, key=lambda own: own.segment.num_bytes)
+        else:
+            if free:  # it grows
+                self._staging.remove(free[-1])
+                free[-1].segment.free()
+            staging = self._add_segment(self._staging, num_bytes)
+        staging.used_by = number
+        return staging
+
+    def _add_segment(self, to: list[_Own], num_bytes: int) -> _Own:
+        try:
+            segment = self._make(num_bytes)
+        except OSError as error:
+            raise TransportError(
+                f"{num_bytes} bytes of memory to share in this worker's group are not to be had: "
+                f"{error}; group_tier = torch needs none"
+            ) from error
+        self._num_segments += 1
+        own = _Own(segment, self._num_segments)
+        to.append(own)
+        return own
+
+    # -- the book ------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _meet(
+        self, what: str, number: int, words: list[int]
+    ) -> Generator[None, None, list[list[int]]]:
+        """Begin operation ``number`` with this entry; the entries of all, by place, when all have
+        begun it."""
+        self._write(number, words)
+        for other in self._others:
+            while not other.has_begun(number):
+                self._look_for_the_dead(what, number)
+                yield
+        fence()
+        entries = [words] * self.size
+        for other in self._others:
+            entries[other.place] = other.entry(number)
+        kinds = {kind for kind, *_ in entries}
+        details = {detail for kind, detail, *_ in entries if kind != _AGREE}
+        if len(kinds) > 1 or len(details) > 1:
+            said = ", ".join(
+                f"place {place} in {_KINDS[kind]} {detail}"
+                for place, (kind, detail, *_) in enumerate(entries)
+            )
+            raise InvariantError(f"workers of one group are in different operations: {said}")
+        return entries
+
+    def _write(self, number: int, words: list[int]) -> None:
+        at = _ENTRY_AT[number & 1]
+        entry = array("q", words)
+        if len(entry) <= _ENTRY_WORDS:
+            self._words[at] = len(entry)
+        else:
+            where = self._stage([torch.frombuffer(entry, dtype=torch.uint8)], number)
+            self._words[at] = -1
+            entry = array("q", [len(entry), *where])
+        self._words[at + 1 : at + 1 + len(entry)] = memoryview(entry)
+        fence()
+        self._words[_BEGUN] = number
+
+    def _look_for_the_dead(self, what: str, number: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        for other in self._others:
+            # What it has begun before it ended, it has brought.
+            if not other.is_alive() and not other.has_begun(number):
+                raise TransportError(
+                    f"the {what} of this worker's group failed, because the worker at place "
+                    f"{other.place} of it has ended"
+                )
+
+
+class _Operation(Generic[T]):
+    """What a generator does, with whose end it is done."""
+
+    def __init__(self, channel: SharedMemoryChannel, steps: Generator[None, None, T]) -> None:
+        self._channel = channel
+        self._steps = steps
+        self._results: list[T] = []
+        self._error: PsdistError | None = None
+        self._sleep_s = _FIRST_SLEEP_S
+
+    def advance(self) -> bool:
+        """Go on as far as the others allow; whether that is the end."""
+        try:
+            next(self._steps)
+        except StopIteration as stop:
+            self._results.append(stop.value)
+        except PsdistError as error:
+            self._error = error
+        else:
+            return False
+        return True
+
+    def is_done(self) -> bool:
+        if not self._results and self._error is None:
+            self._channel.progress()
+        return bool(self._results) or self._error is not None
+
+    def wait(self, at_most_s: float) -> None:
+        ends_s = time.monotonic() + at_most_s
+        looks = 0
+        while not self.is_done():
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return
+            looks += 1
+            if self._channel.is_spinning:
+                continue
+            if looks <= _YIELDS:
+                os.sched_yield()
+            else:
+                time.sleep(min(self._sleep_s, left_s))
+                self._sleep_s = min(2 * self._sleep_s, _LAST_SLEEP_S)
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        if not self._results:
+            raise InvariantError("the result of an operation of a group before it was done")
+        return self._results[0]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(torch.uint8)
+
+
+def _signature(flats: Sequence[torch.Tensor], slices: Slices) -> int:
+    """The same where workers do the same with the same shapes."""
+    shapes = [(len(flat), flat.dtype) for flat in flats]
+    return zlib.crc32(repr((shapes, [list(map(tuple, spans)) for spans in slices])).encode())
