@@ -40,7 +40,7 @@ from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
-from psdist.workers.group import process_group
+from psdist.workers.group import tier as group_tier
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
@@ -86,12 +86,14 @@ class Job:
             device = torch.device("cpu")  # a group reduces over one back end
         self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
-        self._group = process_group.start(
+        self._group = group_tier.start(
+            context.config.group_tier,
             index=place,
             size=len(members),
             device=self.device,
             timeout_s=context.config.wait_timeout_s,
             broadcast=context.broadcast_in_group,
+            is_spinning=context.waiting().is_spinning,
         )
         self._loop = make_loop(
             context.transport,
@@ -535,5 +537,5 @@ class Job:
     def _end(self) -> None:
         self._is_finished = True
         self._sets.end()
-        process_group.stop()
+        group_tier.stop(self._group)
         self._context.end_job()

@@ -63,7 +63,7 @@ def make_trainer(
     the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
     none of them for ascending; the rest as in :class:`Trainer`.
     """
-    flat = FlatModel(partition, parameters)
+    flat = FlatModel(partition, parameters, allocate=group.allocate)
     loop.take_slice(partition, owners=owners, credits=credits, frames=flat, wire=wire, order=order)
     return Trainer(
         worker=loop.core.seat.worker,

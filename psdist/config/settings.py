@@ -113,6 +113,11 @@ class RunConfig(BaseModel):
         allowed="node, socket, numa or rank",
         description="Which workers reduce their gradients together before they push.",
     )
+    group_tier: Literal["auto", "shared_memory", "torch"] = _setting(
+        "auto",
+        allowed="auto, shared_memory or torch",
+        description="Groups reduce in shared memory, or by torch (gloo; NCCL on GPUs); same bits.",
+    )
     run_dir: _Path | None = _setting(
         None,
         allowed="the path of a directory",

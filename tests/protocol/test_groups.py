@@ -146,6 +146,9 @@ class BrokenChannel:
         self.channel = channel
         self.num_gathers = 0
 
+    def allocate(self, num_bytes: int) -> memoryview:
+        return self.channel.allocate(num_bytes)
+
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return self.channel.agree(call, values)
 

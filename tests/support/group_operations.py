@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from psdist.protocol.memory import as_bytes
+from psdist.protocol.memory import as_bytes, as_tensor, dtype_name
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import GroupChannel, Pending, Slices
 
@@ -48,6 +48,13 @@ def slices_of(size: int, round_: int) -> Slices:
     ]
 
 
+def in_memory_of(channel: GroupChannel, flat: torch.Tensor) -> torch.Tensor:
+    """A copy in memory that the channel is made for."""
+    memory = channel.allocate(flat.nbytes)
+    copy = as_tensor(memory, dtype_name(flat.dtype), len(flat))
+    return copy.copy_(flat)
+
+
 def values_of(place: int, round_: int) -> list[float]:
     """Of different lengths; integers that only float64 has."""
     return [2.0**53 - place, -0.0, float(round_), *(place + 0.1 * i for i in range(30 * place))]
@@ -60,6 +67,8 @@ def operations(channel: GroupChannel) -> Operations:
         results[f"agree {round_}"] = rows
         slices = slices_of(channel.size, round_)
         flats = flats_of(channel.place, round_)
+        if round_ != 1:
+            flats = [in_memory_of(channel, flat) for flat in flats]
         yield from _done(channel.reduce_scatter(flats, slices))
         results[f"reduce_scatter {round_}"] = _bytes(flats)
         yield from _done(channel.all_gather(flats, slices))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from psdist.workers.group import tier as group_tier
+from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make
@@ -84,6 +85,7 @@ def _main(
         connection.send(data)
         return data
 
+    channel: GroupChannel = AloneChannel()
     try:
         channel = group_tier.start(
             tier,

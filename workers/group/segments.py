@@ -2,6 +2,7 @@
 
     segment = Segment(1 << 20)                    # mine, to write
     theirs = open_segment(pid, fd, 1 << 20)       # another process's, to read
+    bell = Bell()                                 # others wake me: ring(open_bell(pid, bell.fd))
 
 A memfd is no file of /dev/shm: it is in no one's way, its room is the host's memory (a container's
 /dev/shm often has 64 MiB), and the kernel frees it with the last process that has mapped it, also
@@ -14,13 +15,16 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
 import torch
 
 from psdist.protocol.memory import PAGE_BYTES
+from psdist.workers.group.free_memory import free_bytes
 
 _NOEXEC_SEAL = 0x8
 """MFD_NOEXEC_SEAL, which hosts may demand (vm.memfd_noexec = 2), and kernels before 6.3 refuse."""
@@ -45,9 +49,15 @@ def fence() -> None:
 class Segment:
     """Zeroed memory of this process that others of the host can open while it is not closed."""
 
-    def __init__(self, num_bytes: int) -> None:
-        """Raises :class:`OSError` where there is none, or not so much: all of it is there then."""
+    def __init__(
+        self, num_bytes: int, *, free_bytes: Callable[[], int | None] = free_bytes
+    ) -> None:
+        """Raises :class:`OSError` where there is none, or not so much: all of it is there then.
+        ``free_bytes()``: what may be taken; None: unknown."""
         self.num_bytes = max(-(-num_bytes // PAGE_BYTES) * PAGE_BYTES, PAGE_BYTES)
+        left = free_bytes()
+        if left is not None and self.num_bytes > left:
+            raise OSError(errno.ENOMEM, f"{self.num_bytes} bytes are wanted, {left} are free")
         self.fd = _memfd()
         try:
             os.posix_fallocate(self.fd, 0, self.num_bytes)
@@ -97,6 +107,36 @@ def bytes_of(memory: mmap.mmap) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it cannot be written: so it is meant
         return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class Bell:
+    """A pipe by which another process of the host wakes this one."""
+
+    def __init__(self) -> None:
+        self._reader, self.fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._reader, select.POLLIN)
+
+    def wait(self, at_most_s: float) -> None:
+        """Sleep until it rings; it may have rung before."""
+        if self._poll.poll(1e3 * at_most_s):
+            with suppress(BlockingIOError):
+                os.read(self._reader, 4096)
+
+    def close(self) -> None:
+        for fd in (self._reader, self.fd):
+            os.close(fd)
+
+
+def open_bell(pid: int, fd: int) -> int:
+    """The end to :func:`ring` of another process's bell, whose ``fd`` this is there. Raises
+    :class:`OSError`."""
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def ring(fd: int) -> None:
+    with suppress(BlockingIOError, BrokenPipeError):  # it rings already; nobody is there any more
+        os.write(fd, b"!")
 
 
 def started_at(pid: int) -> int:

@@ -20,7 +20,9 @@ written into two places in turn, staging memory is used again two operations lat
 memory that was passed to ``reduce_scatter`` is the caller's again, outside its own slice, when the
 next operation is done: that is the seam's rule.
 
-A worker that dies is noticed by the others' looks at /proc, a few times a second.
+Who waits looks a few times, between which others may run, and then sleeps until the worker that it
+waits for rings: an idle worker takes no core. The others look at /proc a few times a second, and
+notice one that has died.
 
     channel, why_not = connect(over, is_spinning=False)      # over another channel
 """
@@ -51,15 +53,19 @@ from psdist.workers.group.channel import (
     lengths_of,
 )
 from psdist.workers.group.segments import (
+    Bell,
     Segment,
     bytes_of,
     fence,
+    open_bell,
     open_segment,
+    ring,
     started_at,
 )
 
-_TOKEN, _BEGUN = 0, 8
-"""Words of a book: what proves that it is the right one; the number of the last operation begun."""
+_TOKEN, _BEGUN, _AWAITS = 0, 8, 16
+"""Words of a book: what proves that it is the right one; the number of the last operation begun;
+for whom its worker sleeps, as 1 + place, or 0. Each in a cache line of its own."""
 _ENTRY_AT: Final = (512, 1024)
 _ENTRY_WORDS: Final = 511
 """Entries of even and of odd operations: how many words, and these; or -1, how many, and where
@@ -76,12 +82,12 @@ _BLOCK_BYTES: Final = 256 << 10
 """Sums of more than two are made by blocks, which stay in a core's cache."""
 
 _YIELDS: Final = 40
-"""Looks before the first sleep, between which others may run: some 20 us if nobody wants to."""
-_FIRST_SLEEP_S: Final = 20e-6
-_LAST_SLEEP_S: Final = 1e-3
+"""Looks before a worker sleeps, between which others may run: some 30 us if nobody wants to."""
 _LOOK_S: Final = 0.1
 """How often a worker that waits looks whether the others live."""
 _SET_UP_S: Final = 0.05
+
+_NO_OFFER: Final = (0.0, 0.0, -1.0, -1.0, 0.0)
 
 _AGREE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = range(4)
 _KINDS: Final = ("agree", "reduce_scatter", "all_gather", "broadcast")
@@ -92,32 +98,29 @@ Make = Callable[[int], Segment]
 def connect(
     over: GroupChannel, *, is_spinning: bool, make: Make = Segment
 ) -> tuple[SharedMemoryChannel | None, str]:
-    """This worker's end of a group in shared memory, or None, on all workers, and why.
+    """This worker's end of a group in shared memory; or None, on all workers, and why.
 
     A collective over the channel ``over``, which blocks. ``make`` makes segments.
     """
-    pid, token, why_not = os.getpid(), secrets.randbits(53), ""
-    book: Segment | None = None
+    offer, why_not = None, ""
     try:
-        book = make(_BOOK_BYTES)
-        book.bytes.view(torch.int64)[_TOKEN] = token
+        offer = Offer(make)
     except OSError as error:
-        why_not = f"no shared memory is to be had: {error}"
-    fd = -1 if book is None else book.fd
-    table = _wait(over.agree("start", [pid, fd, token, started_at(pid)]))
-    others: list[_Other] = []
-    for place, row in enumerate(table):
-        if place != over.place and not why_not:
-            pid, fd, token, start = map(int, row)
-            try:
-                others.append(_Other(place, pid=pid, fd=fd, token=token, start=start))
-            except (OSError, ValueError) as error:
-                why_not = f"memory of the worker at place {place} cannot be opened: {error}"
-    can = [bool(ok) for (ok,) in _wait(over.agree("start", [not why_not]))]
-    if book is not None and all(can):
-        return SharedMemoryChannel(over.place, over.size, book, others, is_spinning, make), ""
-    if book is not None:
-        book.close()
+        why_not = f"no memory to share is to be had: {error}"
+    table = _wait(over.agree("start", _NO_OFFER if offer is None else offer.row))
+    channel = None
+    if offer is not None:
+        try:
+            channel = offer.accept(over.place, table, is_spinning=is_spinning)
+        except (OSError, ValueError) as error:
+            why_not = str(error)
+    can = [bool(ok) for (ok,) in _wait(over.agree("start", [channel is not None]))]
+    if all(can):
+        return channel, ""
+    if channel is not None:
+        channel.close()
+    elif offer is not None:
+        offer.close()
     return None, why_not or f"the worker at place {can.index(False)} of the group could not"
 
 
@@ -125,6 +128,40 @@ def _wait(pending: Pending[T]) -> T:
     while not pending.is_done():
         pending.wait(_SET_UP_S)
     return pending.result()
+
+
+class Offer:
+    """What a worker has for the others before there is a group."""
+
+    def __init__(self, make: Make = Segment) -> None:
+        """Raises :class:`OSError` where the host has none."""
+        self._make = make
+        self._book = make(_BOOK_BYTES)
+        self._bell = Bell()
+        token, pid = secrets.randbits(53), os.getpid()
+        self._book.bytes.view(torch.int64)[_TOKEN] = token
+        self.row: list[float] = [pid, started_at(pid), self._book.fd, self._bell.fd, token]
+        """What the others must know."""
+
+    def accept(
+        self, place: int, table: Sequence[Sequence[float]], *, is_spinning: bool
+    ) -> SharedMemoryChannel:
+        """The end at ``place`` of the group of those whose rows these are. Raises OSError or
+        ValueError where what another has offered cannot be read."""
+        others: list[_Other] = []
+        try:
+            for at, row in enumerate(table):
+                if at != place:
+                    others.append(_Other(at, *map(int, row)))
+        except (OSError, ValueError):
+            for other in others:
+                other.close()
+            raise
+        return SharedMemoryChannel(place, self._book, self._bell, others, is_spinning, self._make)
+
+    def close(self) -> None:
+        self._book.close()
+        self._bell.close()
 
 
 class _Own:
@@ -148,17 +185,32 @@ class _Own:
 class _Other:
     """Another worker of the group, as this one sees it."""
 
-    def __init__(self, place: int, *, pid: int, fd: int, token: int, start: int) -> None:
+    def __init__(self, place: int, pid: int, start: int, book: int, bell: int, token: int) -> None:
         """Raises :class:`OSError` or ValueError where its memory cannot be read."""
         self.place = place
         self._pid, self._start = pid, start
         self._opened: dict[int, tuple[int, torch.Tensor]] = {}
         """File descriptor -> serial number and bytes of the segment there."""
-        if fd < 0:
-            raise ValueError("it has none")
-        self._words = memoryview(open_segment(pid, fd, _BOOK_BYTES)).cast("q")
-        if self._words[_TOKEN] != token:
-            raise ValueError(f"process {pid} is another one there")
+        if book < 0:
+            raise ValueError(f"the worker at place {place} of the group has none to be had")
+        try:
+            self._words = memoryview(open_segment(pid, book, _BOOK_BYTES)).cast("q")
+            if self._words[_TOKEN] != token:
+                raise ValueError("its number is another process's here")
+            self._bell = open_bell(pid, bell)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"memory of process {pid}, of the worker at place {place} of the group, cannot be "
+                f"opened: {error}"
+            ) from error
+
+    def close(self) -> None:
+        os.close(self._bell)
+
+    def wake(self, place: int) -> None:
+        """If it sleeps until the worker at ``place`` has begun something."""
+        if self._words[_AWAITS] == 1 + place:
+            ring(self._bell)
 
     def is_alive(self) -> bool:
         return started_at(self._pid) == self._start
@@ -198,16 +250,16 @@ class SharedMemoryChannel:
     def __init__(
         self,
         place: int,
-        size: int,
         book: Segment,
+        bell: Bell,
         others: Sequence[_Other],
         is_spinning: bool,
         make: Make,
     ) -> None:
         self.place = place
-        self.size = size
+        self.size = 1 + len(others)
         self.is_spinning = is_spinning
-        self._book = book
+        self._book, self._bell = book, bell
         self._words = memoryview(book.memory).cast("q")
         self._others = others
         self._make = make
@@ -220,6 +272,8 @@ class SharedMemoryChannel:
         self._staging: list[_Own] = []
         self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
         self._looked_s = 0.0
+        self._awaited: tuple[_Other, int] | None = None
+        """Who has to begin which operation before anything goes on here."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         return memoryview(self._add_segment(self._shared, num_bytes).segment.memory)[:num_bytes]
@@ -242,6 +296,20 @@ class SharedMemoryChannel:
         for own in (*self._shared, *self._staging):
             own.segment.close()
         self._book.close()
+        self._bell.close()
+        for other in self._others:
+            other.close()
+
+    def sleep(self, at_most_s: float) -> None:
+        """Until another worker has done what is waited for here, or for so many seconds."""
+        if self._awaited is None:
+            return
+        other, number = self._awaited
+        self._words[_AWAITS] = 1 + other.place
+        fence()  # what it begins from now on it tells; what it had begun before is seen here
+        if not other.has_begun(number):
+            self._bell.wait(at_most_s)
+        self._words[_AWAITS] = 0
 
     def progress(self) -> None:
         """Carry on with what was begun, one operation after the other."""
@@ -420,7 +488,9 @@ class SharedMemoryChannel:
         for other in self._others:
             while not other.has_begun(number):
                 self._look_for_the_dead(what, number)
+                self._awaited = other, number
                 yield
+        self._awaited = None
         fence()
         entries = [words] * self.size
         for other in self._others:
@@ -447,6 +517,9 @@ class SharedMemoryChannel:
         self._words[at + 1 : at + 1 + len(entry)] = memoryview(entry)
         fence()
         self._words[_BEGUN] = number
+        fence()
+        for other in self._others:
+            other.wake(self.place)
 
     def _look_for_the_dead(self, what: str, number: int) -> None:
         now_s = time.monotonic()
@@ -470,7 +543,6 @@ class _Operation(Generic[T]):
         self._steps = steps
         self._results: list[T] = []
         self._error: PsdistError | None = None
-        self._sleep_s = _FIRST_SLEEP_S
 
     def advance(self) -> bool:
         """Go on as far as the others allow; whether that is the end."""
@@ -502,8 +574,7 @@ class _Operation(Generic[T]):
             if looks <= _YIELDS:
                 os.sched_yield()
             else:
-                time.sleep(min(self._sleep_s, left_s))
-                self._sleep_s = min(2 * self._sleep_s, _LAST_SLEEP_S)
+                self._channel.sleep(left_s)
 
     def result(self) -> T:
         if self._error is not None:

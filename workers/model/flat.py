@@ -12,7 +12,7 @@ with pinned mirrors on the host for MPI.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,7 +25,12 @@ from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 class _FlatBuffers:
     """One flat tensor per buffer of the partition, and the host memory that MPI sees."""
 
-    def __init__(self, partition: Partition, device: torch.device) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        device: torch.device,
+        allocate: Callable[[int], memoryview] = allocate,
+    ) -> None:
         self.on_device: list[torch.Tensor] = []
         self.on_host: list[torch.Tensor] = []
         for buffer in partition.buffers:
@@ -41,8 +46,17 @@ class _FlatBuffers:
 
 
 class FlatModel:
-    def __init__(self, partition: Partition, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Copies the parameters' values and makes each a view of the flat memory."""
+    def __init__(
+        self,
+        partition: Partition,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        allocate: Callable[[int], memoryview] = allocate,
+    ) -> None:
+        """Copies the parameters' values and makes each a view of the flat memory.
+
+        ``allocate(num_bytes)``: memory for the gradients of a model on the CPU.
+        """
         devices = {parameter.device for parameter in parameters}
         if len(devices) != 1:
             raise ModelError(
@@ -54,7 +68,7 @@ class FlatModel:
         self._partition = partition
         self._parameters = tuple(parameters)
         self._values = _FlatBuffers(partition, self.device)
-        self._gradients = _FlatBuffers(partition, self.device)
+        self._gradients = _FlatBuffers(partition, self.device, allocate)
         self._gradient_views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
         for buffer in partition.buffers:
             for piece, start in buffer.piece_starts:
