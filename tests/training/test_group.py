@@ -81,6 +81,18 @@ def test_groups_of_one_and_three_workers_give_the_same_bits_again_and_with_fewer
     assert torch.equal(first, again), f"distance {relative_distance(first, again):.2e}"
 
 
+@pytest.mark.parametrize(
+    ("name", "over_torch"), [("trained-adamw", "torch-adamw"), ("bf16", "torch-bf16")]
+)
+def test_the_tier_of_a_group_changes_no_bit(
+    outcomes: dict[str, Outcome], name: str, over_torch: str
+) -> None:
+    assert torch.equal(parameters(outcomes[name]), parameters(outcomes[over_torch]))
+    assert "SharedMemoryChannel" in {
+        result["channel"] for result in outcomes["in-the-group"].results
+    }
+
+
 @pytest.mark.parametrize("name", ["trained-adamw", "three-and-one", "one-chunk", "bf16", "scaled"])
 def test_groups_give_the_same_bits_over_mpi_and_over_the_virtual_network(
     outcomes: dict[str, Outcome], name: str, tmp_path: Path

@@ -157,6 +157,7 @@ def in_the_group(job: Job, _stage: Stage) -> Result:
         "sum": float(numbers),
         "mesh": mesh.size(),
         "told": "",
+        "channel": type(job._group).__name__,
     }
     model, optimizer = job.prepare(model, OPTIMIZERS["sgd"](model))
     train(model, optimizer, batches_of(job, count=2))
@@ -191,6 +192,8 @@ CASES = [
     *(case(f"trained-{name}", trained(name)) for name in OPTIMIZERS),
     case("trained-again-adamw", trained("adamw")),
     case("one-server-adamw", trained("adamw"), servers=1),
+    case("torch-adamw", trained("adamw"), group_tier="torch"),
+    case("torch-bf16", half(torch.bfloat16), group_tier="torch"),
     case("three-and-one", trained("adamw"), groups=((0, 2, 3), (1,))),
     # One chunk: two of the three workers have nothing to push and are given what the third has.
     case("one-chunk", trained("adamw"), chunk_bytes=1 << 20),
