@@ -383,6 +383,32 @@ def step(
     return lambda: measure(options)
 
 
+@bench_app.command("group")
+def bench_group(
+    sizes: Annotated[
+        str, typer.Option(help="Bytes of the model, separated by commas.")
+    ] = "1MiB,4MiB,16MiB,64MiB",
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each size.")] = 15,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+) -> Action:
+    """A group's reduce-scatter and all-gather, and a whole step, beside torch's.
+
+    In shared memory and over gloo, beside MPI_Allreduce, gloo's all-reduce and a step of
+    DistributedDataParallel between the same ranks in the same run.
+
+    Start it under mpirun: mpirun -n 3 psdist bench group
+    """
+    num_bytes = _sizes(sizes)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.group import group as measure
+
+    return lambda: measure(num_bytes, repeats, json_path)
+
+
 def _with_settings(
     options: dict[str, str | bool], settings: Sequence[str]
 ) -> dict[str, str | bool]:

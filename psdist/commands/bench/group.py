@@ -1,0 +1,282 @@
+"""``psdist bench group``: what a group's own part of an iteration costs, beside what torch offers.
+
+    mpirun -n 3 psdist bench group --sizes 1MiB,16MiB          # 1 server, a group of 2 workers
+
+In each repetition every way is timed once, between the same ranks, one after the other:
+
+* *exchange*: reduce-scatter of the gradients and all-gather of the parameters, as a job's group
+  does them, in shared memory and over torch.distributed (gloo);
+* ``MPI_Allreduce`` and gloo's all-reduce of as many bytes;
+* *step*: a whole iteration of a small network of that size, forward, backward and SGD: psdist's,
+  with push and pull, and that of DistributedDataParallel with its default overlap.
+
+Small exchanges are timed several in a row, so that how the workers come out of the barrier before
+counts little. The slowest worker counts; medians and quartiles are printed, and of how many times
+as fast as torch's psdist's is the median over the repetitions: both were measured beside each
+other. In JSON all times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from psdist.commands.bench.raw import size_text
+from psdist.config.sources import resolve
+from psdist.ranks.agreement import AgreedExit, allgather
+from psdist.ranks.context import RankContext, connect
+from psdist.ranks.failure import run_or_fail
+
+if TYPE_CHECKING:
+    import torch
+
+    from psdist.job import Job
+    from psdist.workers.group.channel import GroupChannel, Pending
+
+SHARED, TORCH = "exchange, shared memory", "exchange, gloo"
+MPI_ALLREDUCE, ALLREDUCE = "MPI_Allreduce", "gloo all-reduce"
+STEP, DDP_STEP = "step, psdist", "step, DDP"
+WAYS = (SHARED, TORCH, MPI_ALLREDUCE, ALLREDUCE, STEP, DDP_STEP)
+
+_WARM_UP = 3
+_ROW_BYTES = 16 << 20
+"""So many bytes are exchanged in a row, and so often at most:"""
+_ROW_CALLS = 16
+_REST_S = 0.02
+_LAYERS = 4
+_BATCH = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One size: seconds of each way in each repetition, of the slowest worker."""
+
+    num_bytes: int
+    times_s: dict[str, list[float]]
+
+    def faster(self, way: str, than: str) -> float:
+        """How many times as fast ``way`` is; the median of the repetitions."""
+        pairs = zip(self.times_s[than], self.times_s[way], strict=True)
+        return statistics.median(slow / fast for slow, fast in pairs)
+
+
+def group(sizes: list[int], repeats: int, json_path: Path | None) -> int:
+    """Run the benchmark on all ranks; the exit status."""
+    settings: dict[str, Any] = {"servers": "1", "group": "node", "progress": "off"}
+    try:
+        context = connect(resolve(command_line=settings, environment=os.environ, file=None))
+    except AgreedExit as agreed:
+        return agreed.status
+    if context.comm is None or min(map(len, context.roles.groups)) < 2:
+        if context.rank == 0:
+            print(
+                "psdist: error: bench group measures between the workers of a group, of which "
+                "every host needs two or more beside a server; start it as mpirun -n 3 psdist "
+                "bench group",
+                file=sys.stderr,
+            )
+        context.close()
+        return 2
+    return run_or_fail(context, lambda: _take_part(context, sizes, repeats, json_path))
+
+
+def _take_part(context: RankContext, sizes: list[int], repeats: int, json_path: Path | None) -> int:
+    from psdist import joining
+    from psdist.ranks import server
+
+    if context.role == "server":
+        return server.serve(context)
+    job = joining.init()
+    rows = _measure_all(context, job, sizes, repeats)
+    status = joining.finish()
+    if job.is_chief:
+        _report(context, rows, repeats, json_path)
+    return status
+
+
+def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int) -> list[Row]:
+    import torch.distributed as dist
+
+    from psdist.workers.group.process_group import ProcessGroupChannel
+    from psdist.workers.group.shared_memory import connect as share
+
+    over = ProcessGroupChannel(place=dist.get_rank(), size=dist.get_world_size())
+    shared, why_not = share(over, is_spinning=context.waiting().is_spinning)
+    if shared is None and job.is_chief:
+        print(f"  no shared memory in this group: {why_not}", flush=True)
+    assert context.workers_comm is not None
+    rows = []
+    for num_bytes in sizes:
+        ways = _exchanges(context, over, shared, num_bytes) | _steps(job, num_bytes)
+        calls = max(1, min(_ROW_CALLS, _ROW_BYTES // num_bytes))
+        times = _measure(
+            {way: (run, 1 if "step" in way else calls) for way, run in ways.items()}, repeats
+        )
+        told = allgather(context.workers_comm, json.dumps(times).encode())
+        everybody = [json.loads(each) for each in told]
+        slowest = {
+            way: [max(at) for at in zip(*(mine[way] for mine in everybody), strict=True)]
+            for way in times
+        }
+        rows.append(Row(num_bytes=num_bytes, times_s=slowest))
+        if job.is_chief:
+            print(f"  {size_text(num_bytes)}: measured", flush=True)
+    if shared is not None:
+        shared.close()
+    return rows
+
+
+def _measure(
+    ways: dict[str, tuple[Callable[[], object], int]], repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of a call of each way in each repetition, as this worker saw them."""
+    import torch.distributed as dist
+
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(repeats + _WARM_UP):
+        for way, (run, calls) in ways.items():
+            dist.barrier()
+            began_s = time.perf_counter()
+            for _ in range(calls):
+                run()
+            if repeat >= _WARM_UP:
+                times[way].append((time.perf_counter() - began_s) / calls)
+    return times
+
+
+def _exchanges(
+    context: RankContext,
+    over: GroupChannel,
+    shared: GroupChannel | None,
+    num_bytes: int,
+) -> dict[str, Callable[[], object]]:
+    import torch
+    import torch.distributed as dist
+    from mpi4py import MPI
+
+    from psdist.protocol.memory import allocate, as_bytes, as_tensor
+    from psdist.protocol.partition import ALIGN, Span
+
+    length = max(num_bytes // 4, 1)
+    bounds = [length * place // over.size // ALIGN * ALIGN for place in range(over.size)]
+    bounds.append(length)
+    slices = [[Span(0, *bounds[place : place + 2])] for place in range(over.size)]
+    flat = torch.ones(length)
+
+    def exchange(channel: GroupChannel) -> Callable[[], object]:
+        gradients, values = (
+            as_tensor(take(4 * length), "float32", length) for take in (channel.allocate, allocate)
+        )
+
+        def run() -> None:
+            _finish(channel.reduce_scatter([gradients], slices))
+            _finish(channel.all_gather([values], slices))
+
+        return run
+
+    in_group = context.group_comm
+    assert in_group is not None
+    ways: dict[str, Callable[[], object]] = {} if shared is None else {SHARED: exchange(shared)}
+    return ways | {
+        TORCH: exchange(over),
+        MPI_ALLREDUCE: lambda: in_group.Allreduce(MPI.IN_PLACE, [as_bytes(flat), MPI.FLOAT]),
+        ALLREDUCE: lambda: dist.all_reduce(flat),
+    }
+
+
+def _finish(pending: Pending[None]) -> None:
+    while not pending.is_done():
+        pending.wait(_REST_S)
+    pending.result()
+
+
+def _steps(job: Job, num_bytes: int) -> dict[str, Callable[[], object]]:
+    import torch
+
+    width = max(int((num_bytes / 4 / _LAYERS) ** 0.5), 1)
+
+    def network() -> torch.nn.Module:
+        torch.manual_seed(1)
+        layers = [torch.nn.Linear(width, width, bias=False) for _ in range(_LAYERS)]
+        return torch.nn.Sequential(*layers)
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        batch = torch.ones(_BATCH, width)
+
+        def run() -> None:
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+
+        return run
+
+    ours, theirs = network(), network()
+    model, optimizer = job.prepare(ours, torch.optim.SGD(ours.parameters(), lr=1e-3))
+    ddp = torch.nn.parallel.DistributedDataParallel(theirs)
+    return {
+        STEP: step(model, optimizer),
+        DDP_STEP: step(ddp, torch.optim.SGD(ddp.parameters(), lr=1e-3)),
+    }
+
+
+def _report(
+    context: RankContext, rows: Sequence[Row], repeats: int, json_path: Path | None
+) -> None:
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+    roles = context.roles
+    cores = os.cpu_count() or 1
+    ranks = len(roles.places)
+    load = "more ranks than cores" if context.core_share < 1 else "a core for each rank"
+    table = Table(
+        title=(
+            f"groups of {', '.join(str(len(each)) for each in roles.groups)} workers and 1 server, "
+            f"{ranks} ranks, {cores} cores: {load}; {library}; median and quartiles of {repeats}"
+        )
+    )
+    for name in ("bytes", "way", "time", "quartiles", "x as fast"):
+        table.add_column(name, justify="left" if name == "way" else "right")
+    for row in rows:
+        for way in WAYS:
+            if way in row.times_s:
+                table.add_row(size_text(row.num_bytes), way, *_columns(row, way))
+        table.add_section()
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print(f"x as fast: as {ALLREDUCE}, or for a step as {DDP_STEP}")
+    if json_path is None:
+        json_path = context.run_directory.path / "group.json"
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {cores} cores",
+        "mpi": library,
+        "groups": [len(each) for each in roles.groups],
+        "ranks": ranks,
+        "more_ranks_than_cores": context.core_share < 1,
+        "repeats": repeats,
+        "rows": [asdict(row) for row in rows],
+    }
+    json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {json_path}")
+
+
+def _columns(row: Row, way: str) -> tuple[str, str, str]:
+    times = row.times_s[way]
+    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    than = DDP_STEP if way in (STEP, DDP_STEP) else ALLREDUCE
+    return (
+        f"{middle * 1e3:.2f} ms",
+        f"{low * 1e3:.2f} to {high * 1e3:.2f}",
+        "" if way == than else f"{row.faster(way, than):.2f}",
+    )
