@@ -6,6 +6,7 @@ for bit, and a group that is broken on purpose is caught.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from psdist.commands.check import check
 from psdist.errors import CollectiveError, HyperparameterError, InvariantError
 from psdist.workers.group.channel import Done, GroupChannel, Pending, Slices
+from psdist.workers.group.virtual import VirtualChannel
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.numbers import gradient_of, initial_values
 from tests.support.virtual.proof import prove
@@ -180,6 +182,25 @@ def play_broken(
 
 def test_the_channel_that_tests_break_is_whole_before() -> None:
     prove(play_broken(BrokenChannel))
+
+
+def test_a_step_is_one_agreement_one_reduce_scatter_and_one_all_gather(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    for name in ("agree", "reduce_scatter", "all_gather"):
+        real = getattr(VirtualChannel, name)
+
+        def counting(self: VirtualChannel, first: Any, *rest: Any, real: Any = real) -> Any:
+            made.append(first if isinstance(first, str) else real.__name__)
+            return real(self, first, *rest)
+
+        monkeypatch.setattr(VirtualChannel, name, counting)
+    prove(play(schedule_of((2,), collectives=((),))))
+    steps = 2 * ITERATIONS
+    assert Counter(made)["optimizer.step"] == steps
+    assert Counter(made)["reduce_scatter"] == steps
+    assert Counter(made)["all_gather"] == steps + Counter(made)["pull"]
 
 
 class SkipsAGather(BrokenChannel):

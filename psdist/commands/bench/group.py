@@ -10,10 +10,10 @@ In each repetition every way is timed once, between the same ranks, one after th
 * *step*: a whole iteration of a small network of that size, forward, backward and SGD: psdist's,
   with push and pull, and that of DistributedDataParallel with its default overlap.
 
-Small exchanges are timed several in a row, so that how the workers come out of the barrier before
-counts little. The slowest worker counts; medians and quartiles are printed, and of how many times
-as fast as torch's psdist's is the median over the repetitions: both were measured beside each
-other. In JSON all times.
+What is small is timed several times in a row, so that how the workers come out of the barrier
+before counts little. The slowest worker counts. Printed are medians and quartiles, and how many
+times as fast as torch's a way is: the median over the repetitions, each of which has measured both.
+In JSON all times.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int)
     for num_bytes in sizes:
         ways = _exchanges(context, over, shared, num_bytes) | _steps(job, num_bytes)
         calls = max(1, min(_ROW_CALLS, _ROW_BYTES // num_bytes))
-        times = _measure(
-            {way: (run, 1 if "step" in way else calls) for way, run in ways.items()}, repeats
-        )
+        times = _measure(ways, repeats, calls=calls)
         told = allgather(context.workers_comm, json.dumps(times).encode())
         everybody = [json.loads(each) for each in told]
         slowest = {
@@ -138,14 +136,15 @@ def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int)
 
 
 def _measure(
-    ways: dict[str, tuple[Callable[[], object], int]], repeats: int
+    ways: dict[str, Callable[[], object]], repeats: int, *, calls: int
 ) -> dict[str, list[float]]:
-    """Seconds of a call of each way in each repetition, as this worker saw them."""
+    """Seconds of a call of each way in each repetition, as this worker saw them; ``calls`` are made
+    in a row."""
     import torch.distributed as dist
 
     times: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats + _WARM_UP):
-        for way, (run, calls) in ways.items():
+        for way, run in ways.items():
             dist.barrier()
             began_s = time.perf_counter()
             for _ in range(calls):
