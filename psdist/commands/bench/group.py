@@ -175,7 +175,8 @@ def _exchanges(
 
     def exchange(channel: GroupChannel) -> Callable[[], object]:
         gradients, values = (
-            as_tensor(take(4 * length), "float32", length) for take in (channel.allocate, allocate)
+            as_tensor(take(4 * length), "float32", length).fill_(1.0)
+            for take in (channel.allocate, allocate)
         )
 
         def run() -> None:
