@@ -1,13 +1,15 @@
 """The seam for a group's own collectives: what a worker may ask of the other workers of its group.
 
-Three implementations: :mod:`~psdist.workers.group.process_group` (torch.distributed),
+Four implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
+:mod:`~psdist.workers.group.process_group` (torch.distributed),
 :mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
 :mod:`~psdist.workers.group.alone` (a group of one). The rules:
 
 * All workers of a group call the same operations in the same order; :meth:`GroupChannel.agree`
   carries what the script has called, so that calls that differ end in an error.
 * Nothing here waits: every operation returns a :class:`Pending`. Until it is done, the memory that
-  was passed belongs to the operation.
+  was passed belongs to the operation; that of :meth:`GroupChannel.reduce_scatter`, outside the
+  worker's own slice, until the next operation that this worker begins is done.
 * Sums are made **in worker order**, in the dtype of the memory, one worker after the other:
   results do not depend on the implementation, on delays, or on who holds which slice.
 

@@ -3,7 +3,8 @@
 For protocol tests and simulations. An operation is complete when all workers of the group have
 come to it and its seeded time has passed, which differs by worker: whoever is done goes on. What a
 back end may answer with garbage or a hang is an :class:`InvariantError` here: workers that are in
-different operations, or in one with other shapes, and memory that changed under an operation.
+different operations, or in one with other shapes, and memory that changed under an operation (after
+a reduce_scatter until all have begun the next one).
 
     group = VirtualGroup(network, [worker_id(0), worker_id(1)], seed=7, link=LinkModel())
     channel = group.channel(0)            # for the actor of worker 0
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic
 
 import torch
@@ -85,6 +86,8 @@ class VirtualChannel:
         self.size = size
         self._group = group
         self._number = 0
+        self._lent: _Unchanged | None = None
+        """What others may still read: the seam's rule for reduce_scatter."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         return allocate(num_bytes)
@@ -107,7 +110,14 @@ class VirtualChannel:
                     flats[buffer][start:stop],
                 )
 
-        return self._begin("reduce_scatter", _shape(flats, slices), list(flats), add)
+        pending = self._begin("reduce_scatter", _shape(flats, slices), list(flats), add)
+        self._lent = _Unchanged(
+            flats[span.buffer][span.start : span.stop]
+            for place, spans in enumerate(slices)
+            for span in spans
+            if place != self.place
+        )
+        return pending
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         parts = [[flats[span.buffer][span.start : span.stop] for span in spans] for spans in slices]
@@ -135,7 +145,8 @@ class VirtualChannel:
         given: Tensors,
         finish: Callable[[list[Tensors]], T],
     ) -> Pending[T]:
-        operation = _Operation(self.place, (name, *shape), given, finish)
+        operation = _Operation(self.place, (name, *shape), given, finish, self._lent)
+        self._lent = None
         self._number += 1
         self._group.join(self._number, operation)
         return operation
@@ -152,21 +163,30 @@ class _Operation(Generic[T]):
         signature: tuple[Any, ...],
         given: Tensors,
         finish: Callable[[list[Tensors]], T],
+        lent: _Unchanged | None,
     ) -> None:
-        """``given``: what this worker brings; ``finish`` is called with what all have brought."""
+        """``given``: what this worker brings; ``finish`` is called with what all have brought;
+        ``lent``: what the operation before was given and others may have read until all are in
+        this one."""
         self.place = place
         self.signature = signature
         self._given = given
-        self._checksums = list(map(_checksum, given))
+        self._unchanged = _Unchanged(given)
+        self._lent = lent
         self._finish = finish
         self._results: list[T] = []
         self._error: PsdistError | None = None
 
     def read(self) -> Tensors:
         """A copy of what this worker brings, made when the last of the group has come."""
-        if list(map(_checksum, self._given)) != self._checksums:
+        if not self._unchanged.is_so():
             raise InvariantError(
                 f"place {self.place} of a group has changed memory under its {self.signature[0]}"
+            )
+        if self._lent is not None and not self._lent.is_so():
+            raise InvariantError(
+                f"place {self.place} of a group has changed memory of its reduce_scatter before "
+                f"all had begun the {self.signature[0]} after it"
             )
         return [tensor.clone() for tensor in self._given]
 
@@ -188,6 +208,17 @@ class _Operation(Generic[T]):
         if not self._results:
             raise InvariantError(f"the result of {self.signature[0]} before it was done")
         return self._results[0]
+
+
+class _Unchanged:
+    """Memory as it was when this was made."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._checksums = list(map(_checksum, self._tensors))
+
+    def is_so(self) -> bool:
+        return list(map(_checksum, self._tensors)) == self._checksums
 
 
 def _checksum(tensor: torch.Tensor) -> int:

@@ -221,6 +221,19 @@ def test_memory_that_changes_under_a_virtual_operation_is_caught() -> None:
         second.reduce_scatter([torch.ones(24)], SLICES)
 
 
+def test_memory_that_changes_before_all_have_begun_the_next_operation_is_caught() -> None:
+    network, (first, second) = virtual_group(2)
+    flats = [torch.ones(24), torch.ones(24)]
+    for channel, flat in zip((first, second), flats, strict=True):
+        channel.reduce_scatter([flat], SLICES)
+    network.run()
+    flats[0][:12] += 1.0  # its own slice is its own again
+    first.agree("barrier")
+    flats[1][3] = 2.0
+    with pytest.raises(InvariantError, match=r"place 1 .* its reduce_scatter before all had begun"):
+        second.agree("barrier")
+
+
 def test_the_result_of_a_virtual_operation_that_is_not_done_is_refused() -> None:
     _, (first, _) = virtual_group(2)
     pending = first.agree("barrier")
