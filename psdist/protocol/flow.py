@@ -19,10 +19,7 @@ SPARE = 3
 """Slots that pushes out of turn leave free (psdist.servers.protocol.chunks.receive_pool)."""
 FEWEST_SLOTS = 8
 MOST_SHARDS = 2
-"""Slots take at most so many times the bytes of the shard, or SMALL_BYTES, or are FEWEST_SLOTS,
-whichever is most."""
-SMALL_BYTES = 128 << 20
-"""Half of what a process takes that has imported torch."""
+"""Slots take at most so many times the bytes of the shard, where that is FEWEST_SLOTS or more."""
 
 AUTO_CREDITS = 2 * CHUNKS_AHEAD
 """What a server takes ahead, and as many again that it knows of by then."""
@@ -40,16 +37,17 @@ class Choice(NamedTuple):
 def auto_receive_buffers(chunk_bytes: Sequence[int], *, num_groups: int, slot_bytes: int) -> Choice:
     """``chunk_bytes``: of the chunks of this server's shard; ``slot_bytes``: of one slot."""
     everything = num_groups * len(chunk_bytes) + SPARE
-    ahead = max(num_groups * CHUNKS_AHEAD + SPARE, FEWEST_SLOTS)
-    # A group alone is never waited for: its push is folded as it comes.
-    wanted = min(everything, ahead) if num_groups == 1 else everything
-    allowed = max(FEWEST_SLOTS, max(MOST_SHARDS * sum(chunk_bytes), SMALL_BYTES) // slot_bytes)
-    if wanted <= allowed and wanted == everything:
-        return Choice(wanted, "all pushes of an iteration fit")
-    if ahead <= allowed:
-        why = f"{CHUNKS_AHEAD} chunks of each group, {num_groups} of them, and {SPARE} to spare"
-        return Choice(ahead, why)
-    return Choice(allowed, f"the memory of {MOST_SHARDS} shards, or {SMALL_BYTES >> 20} MiB")
+    wanted = num_groups * CHUNKS_AHEAD + SPARE
+    allowed = max(FEWEST_SLOTS, MOST_SHARDS * sum(chunk_bytes) // slot_bytes)
+    if everything <= min(wanted, allowed):
+        return Choice(everything, "all pushes of an iteration fit")
+    if wanted <= allowed:
+        return Choice(
+            max(wanted, min(FEWEST_SLOTS, everything)),
+            f"{CHUNKS_AHEAD} chunks of each group, {num_groups} of them, and {SPARE} to spare",
+        )
+    least = " (the fewest)" if allowed == FEWEST_SLOTS else ""
+    return Choice(allowed, f"{MOST_SHARDS} times the shard's bytes, for memory{least}")
 
 
 def auto_credits(*, num_groups: int) -> Choice:

@@ -19,15 +19,14 @@ MIB = 2**20
         (1, 4, 7, "all pushes of an iteration fit"),
         (4, 1, 7, "all pushes of an iteration fit"),
         (40, 1, 8, "4 chunks of each group, 1 of them, and 3 to spare"),
-        (8, 4, 35, "all pushes of an iteration fit"),
         (40, 4, 19, "4 chunks of each group, 4 of them, and 3 to spare"),
-        (40, 31, 127, "4 chunks of each group, 31 of them, and 3 to spare"),
-        (40, 32, 128, "the memory of 2 shards, or 128 MiB"),
-        (80, 1000, 160, "the memory of 2 shards, or 128 MiB"),
-        (1, 1000, 128, "the memory of 2 shards, or 128 MiB"),
+        (8, 4, 16, "2 times the shard's bytes, for memory"),
+        (2, 4, 8, "2 times the shard's bytes, for memory (the fewest)"),
+        (40, 1000, 80, "2 times the shard's bytes, for memory"),
+        (1, 1000, 8, "2 times the shard's bytes, for memory (the fewest)"),
     ],
 )
-def test_all_pushes_have_slots_where_memory_allows_or_some_chunks_ahead(
+def test_slots_are_for_what_groups_send_ahead_but_not_more_than_two_shards(
     chunks: int, groups: int, slots: int, why: str
 ) -> None:
     assert auto_receive_buffers([MIB] * chunks, num_groups=groups, slot_bytes=MIB) == (slots, why)
@@ -35,8 +34,8 @@ def test_all_pushes_have_slots_where_memory_allows_or_some_chunks_ahead(
 
 def test_slots_larger_than_this_servers_chunks_count_as_what_they_are() -> None:
     # float16 on the wire, float32 in the slot; or the model's largest chunk is another server's.
-    assert auto_receive_buffers([MIB] * 160, num_groups=80, slot_bytes=2 * MIB).number == 160
-    assert auto_receive_buffers([MIB] * 160, num_groups=80, slot_bytes=64 * MIB).number == 8
+    assert auto_receive_buffers([MIB] * 16, num_groups=8, slot_bytes=2 * MIB).number == 16
+    assert auto_receive_buffers([MIB] * 16, num_groups=8, slot_bytes=4 * MIB).number == 8
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3, 17, 100])
@@ -44,9 +43,9 @@ def test_slots_larger_than_this_servers_chunks_count_as_what_they_are() -> None:
 def test_there_are_as_many_slots_as_pushing_needs_and_no_more_than_pushes(
     chunks: int, groups: int
 ) -> None:
-    slots = auto_receive_buffers([4 * MIB] * chunks, num_groups=groups, slot_bytes=4 * MIB).number
+    slots = auto_receive_buffers([4096] * chunks, num_groups=groups, slot_bytes=4096).number
     assert 3 <= slots <= groups * chunks + 3
-    assert slots <= max(32, 2 * chunks)
+    assert slots <= max(8, 2 * chunks)
 
 
 @pytest.mark.parametrize(
