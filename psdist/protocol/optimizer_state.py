@@ -15,6 +15,7 @@ torch is not imported: a dtype is its name.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -38,6 +39,10 @@ MOST_KEYS: Final = 16
 MOST_CHARACTERS: Final = 128
 """Of a key, and of what servers say in words."""
 _MOST_DIMS: Final = 8
+_MOST_FLOAT32: Final = float.fromhex("0x1.fffffep+127")
+
+ONE_VALUE_KEYS: Final = frozenset({"step", "mu_product", "eta", "mu"})
+"""Keys of torch's optimizers that are one value for a tensor, also where the parameter is."""
 
 Number: TypeAlias = "bool | int | float"
 
@@ -99,6 +104,19 @@ class StatePart(NamedTuple):
 def is_key(key: object) -> bool:
     """Whether a state may have such a key."""
     return isinstance(key, str) and 0 < len(key) <= MOST_CHARACTERS and key.isprintable()
+
+
+def fits_torch(optimizer: str, key: str, entry: Entry) -> bool:
+    """Whether torch's own code can step with such an entry. It takes the sizes for granted: with
+    one value where it has one for each element it would write behind its memory. Of optimizers that
+    are not torch's nothing is known."""
+    if not optimizer.startswith("torch.optim."):
+        return True
+    if key in ONE_VALUE_KEYS:
+        return isinstance(entry, OneValue)
+    if isinstance(entry, PerElement):
+        return "float" in entry.dtype
+    return not isinstance(entry, OneValue)
 
 
 # -- how it is cut ---------------------------------------------------------------------------------
@@ -197,7 +215,8 @@ def _fits(value: Number, dtype: str) -> bool:
     if dtype == "bool":
         return isinstance(value, bool)
     if "int" not in dtype:
-        return True
+        # Others become infinite there, which float32 alone refuses.
+        return dtype != "float32" or abs(value) <= _MOST_FLOAT32 or not isfinite(value)
     bits = 8 * STATE_ITEM_BYTES[dtype]
     low, high = (0, 2**bits) if dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
     return isinstance(value, int) and low <= value < high

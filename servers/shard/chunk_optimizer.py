@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from psdist.errors import InvariantError, OptimizerRefusedError
-from psdist.protocol.optimizer_state import PieceState
+from psdist.protocol.optimizer_state import PieceState, fits_torch
 from psdist.protocol.optimizers import LOCAL_KEYS, HyperValue, OptimizerKind, OptimizerTraits
 from psdist.servers.shard.fused_kernels import Switches, can_fuse, is_proven, kernel_for, switches
 from psdist.servers.shard.optimizer_classes import (
@@ -193,6 +193,11 @@ class ChunkOptimizer:
         """Before the first step: go on with this state of these pieces, of others with a fresh one.
         Elements are zero until :meth:`state_elements` has been filled."""
         wanted = [states.get(segment.piece, {}) for segment in self._segments]
+        for key, entry in (item for state in wanted for item in state.items()):
+            if not fits_torch(self._name, key, entry):
+                raise OptimizerRefusedError(
+                    f"{self._name} cannot go on with {entry} as state {key!r} of a parameter"
+                )
         if self._is_merged and any(each != wanted[0] for each in wanted):
             self._split()
         for part, state in zip(self._parts, wanted, strict=False):  # merged: all are the same

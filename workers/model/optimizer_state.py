@@ -23,6 +23,7 @@ from psdist.protocol.control import StateHeld
 from psdist.protocol.memory import as_bytes, dtype_name, state_dtype
 from psdist.protocol.optimizer_state import (
     MOST_KEYS,
+    ONE_VALUE_KEYS,
     STATE_ITEM_BYTES,
     Entry,
     OneValue,
@@ -30,6 +31,7 @@ from psdist.protocol.optimizer_state import (
     PieceState,
     Plain,
     Uncut,
+    fits_torch,
     is_key,
     part_starts,
     stretches,
@@ -37,9 +39,6 @@ from psdist.protocol.optimizer_state import (
 )
 from psdist.protocol.partition import Partition
 from psdist.workers.model.description import ModelDescription
-
-_ALWAYS_ONE_VALUE = frozenset({"step", "mu_product", "eta", "mu"})
-"""Keys of torch's optimizers that are one value for a tensor, also where the parameter is."""
 
 
 def describe_state(
@@ -51,8 +50,14 @@ def describe_state(
     """
     if _is_fresh(optimizer):
         return {}
+    for key, value in optimizer.state.items():
+        if value and not isinstance(key, Tensor):
+            raise OptimizerRefusedError(
+                f"{model.optimizer} has state under {key!r:.80}, which is no parameter; servers go "
+                "on with state of parameters alone: pass job.prepare an optimizer without state"
+            )
     held = [optimizer.state.get(parameter) or {} for parameter in model.parameters]
-    one_value = _ALWAYS_ONE_VALUE | {
+    one_value = ONE_VALUE_KEYS | {
         key
         for state, parameter in zip(held, model.parameters, strict=True)
         for key, value in state.items()
@@ -69,6 +74,8 @@ def describe_state(
         for key, value in state.items():
             entry = _entry(value, parameter, may_be_cut=key not in one_value)
             what = "a key that is no text of 1 to 128 characters" if not is_key(key) else ""
+            if not what and not fits_torch(model.optimizer, key, entry):
+                entry = _described(value)
             if isinstance(entry, Uncut):
                 what = f"{entry.what} for a parameter of the shape {tuple(parameter.shape)}"
             if what:
@@ -110,11 +117,17 @@ def _entry(value: Any, parameter: Tensor, *, may_be_cut: bool) -> Entry:
                 return PerElement(dtype)
             if value.numel() == 1:
                 return OneValue(dtype, value.dim(), value.item())
-        return Uncut(f"a {dtype} tensor of the shape {tuple(value.shape)}")
+        return _described(value)
     if value is None or isinstance(value, bool | float):
         return Plain(value)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return Plain(value)
+    return _described(value)
+
+
+def _described(value: Any) -> Uncut:
+    if isinstance(value, Tensor):
+        return Uncut(f"a {dtype_name(value.dtype)} tensor of the shape {tuple(value.shape)}")
     return Uncut(f"a {type(value).__name__}")
 
 
@@ -176,7 +189,8 @@ class ServersState:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._starts = _piece_starts(partition)
-        self._described: dict[int, PieceState] = {}
+        self._described: dict[int, tuple[int, PieceState]] = {}
+        """By piece: the first chunk that has come, and what it holds."""
         self._flat: dict[tuple[int, str], Tensor] = {}
 
     def keep(self, message: StateHeld, *, sender: str) -> None:
@@ -195,14 +209,22 @@ class ServersState:
             )
         for piece, state in states.items():
             # A piece that is cut has the same in all its chunks, but where a chunk has none yet.
-            self._described.setdefault(piece, state)
+            number, known = self._described.setdefault(piece, (message.chunk, state))
+            if message.chunk < number:
+                self._described[piece] = (message.chunk, state)
+            if _with_elements(known) != _with_elements(state):
+                raise ProtocolError(
+                    f"{sender} sent other optimizer state of parameter "
+                    f"{self._partition.pieces[piece].name} in chunk {message.chunk} than was sent "
+                    "of another part of it"
+                )
         at = 0
         for each in layout:
             values = bytearray(message.values[at : at + each.num_bytes])
             at += each.num_bytes
-            first = chunk.start + each.start - self._starts[each.piece]
+            begin = chunk.start + each.start - self._starts[each.piece]
             target = self._elements(each.piece, each.key, each.dtype)
-            target[first : first + each.length] = torch.frombuffer(
+            target[begin : begin + each.length] = torch.frombuffer(
                 values, dtype=state_dtype(each.dtype)
             )
 
@@ -217,7 +239,7 @@ class ServersState:
         """As torch has it, on the CPU. Raises :class:`OptimizerRefusedError` where ``optimizer``,
         so the servers, has state that cannot be put together."""
         found: dict[int, dict[str, Any]] = {}
-        for piece, state in sorted(self._described.items()):
+        for piece, (_, state) in sorted(self._described.items()):
             its = self._partition.pieces[piece]
             for key, entry in state.items():
                 if isinstance(entry, Uncut):
@@ -233,6 +255,11 @@ class ServersState:
             return torch.full((1,) * entry.dims, entry.value, dtype=state_dtype(entry.dtype))
         its = self._partition.pieces[piece]
         return torch.as_strided(self._elements(piece, key, entry.dtype), its.shape, its.stride)
+
+
+def _with_elements(state: PieceState) -> dict[str, str]:
+    """dtypes."""
+    return {key: its.dtype for key, its in state.items() if isinstance(its, PerElement)}
 
 
 def all_parts(partition: Partition) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from psdist.protocol.optimizer_state import (
     PieceState,
     Plain,
     Uncut,
+    fits_torch,
     pack_states,
     part_starts,
     parts_of,
@@ -36,7 +38,8 @@ ADAM: PieceState = {"step": OneValue("float32", 0, 3.0), "exp_avg": PerElement("
 FLOATS = st.floats(allow_nan=False)
 ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(PerElement, st.sampled_from(sorted(STATE_ITEM_BYTES))),
-    st.builds(OneValue, st.sampled_from(["float32", "float64"]), st.integers(0, 3), FLOATS),
+    st.builds(OneValue, st.just("float64"), st.integers(0, 3), FLOATS),
+    st.builds(OneValue, st.just("float32"), st.just(0), st.floats(allow_nan=False, width=32)),
     st.builds(OneValue, st.just("int64"), st.just(0), st.integers(-(2**63), 2**63 - 1)),
     st.builds(OneValue, st.just("bool"), st.just(1), st.booleans()),
     st.builds(Plain, st.none() | st.booleans() | FLOATS | st.integers(-(2**63), 2**63 - 1)),
@@ -105,6 +108,9 @@ def test_a_changed_byte_is_refused_or_well_formed(
         [[0, [[1, "e", "float32"]]]],
         [[0, [["a", "o", "float32", 9, 1.0]]]],
         [[0, [["a", "o", "float32", True, 1.0]]]],
+        [[0, [["a", "o", "float32", -1, 1.0]]]],
+        [[0, [["a", "o", "float32", 0, 1e300]]]],
+        [[0, [["a", "o", "float32", 0, -1e300]]]],
         [[0, [["a", "o", "float32", 0, "1"]]]],
         [[0, [["a", "o", "float32", 0, None]]]],
         [[0, [["a", "o", "uint8", 0, 256]]]],
@@ -127,6 +133,66 @@ def test_a_changed_byte_is_refused_or_well_formed(
 def test_what_is_no_description_is_refused(body: Any) -> None:
     with pytest.raises(ProtocolError, match="optimizer state that cannot be read"):
         unpack_states(msgpack.packb(body), pieces=range(2))
+
+
+@pytest.mark.parametrize("what", ["a\nb", "a\x1b[2J", "x" * 129, 1, b"x"])
+def test_a_server_says_in_one_short_line_what_cannot_be_cut(what: Any) -> None:
+    body = [[0, [["a", "u", what]]]]
+    with pytest.raises(ProtocolError, match="optimizer state that cannot be read"):
+        unpack_states(msgpack.packb(body), pieces=[0], is_of_server=True)
+
+
+def test_each_kind_of_entry_has_a_letter_on_the_wire() -> None:
+    """Ranks of one job run the same psdist; records of a failure are read by people."""
+    states: dict[int, PieceState] = {
+        3: {
+            "a": PerElement("int8"),
+            "b": OneValue("float64", 0, 1.5),
+            "c": Plain(2),
+            "d": Uncut("x"),
+        }
+    }
+    entries = [["a", "e", "int8"], ["b", "o", "float64", 0, 1.5], ["c", "p", 2], ["d", "u", "x"]]
+    assert msgpack.unpackb(pack_states(states)) == [[3, entries]]
+
+
+@pytest.mark.parametrize("value", [3.4028234663852886e38, math.inf, -math.inf, -(2**63), 2**64 - 1])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_torch_makes_a_tensor_of_every_number_that_passes(dtype: str, value: float) -> None:
+    packed = pack_states({0: {"a": OneValue(dtype, 0, value)}})
+    (entry,) = unpack_states(packed, pieces=[0])[0].values()
+    assert isinstance(entry, OneValue)
+    assert torch.full((), entry.value, dtype=state_dtype(dtype)) is not None
+
+
+@pytest.mark.parametrize("length", [1, PART_ELEMENTS, PART_ELEMENTS + 1, 2 * PART_ELEMENTS + 1])
+def test_the_last_element_of_a_chunk_is_in_a_part(length: int) -> None:
+    starts = list(part_starts(length))
+    assert starts == [n * PART_ELEMENTS for n in range(len(starts))]
+    assert starts[-1] < length <= starts[-1] + PART_ELEMENTS
+
+
+FITS: list[tuple[str, Entry, bool]] = [
+    ("exp_avg", PerElement("float32"), True),
+    ("exp_avg", PerElement("bfloat16"), True),
+    ("exp_avg", PerElement("uint8"), False),
+    ("exp_avg", OneValue("float32", 1, 0.0), False),
+    ("exp_avg", Plain(None), True),
+    ("step", OneValue("float32", 0, 1.0), True),
+    ("step", PerElement("float32"), False),
+    ("step", Plain(1), False),
+    ("mu_product", PerElement("float32"), False),
+    ("eta", PerElement("float32"), False),
+    ("mu", PerElement("float32"), False),
+]
+
+
+@pytest.mark.parametrize(("key", "entry", "is_torchs"), FITS)
+def test_torchs_own_optimizers_have_state_of_the_sizes_that_their_code_rests_on(
+    key: str, entry: Entry, is_torchs: bool
+) -> None:
+    assert fits_torch("torch.optim.Adam", key, entry) == is_torchs
+    assert fits_torch("their.module:Adam", key, entry)
 
 
 def test_only_servers_may_say_that_something_cannot_be_cut() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.errors import ProtocolError
+from psdist.errors import OptimizerRefusedError, ProtocolError
 from psdist.protocol.control import (
     Register,
     Setup,
@@ -21,6 +21,7 @@ from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.protocol.optimizer_state import (
     MOST_KEYS,
+    Entry,
     OneValue,
     PerElement,
     PieceState,
@@ -160,6 +161,9 @@ def test_the_chief_is_told_the_state_of_a_part_that_begins_there() -> None:
         send(core, part)
     wanted = StateWanted(number=3, chunk=0, start=0)
     assert core.handle(ControlArrived(CHIEF, wanted)) == [SendState(CHIEF, 3, 0, 0)]
+    load(core, 1)
+    wanted = StateWanted(number=4, chunk=1, start=0)
+    assert core.handle(ControlArrived(CHIEF, wanted)) == [SendState(CHIEF, 4, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -247,6 +251,15 @@ def test_pieces_of_one_state_stay_one_tensor_and_others_are_split_at_once() -> N
     fresh.begin_state({})
     fresh.begin_state({7: adam_state()})
     assert (len(fresh._parts), fresh.describe_state()) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [("exp_avg", OneValue("float32", 1, 0.0)), ("step", PerElement("float32"))],
+)
+def test_state_that_torchs_code_would_write_behind_is_refused(key: str, entry: Entry) -> None:
+    with pytest.raises(OptimizerRefusedError, match=f"cannot go on with .* as state '{key}'"):
+        adam().begin_state({0: {**adam_state(), key: entry}})
 
 
 def test_state_has_the_servers_dtype_and_a_fused_steps_count_float32() -> None:

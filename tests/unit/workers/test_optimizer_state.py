@@ -256,6 +256,58 @@ def test_state_that_cannot_be_cut_is_refused_by_name(key: Any, value: Any, told:
         raise caught.value
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        (
+            "exp_avg",
+            torch.zeros(1),
+            r"'exp_avg' of parameter p0 is a float32 tensor of the shape \(1,\)",
+        ),
+        (
+            "exp_avg",
+            torch.zeros(()),
+            r"'exp_avg' of parameter p0 is a float32 tensor of the shape \(\)",
+        ),
+        (
+            "exp_avg",
+            torch.zeros(3, 2, dtype=torch.uint8),
+            "'exp_avg' of parameter p0 is a uint8 tens",
+        ),
+        (
+            "step",
+            torch.zeros(3, 2),
+            r"'step' of parameter p0 is a float32 tensor of the shape \(3, 2",
+        ),
+        ("step", 1, "'step' of parameter p0 is a int for a parameter of the shape"),
+    ],
+)
+def test_a_checkpoint_of_another_model_does_not_reach_torchs_code_on_servers(
+    key: str, value: Any, told: str
+) -> None:
+    """A head of one output, loaded into one of several: torch's load_state_dict compares no
+    shapes, and its fused step would write behind the memory of such state."""
+    module = model_of((3, 2), (1,))
+    optimizer = torch.optim.Adam(module.parameters())
+    (optimizer.state[module.p1], optimizer.state[module.p0]) = (
+        {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)},
+        {key: value},
+    )
+    with pytest.raises(OptimizerRefusedError, match=told):
+        describe_state(optimizer, ModelDescription.of(module, optimizer))
+
+
+def test_state_of_no_parameter_is_refused_not_forgotten() -> None:
+    module = model_of((3,))
+    optimizer = Custom(list(module.parameters()))
+    optimizer.state["all"] = {"count": 1}
+    model = ModelDescription.of(module, optimizer)
+    with pytest.raises(OptimizerRefusedError, match="Custom has state under 'all', which is no p"):
+        describe_state(optimizer, model)
+    optimizer.state["all"] = {}
+    assert describe_state(optimizer, model) == {}
+
+
 def test_more_keys_than_a_message_carries_are_refused() -> None:
     state = {f"k{n}": 1 for n in range(MOST_KEYS + 1)}
     with pytest.raises(OptimizerRefusedError, match="17 entries of state for parameter p0"):
@@ -348,6 +400,40 @@ def test_a_server_that_describes_something_else_is_named(
     message = StateHeld(number=1, chunk=0, start=0, described=described_as, values=values)
     with pytest.raises(ProtocolError, match=r"^server 3 sent .* state"):
         ServersState(one_chunk()).keep(message, sender="server 3")
+
+
+def test_parts_of_one_parameter_that_do_not_fit_together_are_refused() -> None:
+    """Else each part could bring keys of its own, and memory for the whole parameter with each."""
+    sink = ServersState(one_chunk())
+    for number, state in enumerate(
+        ({"a": PerElement("int8")}, {"b": PerElement("int8")}, {"a": PerElement("uint8")})
+    ):
+        packed = pack_states({0: {**state, "step": Plain(number)}})
+        message = StateHeld(number=1, chunk=0, start=0, described=packed, values=bytes(3))
+        if not number:
+            sink.keep(message, sender="server 3")
+            continue
+        with pytest.raises(
+            ProtocolError, match=r"^server 3 sent other .* of parameter p0 in chunk"
+        ):
+            sink.keep(message, sender="server 3")
+
+
+@pytest.mark.parametrize("arriving", [(0, 1, 2), (2, 0, 1), (2, 1, 0), (1, 2, 0)])
+def test_a_number_of_a_parameter_that_is_cut_is_that_of_its_first_chunk(
+    arriving: tuple[int, ...],
+) -> None:
+    """Whichever server answers first."""
+    module = model_of((192,))
+    optimizer = Custom(list(module.parameters()))
+    partition = Partition.cut(ModelDescription.of(module, optimizer).pieces, chunk_bytes=256)
+    assert len(partition.chunks) == 3
+    sink = ServersState(partition)
+    for chunk in arriving:
+        packed = pack_states({0: {"step": Plain(7 + chunk)}})
+        message = StateHeld(number=1, chunk=chunk, start=0, described=packed, values=b"")
+        sink.keep(message, sender="server 0")
+    assert sink.by_piece("Name") == {0: {"step": 7}}
 
 
 def test_what_servers_cannot_cut_is_refused_when_all_is_there() -> None:
