@@ -46,11 +46,11 @@ class StateTransfer:
         return not self._queues
 
     def begin_send(self, parts: Mapping[int, Iterable[Part]]) -> list[Action]:
-        """Send these parts to each server, in this order."""
+        """Send these parts to each server, in this order: to each one at least."""
         return self._begin(parts, is_asking=False)
 
     def begin_fetch(self, parts: Mapping[int, Iterable[Part]]) -> list[Action]:
-        """Ask each server for these parts, in this order."""
+        """Ask each server for these parts, in this order: for one at least."""
         self._number += 1
         return self._begin(parts, is_asking=True)
 
@@ -61,8 +61,7 @@ class StateTransfer:
                 "one after the other"
             )
         self._is_asking = is_asking
-        queues = {server: deque(its) for server, its in parts.items()}
-        self._queues = {server: queue for server, queue in queues.items() if queue}
+        self._queues = {server: deque(its) for server, its in parts.items()}
         return [self._next(server) for server in self._queues]
 
     def _next(self, server: int) -> Action:

@@ -122,6 +122,7 @@ def test_a_changed_byte_is_refused_or_well_formed(
         [[0, [["a", "u", "a list"]]]],
         [[0, [[f"a{n}", "p", 1] for n in range(MOST_KEYS + 1)]]],
         [[2, [["a", "p", 1]]]],
+        [[0, [["a", "p", 1]]], [2, [["a", "p", 1]]]],
         [[-1, [["a", "p", 1]]]],
         [[True, [["a", "p", 1]]]],
         [["0", [["a", "p", 1]]]],
@@ -154,6 +155,22 @@ def test_each_kind_of_entry_has_a_letter_on_the_wire() -> None:
     }
     entries = [["a", "e", "int8"], ["b", "o", "float64", 0, 1.5], ["c", "p", 2], ["d", "u", "x"]]
     assert msgpack.unpackb(pack_states(states)) == [[3, entries]]
+
+
+def test_the_longest_key_and_the_largest_and_smallest_numbers_pass() -> None:
+    """128 characters, and whatever a tensor of the dtype may hold."""
+    states: dict[int, PieceState] = {
+        0: {
+            "k" * 128: Plain(1),
+            "least8": OneValue("int8", 0, -128),
+            "most8": OneValue("int8", 0, 127),
+            "least16": OneValue("int16", 0, -(2**15)),
+            "least_of_none": OneValue("uint8", 0, 0),
+            "most_of_bytes": OneValue("uint8", 8, 255),
+            "least64": OneValue("int64", 0, -(2**63)),
+        }
+    }
+    assert unpack_states(pack_states(states), pieces=[0]) == states
 
 
 @pytest.mark.parametrize("value", [3.4028234663852886e38, math.inf, -math.inf, -(2**63), 2**64 - 1])

@@ -36,6 +36,7 @@ from psdist.servers.protocol.actions import (
     Fail,
     Fold,
     Load,
+    Receipt,
     Reply,
     SendControl,
     SlotContent,
@@ -743,3 +744,13 @@ def test_before_there_is_a_model_as_much_is_kept_as_a_worker_has_credits() -> No
     assert core.handle(Arrived(worker_id(1), pull, None)) == []
     (fail,) = core.handle(Arrived(worker_id(0), pull, None))
     assert str(fail.error) == "server 0: worker 0 sent 4097 messages before there was a model"
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_a_push_without_a_gradient_gets_the_receipt_that_it_asks_for(dtype: Dtype) -> None:
+    """Whatever dtype it names."""
+    core = core_of("sync")
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(0), chunk=0, settings=1, dtype=dtype, flags=Flag.RECEIPT
+    )
+    assert core.handle(Arrived(worker_id(0), header, None))[-1] == Receipt(worker_id(0), 0, 0)

@@ -360,3 +360,12 @@ def test_a_state_that_contradicts_itself_is_caught(break_it: Callable[[WorkerCor
     break_it(core)
     with pytest.raises(InvariantError):
         core.check_invariants()
+
+
+def test_what_is_still_to_be_pushed_belongs_to_an_iteration() -> None:
+    core = make_core()
+    core.check_invariants()
+    core._transfers._unpushed.append(3)
+    core._transfers.is_pushing = False
+    with pytest.raises(InvariantError, match=r"chunks \[3\] were never pushed"):
+        core.check_invariants()

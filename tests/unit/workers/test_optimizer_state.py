@@ -31,7 +31,7 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.protocol.actions import Action, KeepState, SendControl, SendState, Warn
 from psdist.workers.protocol.core import WorkerCore
-from tests.support.virtual.worker_machine import OWNERS, control, make_core
+from tests.support.virtual.worker_machine import OWNERS, SETUP, control, make_core
 
 ALL_PARTS = [(chunk, 0) for chunk in range(len(OWNERS))]
 
@@ -157,6 +157,10 @@ def test_only_the_chief_sends_and_asks_between_collectives() -> None:
         other.begin_sending_state(ALL_PARTS)
     with pytest.raises(InvariantError, match="worker 1 sends or asks"):
         other.begin_fetching_state(ALL_PARTS)
+    joining = make_core()
+    joining.begin_setup(SETUP)
+    with pytest.raises(InvariantError, match="between collectives"):
+        joining.begin_fetching_state(ALL_PARTS)
     inside = make_core()
     inside.begin_collective("mean")
     with pytest.raises(InvariantError, match="between collectives"):

@@ -13,6 +13,7 @@ from psdist.workers.protocol.core import WorkerCore
 from tests.support.virtual.worker_machine import (
     BYTES,
     OWNERS,
+    SETUP,
     make_core,
     offer,
     push,
@@ -126,3 +127,11 @@ def test_pulls_and_values_are_counted_together() -> None:
     (action, *_) = core.begin_pull(clock=0, chunks=[0], is_fresh=True)
     assert set(numbers) == {1}
     assert action.header.pull_number == 2  # type: ignore[union-attr]
+
+
+def test_no_values_are_set_before_the_initial_ones_have_left() -> None:
+    core = make_core()
+    core.begin_setup(SETUP)
+    assert core.is_joining
+    with pytest.raises(InvariantError, match="worker 0 sets values; the chief does, between coll"):
+        core.begin_load(clock=0)
