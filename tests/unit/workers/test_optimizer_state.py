@@ -31,6 +31,8 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.protocol.actions import Action, KeepState, SendControl, SendState, Warn
 from psdist.workers.protocol.core import WorkerCore
+from psdist.workers.protocol.optimizer_state import StateTransfer
+from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import OWNERS, SETUP, control, make_core
 
 ALL_PARTS = [(chunk, 0) for chunk in range(len(OWNERS))]
@@ -149,6 +151,13 @@ def test_a_second_delivery_of_an_answer_is_dropped_and_counted() -> None:
     assert core.counts().duplicates == 4
     with pytest.raises(ProtocolError, match="sent StateHeld about chunk 0"):
         control(core, *held(0))
+
+
+def test_the_state_of_another_set_is_asked_for_in_its_name() -> None:
+    seat = Seat(worker=0, group=7, members=(0,), num_servers=2)
+    wanted = StateWanted(number=1, chunk=4, start=0)
+    actions = StateTransfer(seat, set_index=5).begin_fetch({1: [(4, 0)]})
+    assert actions == [SendControl(server_id(1), wanted, 5)]
 
 
 def test_only_the_chief_sends_and_asks_between_collectives() -> None:
@@ -299,6 +308,27 @@ def test_a_checkpoint_of_another_model_does_not_reach_torchs_code_on_servers(
     )
     with pytest.raises(OptimizerRefusedError, match=told):
         describe_state(optimizer, ModelDescription.of(module, optimizer))
+
+
+def test_integers_of_64_bits_pass_and_no_others() -> None:
+    for value in (-(2**63), 2**63 - 1):
+        assert described(model_of((3,)), {"n": value}) == {0: {"n": Plain(value)}}
+    for value in (-(2**63) - 1, 2**63):
+        with pytest.raises(OptimizerRefusedError, match="'n' of parameter p0 is a int"):
+            described(model_of((3,)), {"n": value})
+
+
+def test_a_parameter_that_the_optimizer_has_never_stepped_has_no_state() -> None:
+    module = model_of((3,), (2,))
+    optimizer = Custom(list(module.parameters()))
+    optimizer.state[next(module.parameters())] = {"n": 1}
+    assert describe_state(optimizer, ModelDescription.of(module, optimizer)) == {0: {"n": Plain(1)}}
+
+
+def test_one_element_in_another_shape_says_nothing_of_other_parameters() -> None:
+    one = torch.tensor(1.0)
+    found = described(model_of((1,), ()), {"a": one}, {"a": one})
+    assert found == {0: {"a": OneValue("float32", 0, 1.0)}, 1: {"a": PerElement("float32")}}
 
 
 def test_state_of_no_parameter_is_refused_not_forgotten() -> None:
