@@ -265,7 +265,7 @@ def gain_words(plan: Plan) -> list[str]:
 def bound_words(plan: Plan) -> str:
     """How far the plan is above what is proved: ``0.5 % above the bound of 410 ms``."""
     if plan.bound_s <= 0:
-        return "no bound known" if plan.cost_s > 0 else "nothing crosses a link"
+        return "without a proven bound" if plan.cost_s > 0 else "nothing crosses a link"
     above = 100 * (plan.cost_s / plan.bound_s - 1)
     # Below 0.05 % the distance is a rounding error of the solver.
     distance = "at" if above < 0.05 else f"{above:.1f} % above"

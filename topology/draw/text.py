@@ -123,8 +123,10 @@ def _network_entries(scene: Scene) -> list[tuple[str, str]]:
         f"{duration(plan.cost_s)} predicted for a push and a pull of {size(plan.model_bytes)}"
     )
     bound = bound_words(plan)
-    if plan.bound_s > 0:
-        bound += ": no placement of the servers is faster"
+    if plan.bound_s <= 0:
+        bound = "none: that no other placement is faster was not proved here"
+    elif plan.is_at_bound:
+        bound += f": no other placement of {counted(len(plan.weights), 'server')} is faster"
     return [
         ("exchange", exchange),
         ("worst link", worst_words(scene)),
@@ -156,13 +158,7 @@ def explain(
         f"{size(worst.num_bytes)} each way over it, which takes {duration(worst.seconds)}.",
         _traffic_words(scene, worst),
         _next_words(scene, worst),
-        f"The plan is {bound_words(plan)}: "
-        + (
-            "moving servers cannot help, only other hosts, links or ranks can."
-            if plan.cost_s <= 1.01 * plan.bound_s
-            else f"a better placement of the same servers could save at most "
-            f"{duration(plan.cost_s - plan.bound_s)}."
-        ),
+        f"The plan is {bound_words(plan)}: {_bound_advice(plan)}",
     ]
     lines = [
         line
@@ -170,6 +166,17 @@ def explain(
         for line in textwrap.wrap(_plain(shortened(paragraph, 6 * width)), width)
     ]
     return "\n".join([*lines, *_alternative_lines(plan, alternatives, width)]) + "\n"
+
+
+def _bound_advice(plan: Plan) -> str:
+    if plan.bound_s <= 0:
+        return "another placement of the servers may be faster."
+    if plan.is_at_bound:
+        return "moving servers cannot help, only other hosts, links or ranks can."
+    return (
+        "a better placement of the same servers could save at most "
+        f"{duration(plan.cost_s - plan.bound_s)}."
+    )
 
 
 def _traffic_words(scene: Scene, link: LinkLoad) -> str:

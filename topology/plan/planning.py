@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from psdist.errors import PlacementError
-from psdist.topology.machine.machine import UNKNOWN
+from psdist.topology.machine.machine import UNKNOWN, Machine
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan import seating
 from psdist.topology.plan.plan import Plan, PlannedRank
 from psdist.topology.plan.seating import Role, Seat
 from psdist.topology.plan.serving_hosts import (
+    Choice,
     Grouping,
-    GroupsBeside,
+    GroupsOn,
     PlanRequest,
     Strategy,
     apply_s,
@@ -32,9 +33,7 @@ from psdist.topology.plan.serving_hosts import (
     choose_among_ranks,
     link_loads,
     place_plainly,
-    problem_of,
 )
-from psdist.topology.solver.bound import lower_bound_s
 
 __all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan_ahead", "plan_job"]
 
@@ -89,15 +88,15 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             facts=tuple(here[node]),
         )
 
+    seats = _Seats(cluster)
+
     @cache
     def groups_on(node: int, num_servers: int) -> float:
-        return _num_groups(cluster, host_with(node, num_servers), request.group)
-
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+        return _num_groups(seats, host_with(node, num_servers), request.group)
 
     sizes = [len(each) for each in here]
-    servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
+    choice = choose_among_ranks(cluster, sizes, groups_on, request)
+    servers_at = choice.servers_at
     notes = _notes(cluster)
     if sharing:
         notes.append(
@@ -111,7 +110,7 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             f"{len(serving)} of {len(hosts)} hosts only serve: for as many workers that is the "
             "faster exchange; --placement cyclic spreads the servers over all hosts"
         )
-    return _assemble(cluster, hosts, sizes, shares, groups_beside, request, notes)
+    return _assemble(seats, hosts, sizes, choice, groups_on, request, notes)
 
 
 def plan_ahead(
@@ -139,16 +138,16 @@ def plan_ahead(
     if not any(workers):
         raise PlacementError("no node has a worker; ask for at least one")
 
+    seats = _Seats(cluster)
+
     @cache
     def groups_on(node: int, num_servers: int) -> float:
         ranks = tuple(range(num_servers + workers[node]))
         host = _Host(node=node, ranks=ranks, num_servers=num_servers)
-        return _num_groups(cluster, host, request.group)
+        return _num_groups(seats, host, request.group)
 
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
-    servers_at, shares = choose(cluster, capacity, groups_beside, request)
+    choice = choose(cluster, capacity, groups_on, request)
+    servers_at = choice.servers_at
     hosts: list[_Host] = []
     first = 0
     for node, num_workers in enumerate(workers):
@@ -157,15 +156,15 @@ def plan_ahead(
             ranks = tuple(range(first, end))
             hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
         first = end
-    return _assemble(cluster, hosts, capacity, shares, groups_beside, request, _notes(cluster))
+    return _assemble(seats, hosts, capacity, choice, groups_on, request, _notes(cluster))
 
 
 def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
     """``plan`` as it is when its ranks run on other hosts than planned, ``hosts[rank]``.
 
     Roles, groups and shards stay; cores and GPUs were those of other machines, so ranks that have
-    moved get none. Loads, cost and bound are those of the real hosts. Raises PlacementError where
-    a group would not lie within one host.
+    moved get none. Loads and cost are those of the real hosts; no bound is known. Raises
+    PlacementError where a group would not lie within one host.
     """
     index = {node.name: position for position, node in enumerate(cluster.nodes)}
     homes: dict[int, set[str]] = {}
@@ -196,26 +195,18 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
         for each in plan.ranks
     )
     groups, shares = [0.0] * len(index), [0.0] * len(index)
-    servers, room = [0] * len(index), [0] * len(index)
     for each in ranks:
-        room[index[each.host]] += 1
         if each.role == "server":
-            servers[index[each.host]] += 1
             shares[index[each.host]] += plan.weights[each.index]
     for found in homes.values():
         groups[index[next(iter(found))]] += 1
     links = link_loads(cluster, groups, shares, PlanRequest(model_bytes=plan.model_bytes))
-    # Without the limits of memory: the plan is given, and its model may have been a guess.
-    problem = replace(
-        problem_of(cluster, room, groups, PlanRequest(), len(plan.weights)),
-        model_bytes=plan.model_bytes,
-    )
     return replace(
         plan,
         ranks=ranks,
         links=links,
         cost_s=max((link.seconds for link in links), default=0.0),
-        bound_s=lower_bound_s(problem).seconds if links else 0.0,
+        bound_s=0.0,
         compared={},
         source=cluster.source,
         notes=(*_notes(cluster), *moved),
@@ -239,15 +230,14 @@ def _hosts_with_one_kernel(ranks: Sequence[RankFacts]) -> set[str]:
     return {host for hosts in hosts_of.values() if len(hosts) > 1 for host in hosts}
 
 
-def _num_groups(cluster: Cluster, host: _Host, group: Grouping) -> float:
+def _num_groups(seats: _Seats, host: _Host, group: Grouping) -> float:
     """Groups that the host's workers make."""
     num_workers = len(host.ranks) - host.num_servers
     if group == "rank" or num_workers == 0:
         return float(num_workers)
     if group == "node":
         return 1.0
-    seats = zip(_seats(cluster, host), _roles(cluster, host), strict=True)
-    return float(len({_home(seat, group) for seat, role in seats if role == "worker"}))
+    return float(len({_home(seat, group) for role, seat in seats.of(host) if role == "worker"}))
 
 
 def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
@@ -255,19 +245,56 @@ def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
     return seat.package, seat.numa if group == "numa" else UNKNOWN
 
 
-def _roles(cluster: Cluster, host: _Host) -> list[Role]:
+class _Seats:
+    """Seats of hosts; those of hosts that are alike are found once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        same: dict[int, int] = {}  # machines that are one object, as psdist plan has them
+        kinds: dict[Machine, int] = {}
+        self._kinds = [
+            same[id(node.machine)]
+            if id(node.machine) in same
+            else same.setdefault(
+                id(node.machine), kinds.setdefault(_without_names(node.machine), len(kinds))
+            )
+            for node in cluster.nodes
+        ]
+        self._found: dict[tuple[object, ...], tuple[tuple[Role, Seat], ...]] = {}
+
+    def of(self, host: _Host) -> tuple[tuple[Role, Seat], ...]:
+        """Role and seat of each of the host's ranks."""
+        facts = tuple((facts.cpus, facts.gpus) for facts in host.facts)
+        key = (self._kinds[host.node], len(host.ranks), host.num_servers, host.may_bind, facts)
+        if key not in self._found:
+            machine = self.cluster.nodes[host.node].machine
+            roles = _roles(machine, host)
+            self._found[key] = tuple(zip(roles, _seats(machine, host, roles), strict=True))
+        return self._found[key]
+
+
+def _without_names(machine: Machine) -> Machine:
+    """What seats depend on."""
+    return replace(
+        machine,
+        name="",
+        notes=(),
+        numa_nodes=(),
+        devices=tuple(replace(each, uuid="", port_guids=()) for each in machine.devices),
+    )
+
+
+def _roles(machine: Machine, host: _Host) -> list[Role]:
     """The host's first ranks serve; where a launcher bound them, those beside the network card."""
     order = list(range(len(host.ranks)))
     masks = [facts.cpus for facts in host.facts]
     if seating.are_disjoint(masks):
-        order = seating.nearest_to_network(cluster.nodes[host.node].machine, masks)
+        order = seating.nearest_to_network(machine, masks)
     serving = set(order[: host.num_servers])
     return ["server" if index in serving else "worker" for index in range(len(host.ranks))]
 
 
-def _seats(cluster: Cluster, host: _Host) -> tuple[Seat, ...]:
-    machine = cluster.nodes[host.node].machine
-    roles = _roles(cluster, host)
+def _seats(machine: Machine, host: _Host, roles: Sequence[Role]) -> tuple[Seat, ...]:
     if not host.facts:
         return seating.seat(machine, roles, may_bind=host.may_bind)
     seen = [facts.gpus for facts in host.facts if facts.gpus is not None]
@@ -281,33 +308,31 @@ def _seats(cluster: Cluster, host: _Host) -> tuple[Seat, ...]:
 
 
 def _assemble(
-    cluster: Cluster,
+    seats: _Seats,
     hosts: Sequence[_Host],
     capacity: Sequence[int],
-    shares: Sequence[float],
-    groups_beside: GroupsBeside,
+    choice: Choice,
+    groups_on: GroupsOn,
     request: PlanRequest,
     notes: Sequence[str],
 ) -> Plan:
+    cluster, servers_at, shares = seats.cluster, choice.servers_at, choice.shares
     seated: dict[int, tuple[int, Role, Seat]] = {}
-    servers_at = [0] * len(cluster.nodes)
     for host in hosts:
-        servers_at[host.node] = host.num_servers
-        roles = _roles(cluster, host)
-        for rank, role, seat in zip(host.ranks, roles, _seats(cluster, host), strict=True):
+        for rank, (role, seat) in zip(host.ranks, seats.of(host), strict=True):
             seated[rank] = (host.node, role, seat)
     ranks, server_nodes = _number(cluster, seated, request.group)
     num_servers = len(server_nodes)
-    groups = groups_beside(servers_at)
+    groups = [groups_on(node, count) for node, count in enumerate(servers_at)]
     links = link_loads(cluster, groups, shares, request)
-    problem = problem_of(cluster, capacity, groups, request, num_servers)
     compared: dict[str, float] = {}
     plain: tuple[Strategy, ...] = ("block", "cyclic")
     for strategy in plain:
         there, equal = place_plainly(cluster, capacity, strategy, num_servers)
         if beyond_memory(cluster, equal, request):
             continue
-        loads = link_loads(cluster, groups_beside(there), equal, request)
+        others = [groups_on(node, count) for node, count in enumerate(there)]
+        loads = link_loads(cluster, others, equal, request)
         compared[strategy] = max((link.seconds for link in loads), default=0.0)
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
     cost_s = max((link.seconds for link in links), default=0.0)
@@ -325,7 +350,7 @@ def _assemble(
         model_bytes=request.planned_bytes,
         placement=request.placement,
         cost_s=cost_s,
-        bound_s=lower_bound_s(problem).seconds if links else 0.0,
+        bound_s=choice.best_s or 0.0 if links else 0.0,
         compared=compared,
         source=cluster.source,
         notes=tuple(notes),

@@ -1,7 +1,7 @@
 """Which hosts serve, and what part of the model each of them holds. Pure.
 
     servers_at, shares = choose(cluster, capacity, groups_beside, request)
-    servers_at, shares = choose_among_ranks(cluster, sizes, groups_beside, request)
+    choice = choose_among_ranks(cluster, sizes, groups_on, request)
 
 A cluster becomes the tree problem of :mod:`psdist.topology.solver.placement` here, and its solution
 counts per node. Groups are counted by the caller, who knows the seats.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -20,20 +20,26 @@ from psdist.errors import PlacementError
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan.plan import LinkLoad
 from psdist.topology.solver import placement
+from psdist.topology.solver.bound import lower_bound_s
 from psdist.topology.solver.objective import edge_loads
 from psdist.topology.solver.problem import Problem
 
 Grouping: TypeAlias = Literal["node", "socket", "numa", "rank"]
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
+GroupsOn: TypeAlias = Callable[[int, int], float]
+"""Node, servers on it -> the groups that the workers there make."""
 GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
-"""Servers on each node -> groups on each node, made by the workers that are left there."""
+"""The same for servers on each node at once."""
 
 UNKNOWN_MODEL_BYTES = 1e9
 """What a plan is made for where nobody knows the model yet."""
 ALMOST_ALL = 0.9
 """Where more than this part of the servers that there could be is needed, all are taken."""
-MOST_JUDGED = 200
-"""Ways to choose among running ranks up to which all are judged (some 0.1 s)."""
+MOST_WAYS = 5000
+"""Ways to choose among running ranks, modulo hosts that are alike, up to which all are compared
+(at most some 0.1 s)."""
+MOST_JUDGED = 50
+"""Of the fastest ones that many are compared by all that counts."""
 MEMORY_SHARE = 0.8
 """Of a host's ordinary memory that shards may fill."""
 APPLY_BYTES_PER_S = 4e9
@@ -60,15 +66,29 @@ class PlanRequest:
         return UNKNOWN_MODEL_BYTES if self.model_bytes is None else self.model_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    servers_at: list[int]
+    """Number of servers on each node."""
+    shares: list[float]
+    """The part of the model on each node."""
+    best_s: float | None = None
+    """That no other choice of as many servers is faster than this was proved; None: it was not."""
+
+
 def choose(
-    cluster: Cluster, capacity: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
-) -> tuple[list[int], list[float]]:
+    cluster: Cluster, capacity: Sequence[int], groups_on: GroupsOn, request: PlanRequest
+) -> Choice:
     """Servers on each node, and the part of the model there, when the workers stay.
 
     ``capacity`` is how many servers a node has room for. Beside servers some workers may sit
     elsewhere and make other groups: each candidate is judged with its own. Raises PlacementError
     where cores or memory do not suffice.
     """
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
     wanted = request.servers
     groups = groups_beside([0] * len(capacity))
     once = [min(each, 1) for each in capacity]
@@ -79,6 +99,15 @@ def choose(
                 "server nodes"
             )
         wanted = _enough(problem_of(cluster, once, groups, request, sum(once)), sum(once))
+    # With groups that servers may change, the bound for some groups proves nothing of others.
+    is_fixed = request.group in ("node", "rank") or all(
+        groups_on(node, count) == groups[node]
+        for node, most in enumerate(capacity)
+        for count in range(1, min(most, wanted) + 1)
+    )
+    best_s = None
+    if is_fixed:
+        best_s = lower_bound_s(problem_of(cluster, capacity, groups, request, wanted)).seconds
     if request.placement != "auto":
         servers_at, shares = place_plainly(cluster, capacity, request.placement, wanted)
         if full := beyond_memory(cluster, shares, request):
@@ -87,7 +116,7 @@ def choose(
                 f"{100 * shares[full[0]]:.3g} % of the model, more than its memory has room for; "
                 "use --placement auto, more nodes, or nodes with more memory"
             )
-        return servers_at, shares
+        return Choice(servers_at, shares, best_s)
     asked = replace(request, servers=wanted)
     room = _room(capacity, wanted)
     solved = _solved(cluster, room, groups, asked, wanted)
@@ -106,51 +135,106 @@ def choose(
         if (judgement := _judge(cluster, candidate, groups_beside(candidate), asked)) is not None
     ]
     _, servers_at, shares = min(judged, key=lambda each: each[0])
-    return servers_at, shares
+    return Choice(servers_at, shares, best_s)
 
 
 def choose_among_ranks(
-    cluster: Cluster, sizes: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
-) -> tuple[list[int], list[float]]:
+    cluster: Cluster, sizes: Sequence[int], groups_on: GroupsOn, request: PlanRequest
+) -> Choice:
     """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
-    So the groups depend on the answer. Candidates are made with a guess of the groups; then each
-    is judged with the groups that it really leaves, and the best shares for those. Small clusters
-    are searched exhaustively, so the result is optimal. Among equals in time the one with the most
-    groups is taken, then the most even one.
+    So the groups depend on the answer. All ways to choose the servers are compared where, but for
+    hosts that are alike, there are at most MOST_WAYS; then the time is proved to be the best.
+    Beyond that the best of some starts is climbed from. Among equals in time the one with the
+    most groups is taken, then the most even one.
     """
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
     num_nodes = sum(size > 0 for size in sizes)
     wanted = _num_servers(cluster, sizes, groups_beside, request)
-    if request.placement != "auto":
-        return place_plainly(cluster, sizes, request.placement, wanted)
     if num_nodes == 1:
-        return [wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes]
-    beside_workers = [max(size - 1, 0) for size in sizes]
-    capacity = beside_workers if sum(beside_workers) >= wanted else list(sizes)
+        return Choice([wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes])
     asked = replace(request, servers=wanted)
-    guess = _spread_over_racks(cluster, capacity, wanted)
-    candidates = {
-        tuple(place_plainly(cluster, sizes, "block", wanted)[0]): None,
-        tuple(place_plainly(cluster, sizes, "cyclic", wanted)[0]): None,
-        tuple(guess): None,
-    }
-    for _ in range(2):
-        guess = _solved(cluster, _room(capacity, wanted), groups_beside(guess), asked, wanted)
-        candidates[tuple(guess)] = None
-    if (ways := _all_ways(sizes, wanted)) is not None:
-        candidates.update(dict.fromkeys(ways))
-    judged = [
-        judgement
-        for candidate in candidates
-        if any(groups := groups_beside(candidate))
-        and (judgement := _judge(cluster, candidate, groups, asked)) is not None
-    ]
-    if not judged:
+    found = _fastest_ways(cluster, sizes, groups_on, asked)
+    if request.placement != "auto":
+        best_s = None if found is None else found[1]
+        return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
+    if found is None:
         raise PlacementError(
             f"servers = {wanted} leave no worker on any of the {num_nodes} hosts; ask for fewer"
         )
+    ways, best_s = found
+    ways.sort(key=lambda way: (-sum(groups_beside(way)), sum(count * count for count in way)))
+    judged = [
+        judgement
+        for way in ways[:MOST_JUDGED]
+        if (judgement := _judge(cluster, way, groups_beside(way), asked)) is not None
+    ]
     _, servers_at, shares = min(judged, key=lambda each: each[0])
-    return servers_at, shares
+    return Choice(servers_at, shares, best_s)
+
+
+def _fastest_ways(
+    cluster: Cluster, sizes: Sequence[int], groups_on: GroupsOn, request: PlanRequest
+) -> tuple[list[tuple[int, ...]], float | None] | None:
+    """The numbers of servers on each node that are fastest, and their time where it is proved to
+    be the best one; None where there is no way."""
+    # Not above: numpy takes a while to load, and planning ahead of a job does not need it.
+    from psdist.topology.solver import divisions
+
+    wanted = request.servers
+    assert wanted != "auto"
+    problem = problem_of(cluster, sizes, [1.0] * len(sizes), request, wanted)
+    first = len(problem.parent) - len(sizes)
+    division = divisions.Division(
+        parent=problem.parent,
+        bytes_per_s=problem.bytes_per_s,
+        max_bytes=problem.max_bytes,
+        sizes=problem.capacity,
+        groups_with=lambda v, count: groups_on(v - first, count),
+        model_bytes=problem.model_bytes,
+        num_servers=wanted,
+    )
+    ways = divisions.all_ways(division, most=MOST_WAYS)
+    if ways is not None:
+        found = divisions.fastest(division, ways)
+    else:
+        switches = (0,) * first
+        starts = _starts(cluster, sizes, groups_on, request, wanted)
+        found = divisions.climb(division, [(*switches, *start) for start in starts])
+    if found is None:
+        return None
+    return [way[first:] for way in found.tied], found.seconds if ways is not None else None
+
+
+def _starts(
+    cluster: Cluster,
+    sizes: Sequence[int],
+    groups_on: GroupsOn,
+    request: PlanRequest,
+    wanted: int,
+) -> Iterator[tuple[int, ...]]:
+    """Placements to climb from: plain ones, those that are best for guessed groups, and hosts that
+    only serve."""
+    beside_workers = [max(size - 1, 0) for size in sizes]
+    capacity = beside_workers if sum(beside_workers) >= wanted else list(sizes)
+    yield tuple(place_plainly(cluster, sizes, "block", wanted)[0])
+    yield tuple(place_plainly(cluster, sizes, "cyclic", wanted)[0])
+    guess = _spread_over_racks(cluster, capacity, wanted)
+    yield tuple(guess)
+    for _ in range(2):
+        groups = [groups_on(node, count) for node, count in enumerate(guess)]
+        guess = _solved(cluster, _room(capacity, wanted), groups, request, wanted)
+        yield tuple(guess)
+    left = wanted
+    whole = [0] * len(sizes)
+    order = _spread_over_racks(cluster, [1] * len(sizes), max(1, wanted // max(sizes)))
+    for node in sorted(range(len(sizes)), key=lambda node: -order[node]):
+        whole[node] = min(left, sizes[node])
+        left -= whole[node]
+    yield tuple(whole)
 
 
 def place_plainly(
@@ -277,24 +361,6 @@ def _enough(problem: Problem, most: int) -> int:
     allowed_s = max(best_s, applied_s / most) * (1 + placement.CHEAPER_BY)
     enough = max(links, math.ceil(applied_s / allowed_s))
     return most if enough > ALMOST_ALL * most else enough
-
-
-def _all_ways(sizes: Sequence[int], num_servers: int) -> list[tuple[int, ...]] | None:
-    """Every number of servers on each node, or None where there are more than MOST_JUDGED ways."""
-    ways: list[tuple[int, ...]] = [()]
-    left = sum(sizes)
-    for size in sizes:
-        left -= size
-        # What is placed so far can still be completed by the nodes that come.
-        ways = [
-            (*way, count)
-            for way in ways
-            for count in range(size + 1)
-            if 0 <= num_servers - sum(way) - count <= left
-        ]
-        if len(ways) > MOST_JUDGED:
-            return None
-    return ways
 
 
 def _room(capacity: Sequence[int], num_servers: int) -> list[int]:
