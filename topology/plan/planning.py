@@ -31,6 +31,7 @@ from psdist.topology.plan.serving_hosts import (
     beyond_memory,
     choose,
     choose_among_ranks,
+    cores_to_apply,
     link_loads,
     place_plainly,
 )
@@ -265,11 +266,14 @@ class _Seats:
     def of(self, host: _Host) -> tuple[tuple[Role, Seat], ...]:
         """Role and seat of each of the host's ranks."""
         facts = tuple((facts.cpus, facts.gpus) for facts in host.facts)
-        key = (self._kinds[host.node], len(host.ranks), host.num_servers, host.may_bind, facts)
+        node = self.cluster.nodes[host.node]
+        needed = cores_to_apply(node.bytes_per_s, host.num_servers)
+        sizes = (len(host.ranks), host.num_servers, needed)
+        key = (self._kinds[host.node], sizes, host.may_bind, facts)
         if key not in self._found:
-            machine = self.cluster.nodes[host.node].machine
-            roles = _roles(machine, host)
-            self._found[key] = tuple(zip(roles, _seats(machine, host, roles), strict=True))
+            roles = _roles(node.machine, host)
+            seats = _seats(node.machine, host, roles, needed)
+            self._found[key] = tuple(zip(roles, seats, strict=True))
         return self._found[key]
 
 
@@ -294,9 +298,11 @@ def _roles(machine: Machine, host: _Host) -> list[Role]:
     return ["server" if index in serving else "worker" for index in range(len(host.ranks))]
 
 
-def _seats(machine: Machine, host: _Host, roles: Sequence[Role]) -> tuple[Seat, ...]:
+def _seats(
+    machine: Machine, host: _Host, roles: Sequence[Role], server_cores: int
+) -> tuple[Seat, ...]:
     if not host.facts:
-        return seating.seat(machine, roles, may_bind=host.may_bind)
+        return seating.seat(machine, roles, may_bind=host.may_bind, server_cores=server_cores)
     seen = [facts.gpus for facts in host.facts if facts.gpus is not None]
     return seating.seat(
         machine,
@@ -304,6 +310,7 @@ def _seats(machine: Machine, host: _Host, roles: Sequence[Role]) -> tuple[Seat, 
         masks=[facts.cpus for facts in host.facts],
         gpus=seen if len(seen) == len(host.facts) else None,
         may_bind=host.may_bind,
+        server_cores=server_cores,
     )
 
 
@@ -336,6 +343,7 @@ def _assemble(
         compared[strategy] = max((link.seconds for link in loads), default=0.0)
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
     cost_s = max((link.seconds for link in links), default=0.0)
+    notes = [*notes, *_seat_notes(seats, hosts)]
     busy_s = apply_s(groups, weights, request)
     if 0 < cost_s * CLEARLY < busy_s:
         notes = [
@@ -355,6 +363,36 @@ def _assemble(
         source=cluster.source,
         notes=tuple(notes),
     )
+
+
+def _seat_notes(seats: _Seats, hosts: Sequence[_Host]) -> list[str]:
+    """What people should know of shares: cores that nobody gets, a share across packages."""
+    idle: dict[tuple[int, int], list[str]] = {}
+    wide: list[str] = []
+    for host in hosts:
+        node = seats.cluster.nodes[host.node]
+        given = [seat.cores for _, seat in seats.of(host)]
+        cores = node.machine.cores
+        left = len(cores) - len({core for each in given for core in each})
+        if left and all(given):
+            idle.setdefault((left, len(cores)), []).append(node.name)
+        if len(given) == 1 and len({core.package for core in cores}) > 1:
+            wide.append(node.name)
+    notes = [
+        f"{_some_hosts(names)}: {left} of {total} cores idle, since workers get equal shares, none "
+        "across packages, and servers what applying needs"
+        for (left, total), names in idle.items()
+    ]
+    if wide:
+        notes.append(
+            f"{_some_hosts(wide)}: one rank on several packages, since nobody else is there; its "
+            "memory is near some of its cores only"
+        )
+    return notes
+
+
+def _some_hosts(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _number(

@@ -3,11 +3,12 @@
     seats = seat(machine, ["server", "worker", "worker"])
     seats[1].cpus, seats[1].gpu          # what rank 1 of this host binds itself to, its GPU
 
-Each rank gets the same number of whole cores, or a few less where they would not lie in one
-package. Workers that have a GPU choose first and sit beside
-it, then servers, beside the network card; a rank stays within one L3, NUMA node or package where
-there is room. Where a launcher has already given the ranks disjoint PUs, those are kept, and a
-GPU is chosen for the PUs instead. Where there are more ranks than cores nobody is bound.
+Workers come first: whole cores, as many for each of them but for one, never across packages. Those
+that have a GPU sit in its package and begin in its NUMA node, growing from there; the others are
+spread. Servers get what they need, in the package where workers lose least, beside the network card
+where that is open. What is left over idles. A worker that is alone on its host gets all of it.
+Where a launcher has already given the ranks disjoint PUs, those are kept, and a GPU is chosen for
+the PUs instead. Where there are more ranks than cores nobody is bound.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ Role: TypeAlias = Literal["server", "worker"]
 # Cores that are as near to each other as they get: (package, NUMA node, L3, kind).
 _Cell: TypeAlias = tuple[int, int, int, int]
 
+_Place: TypeAlias = tuple[int, int]
+"""(package, NUMA node); UNKNOWN as a node: the package as a whole."""
+
 # InfiniBand and RoCE, Omni-Path, Slingshot, EFA.
 _FABRIC_NAMES = ("mlx", "ib", "hfi", "opa", "hsi", "cxi", "rdmap", "efa", "bnxt_re")
 # Names that a compute runtime gives to its GPUs, and to no other.
@@ -35,6 +39,7 @@ class Seat:
     """The place of one rank; fields as in :class:`psdist.topology.plan.plan.PlannedRank`."""
 
     cores: tuple[int, ...]
+    """Of several NUMA nodes that first where its GPU is."""
     cpus: tuple[int, ...]
     package: int
     numa: int
@@ -73,8 +78,11 @@ def seat(
     masks: Sequence[frozenset[int]] | None = None,
     gpus: Sequence[Sequence[str]] | None = None,
     may_bind: bool = True,
+    server_cores: int = 1,
 ) -> tuple[Seat, ...]:
     """A seat for each rank of a host, in the order of ``roles``.
+
+    ``server_cores`` are what a server needs; it gets fewer where workers would have less than it.
 
     ``masks`` are the PUs (OS numbers) that each rank may use now; without, all of ``machine``.
     ``gpus`` are the PCI bus ids that each rank can see; without, workers share
@@ -87,7 +95,7 @@ def seat(
             tuple(core for core in machine.cores if mask.intersection(core.cpus)) for mask in fixed
         ]
     elif may_bind and len(machine.cores) >= len(roles):
-        chosen = _choose_cores(machine, roles, own_gpus)
+        chosen = _choose_cores(machine, roles, own_gpus, server_cores)
     else:
         chosen = [()] * len(roles)
     cards = network_cards(machine)
@@ -128,91 +136,186 @@ def package_of(machine: Machine, mask: Iterable[int]) -> int:
     return _most(core.package for core in machine.cores for cpu in core.cpus if cpu in wanted)
 
 
+class _Room:
+    """The free cores of a machine, and who is to sit in which package and NUMA node."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.free: dict[_Cell, list[Core]] = defaultdict(list)
+        self.cores: Counter[_Place] = Counter()
+        """In each package, as (package, UNKNOWN), and in each NUMA node."""
+        for core in machine.cores:
+            self.free[core.package, core.numa, core.l3, core.kind].append(core)
+            for place in {(core.package, UNKNOWN), (core.package, core.numa)}:
+                self.cores[place] += 1
+        self.packages = sorted({package for package, _ in self.cores})
+        self.workers: Counter[_Place] = Counter()
+        self.served: Counter[int] = Counter()
+        """Cores of each package that servers are to get."""
+
+    def seat_worker(self, beside: Device | None) -> _Place:
+        """Beside the device where there is a core for one more; else where they are fewest."""
+        wanted = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
+        package = min(
+            (each for each in self.packages if self._has_core(each)),
+            key=lambda each: (wanted[0] not in (UNKNOWN, each), self._crowd((each, UNKNOWN)), each),
+        )
+        numa = min(
+            (node for each, node in self.cores if each == package and self._is_node(each, node)),
+            key=lambda each: (
+                wanted != (package, each),
+                self._crowd((package, each)),
+                each,
+            ),
+        )
+        for place in {(package, UNKNOWN), (package, numa)}:
+            self.workers[place] += 1
+        return package, numa
+
+    def _has_core(self, package: int) -> bool:
+        place = (package, UNKNOWN)
+        return self.workers[place] + self.served[package] < self.cores[place]
+
+    def _is_node(self, package: int, numa: int) -> bool:
+        """Whether it is one of the package's nodes; the package itself where it knows of none."""
+        return numa != UNKNOWN or all(
+            node == UNKNOWN for each, node in self.cores if each == package
+        )
+
+    def _crowd(self, place: _Place) -> float:
+        return (self.workers[place] + 1) / self.cores[place]
+
+    def seat_server(self, card: Device | None, num_cores: int) -> tuple[int, int]:
+        """(package, number of cores): where workers lose least, there beside the network card."""
+        near = UNKNOWN if card is None else card.package
+
+        def loss(package: int) -> tuple[int, bool, float, int]:
+            rest = Counter(self.served)
+            rest[package] += num_cores
+            is_far = near not in (UNKNOWN, package)
+            return (-self.level(rest), is_far, self._crowd((package, UNKNOWN)), package)
+
+        package = min((each for each in self.packages if self._has_core(each)), key=loss)
+        place = (package, UNKNOWN)
+        left = self.cores[place] - self.workers[place] - self.served[package]
+        num_cores = min(num_cores, left)
+        self.served[package] += num_cores
+        return package, num_cores
+
+    def level(self, served: Counter[int]) -> int:
+        """Cores that each worker can have in its package, beside servers that have so many."""
+        return min(
+            (
+                (self.cores[package, UNKNOWN] - served[package]) // workers
+                for package in self.packages
+                if (workers := self.workers[package, UNKNOWN])
+            ),
+            default=0,
+        )
+
+    def take(self, num_cores: int, home: _Place, *, only: _Place, is_light: bool) -> list[Core]:
+        """So many free cores of the package or NUMA node ``only``, close to each other."""
+        taken: list[Core] = []
+        while len(taken) < num_cores:
+            missing = num_cores - len(taken)
+            costs = {
+                cell: _cost(
+                    cell,
+                    len(cores),
+                    missing=missing,
+                    home=home,
+                    in_home_l3={core.l3 for core in taken},
+                    crowd=self.workers[cell[:2]],
+                    is_light=is_light,
+                )
+                for cell, cores in self.free.items()
+                if cores and only[0] in (UNKNOWN, cell[0]) and only[1] in (UNKNOWN, cell[1])
+            }
+            if not costs:
+                break
+            cell = min(costs, key=costs.__getitem__)
+            taken += self.free[cell][:missing]
+            self.free[cell] = self.free[cell][missing:]
+        return taken
+
+
 def _choose_cores(
-    machine: Machine, roles: Sequence[Role], gpus: Sequence[Device | None]
+    machine: Machine,
+    roles: Sequence[Role],
+    gpus: Sequence[Device | None],
+    server_cores: int,
 ) -> list[tuple[Core, ...]]:
-    share = len(machine.cores) // len(roles)
-    free: dict[_Cell, list[Core]] = defaultdict(list)
-    for core in machine.cores:
-        free[core.package, core.numa, core.l3, core.kind].append(core)
+    """Workers first: equal shares up to one core, each in one package, begun beside its GPU."""
+    if list(roles) == ["worker"]:  # nobody else is here
+        gpu = gpus[0]
+        return [_from(UNKNOWN if gpu is None else gpu.numa, machine.cores)]
+    room = _Room(machine)
     cards = network_cards(machine)
-    card = cards[0] if cards else None
-
-    def comes_first(index: int) -> tuple[int, int]:
-        has_gpu = gpus[index] is not None
-        return (0 if has_gpu else 1 if roles[index] == "server" else 2, index)
-
-    chosen: list[tuple[Core, ...]] = [()] * len(roles)
-    for index in sorted(range(len(roles)), key=comes_first):
-        is_server = roles[index] == "server"
-        beside = card if is_server else gpus[index]
-        chosen[index] = _take(free, share, beside=beside, is_light=is_server)
-    return chosen
-
-
-def _take(
-    free: dict[_Cell, list[Core]],
-    share: int,
-    *,
-    beside: Device | None,
-    is_light: bool,
-) -> tuple[Core, ...]:
-    """``share`` cores out of ``free``: near ``beside``, close together, of the right kind.
-
-    A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
-    """
-    share, home = _home(free, share, beside)
-    taken: list[Core] = []
-    while len(taken) < share:
-        missing = share - len(taken)
-        costs = {
-            cell: _cost(cell, len(cores), missing=missing, home=home, is_light=is_light)
-            for cell, cores in free.items()
-            if cores
+    workers = [index for index, role in enumerate(roles) if role == "worker"]
+    servers = [index for index, role in enumerate(roles) if role == "server"]
+    homes: dict[int, _Place] = {}
+    for index in sorted(workers, key=lambda index: _has_no_place(gpus[index])):
+        homes[index] = room.seat_worker(gpus[index])
+    # A server needs one core; beyond that, never more than half of an equal share.
+    most = max(1, min(server_cores, len(machine.cores) // len(roles) // 2))
+    at = {
+        index: room.seat_server(cards[turn % len(cards)] if cards else None, most)
+        for turn, index in enumerate(servers)
+    }
+    level = room.level(room.served)
+    spare = Counter(
+        {
+            package: room.cores[package, UNKNOWN]
+            - room.served[package]
+            - level * room.workers[package, UNKNOWN]
+            for package in room.packages
         }
-        cell = min(costs, key=costs.__getitem__)
-        taken += free[cell][:missing]
-        free[cell] = free[cell][missing:]
-        home = cell[:2]  # what is missing yet comes from the neighbours of what there is
-    return tuple(sorted(taken, key=lambda core: core.logical))
+    )
+    shares: dict[int, int] = {}
+    for index in workers:
+        package = homes[index][0]
+        shares[index] = level + (spare[package] > 0)
+        spare[package] -= 1
+    taken: dict[int, list[Core]] = {}
+    for index in workers:
+        home = homes[index]
+        quota = min(shares[index], max(1, room.cores[home] // room.workers[home]))
+        taken[index] = room.take(quota, home, only=home, is_light=False)
+    for turn, index in enumerate(servers):
+        package, count = at[index]
+        card = cards[turn % len(cards)] if cards else None
+        numa = card.numa if card is not None and card.package == package else UNKNOWN
+        home = (package, numa)
+        taken[index] = room.take(count, home, only=(package, UNKNOWN), is_light=True)
+    for index in workers:
+        home = homes[index]
+        missing = shares[index] - len(taken[index])
+        taken[index] += room.take(missing, home, only=(home[0], UNKNOWN), is_light=False)
+    return [_from(taken[index][0].numa, taken[index]) for index in range(len(roles))]
 
 
-def _home(
-    free: dict[_Cell, list[Core]], share: int, beside: Device | None
-) -> tuple[int, tuple[int, int]]:
-    """(how many cores, (package, NUMA node) to take them from): all in one place if possible.
+def _from(numa: int, cores: Iterable[Core]) -> tuple[Core, ...]:
+    """In the machine's order, but that NUMA node's first."""
+    return tuple(sorted(cores, key=lambda core: (core.numa != numa, core.logical)))
 
-    The NUMA node beside the device, another one of that package, the package as a whole, then the
-    same elsewhere. Where nothing has room for all of them, up to half of the cores less: they are
-    worth less than memory that all of them have near.
-    """
-    room: Counter[tuple[int, int]] = Counter()
-    for (package, numa, *_), cores in free.items():
-        room[package, numa] += len(cores)
-        room[package, UNKNOWN] += len(cores) if numa != UNKNOWN else 0
-    wanted = (UNKNOWN, UNKNOWN) if beside is None else (beside.package, beside.numa)
 
-    def distance(place: tuple[int, int]) -> tuple[bool, bool, bool]:
-        is_far = wanted[0] not in (UNKNOWN, place[0])
-        is_other_node = wanted[1] not in (UNKNOWN, place[1])
-        return is_far, place[1] == UNKNOWN, is_other_node
-
-    for least in (share, (share + 1) // 2):
-        fitting = [place for place in room if room[place] >= least]
-        if fitting:
-            # The emptiest package, there the emptiest node: all memories and caches are used, and
-            # as shares are equal, as many fit as in any other order.
-            place = min(
-                fitting, key=lambda at: (*distance(at), -room[at[0], UNKNOWN], -room[at], at)
-            )
-            return min(share, room[place]), place
-    return share, wanted
+def _has_no_place(gpu: Device | None) -> bool:
+    return gpu is None or gpu.package == UNKNOWN
 
 
 def _cost(
-    cell: _Cell, room: int, *, missing: int, home: tuple[int, int], is_light: bool
+    cell: _Cell,
+    room: int,
+    *,
+    missing: int,
+    home: _Place,
+    in_home_l3: set[int],
+    crowd: int,
+    is_light: bool,
 ) -> tuple[int, ...]:
-    """Of taking cores from a cell: kind, distance from home, fit, then the machine's own order."""
+    """Of taking cores from a cell: kind, distance from home, fit, then the machine's own order.
+
+    A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
+    """
     package, numa, l3, kind = cell
     is_far = home[0] not in (UNKNOWN, package)
     is_in_other_numa = home[1] not in (UNKNOWN, numa)
@@ -220,6 +323,8 @@ def _cost(
     return (
         kind if is_light else -kind,
         2 * is_far + is_in_other_numa,
+        l3 not in in_home_l3,
+        crowd if is_in_other_numa else 0,  # where few others will want to grow
         not fits,
         room if fits else -room,
         package,

@@ -353,6 +353,13 @@ def apply_s(groups: Sequence[float], shares: Iterable[float], request: PlanReque
     return sum(groups) * max(shares) * request.planned_bytes / APPLY_BYTES_PER_S
 
 
+def cores_to_apply(link_bytes_per_s: float, num_servers: int) -> int:
+    """Cores with which each of a host's servers applies as fast as the link brings pushes."""
+    if not num_servers or math.isinf(link_bytes_per_s):
+        return 1
+    return max(1, math.ceil(link_bytes_per_s / num_servers / APPLY_BYTES_PER_S))
+
+
 def _enough(problem: Problem, most: int) -> int:
     """The fewest servers, up to ``most``, that keep up with the best of links and of servers."""
     links = placement.choose_num_servers(problem, max_servers=most)

@@ -316,7 +316,7 @@ def test_a_plan_on_other_hosts_keeps_roles_and_counts_the_real_links() -> None:
     for link in after.links:
         assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0), abs=1e-3)
     same = on_hosts(plan, cluster, [each.host for each in plan.ranks])
-    assert (same.ranks, same.cost_s, same.notes) == (plan.ranks, plan.cost_s, plan.notes)
+    assert (same.ranks, same.cost_s, same.notes) == (plan.ranks, plan.cost_s, ())
     assert any("made for other hosts" in note for note in after.notes)
 
 
@@ -356,7 +356,8 @@ def test_servers_come_in_addition_to_the_workers_and_share_the_cores_with_them()
     assert len(plan.worker_ranks) == 12
     assert len(plan.server_ranks) == 4
     assert [each.host for each in plan.ranks] == [f"h{1 + rank // 4}" for rank in range(16)]
-    assert {len(each.cores) for each in plan.ranks} == {2}
+    assert {len(each.cores) for each in plan.ranks if each.role == "server"} == {1}
+    assert {len(each.cores) for each in plan.ranks if each.role == "worker"} == {2, 3}
 
 
 @pytest.mark.parametrize(
@@ -380,16 +381,17 @@ def test_servers_that_move_workers_apart_are_judged_with_the_groups_that_these_m
         assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0))
 
 
-def test_loads_are_those_of_the_groups_that_workers_make_beside_servers() -> None:
-    """Alone two workers sit in two packages; beside two servers at the network card, in one."""
+def test_servers_do_not_move_workers_from_where_they_sit_alone() -> None:
+    """Workers come first, so the groups are the same beside servers, and the bound holds."""
     cluster = two_racks(per_rack=(3,), here=machine(cores=2, nic=0))
     request = PlanRequest(servers=2, group="socket", placement="block", model_bytes=1e6)
     plan = plan_ahead(cluster, request, workers=[2] * 3)
-    assert {each.group for each in plan.ranks if each.host == "h1"} == {-1, 0}
-    assert {each.group for each in plan.ranks if each.host != "h1"} == {1, 2, 3, 4}
+    assert {each.group for each in plan.ranks if each.host == "h1"} == {-1, 0, 1}
+    assert {each.group for each in plan.ranks if each.host != "h1"} == {2, 3, 4, 5}
     counted = bytes_over_links(plan, cluster)
     for link in plan.links:
         assert link.num_bytes == pytest.approx(counted.get(link.name, 0.0), abs=1e-3)
+    assert 0 < plan.bound_s <= plan.cost_s
 
 
 def test_server_nodes_have_servers_only_and_all_of_them() -> None:
@@ -462,3 +464,23 @@ def test_what_would_help_is_planned_and_not_guessed() -> None:
 )
 def test_a_short_name_is_the_same_host_as_the_long_one(one: str, other: str, is_same: bool) -> None:
     assert is_same_host(one, other) is is_same_host(other, one) is is_same
+
+
+def test_cores_that_nobody_gets_and_a_share_across_packages_are_said() -> None:
+    cluster = two_racks(per_rack=(3,), here=machine(packages=4, cores=6))
+    plan = plan_ahead(cluster, PlanRequest(servers=1), workers=[5, 5, 1])
+    assert [note for note in plan.notes if "idle" in note] == [
+        "h1: 5 of 24 cores idle, since workers get equal shares, none across packages, and "
+        "servers what applying needs",
+        "h2: 6 of 24 cores idle, since workers get equal shares, none across packages, and "
+        "servers what applying needs",
+    ]
+    assert sum("h3: one rank on several packages" in note for note in plan.notes) == 1
+
+
+def test_a_server_gets_the_cores_with_which_it_applies_what_its_link_brings() -> None:
+    here = machine(packages=2, cores=32)
+    cluster = two_racks(per_rack=(2,), link=12e9, here=here)
+    plan = plan_ahead(cluster, PlanRequest(servers=2), workers=[2, 2])
+    assert {len(each.cores) for each in plan.ranks if each.role == "server"} == {3}
+    assert {len(each.cores) for each in plan.ranks if each.role == "worker"} == {29, 30}

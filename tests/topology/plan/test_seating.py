@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import UNKNOWN, Core, Device, Machine, NumaNode, Package
 from psdist.topology.plan.seating import (
     Role,
+    Seat,
     compute_gpus,
     nearest_to_network,
     network_cards,
     package_of,
     seat,
 )
+from tests.support.machine_files import REAL_FOLDER, SHAPES, machine_file, real
+from tests.support.seats import complaints
 
 
 def machine(
@@ -101,30 +105,88 @@ def test_everybody_gets_whole_cores_and_no_core_twice(here: Machine, roles: list
     if len(here.cores) < len(roles):
         assert all(each.cores == () and each.cpus == () for each in seats)
         return
-    taken = [core for each in seats for core in each.cores]
-    assert len(taken) == len(set(taken))
-    share = len(here.cores) // len(roles)
-    for each in seats:
-        # Less than the others only where it would not lie in one package.
-        assert len(each.cores) == share or (
-            share / 2 <= len(each.cores) < share and each.package != UNKNOWN
-        )
+    assert complaints(here, roles, seats) == []
     cpus = {core.logical: core.cpus for core in here.cores}
     for each in seats:
         assert each.cpus == tuple(sorted(cpu for core in each.cores for cpu in cpus[core]))
 
 
-@given(MACHINES, ROLES)
-def test_a_rank_spans_packages_only_where_its_share_does_not_fit_into_one(
-    here: Machine, roles: list[Role]
+@given(MACHINES, ROLES, st.integers(1, 9))
+def test_a_servers_need_never_makes_shares_unequal_or_leaves_somebody_without_a_core(
+    here: Machine, roles: list[Role], needed: int
 ) -> None:
-    """With even packages every one of them has room for the same number of whole shares."""
-    if len(here.cores) < len(roles):
-        return
-    share = len(here.cores) // len(roles)
-    fitting = sum(len(p.cpus) // (len(here.cores[0].cpus) * share) for p in here.packages)
-    inside = sum(each.package != UNKNOWN for each in seat(here, roles))
-    assert inside >= min(fitting, len(roles)) - len(here.packages) + 1
+    if len(here.cores) >= len(roles):
+        seats = seat(here, roles, server_cores=needed)
+        assert complaints(here, roles, seats) == []
+        assert all(
+            1 <= len(each.cores) <= needed
+            for each, role in zip(seats, roles, strict=True)
+            if role == "server"
+        )
+
+
+@pytest.mark.parametrize(
+    "name", [*SHAPES, *real(*(path.name for path in REAL_FOLDER.glob("*.xml")))]
+)
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_on_every_machine_workers_begin_beside_their_gpus_with_equal_shares(
+    name: str, workers: int, servers: int
+) -> None:
+    here = hwloc_xml.read(machine_file(name))
+    roles: list[Role] = ["server"] * servers + ["worker"] * workers
+    if len(here.cores) >= len(roles):
+        assert complaints(here, roles, seat(here, roles, server_cores=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("here", "workers", "shares"),
+    [
+        (machine(packages=2, cores=32), 2, [30, 29]),
+        (machine(packages=2, cores=32), 8, [8, 8, 8, 8, 8, 7, 7, 7]),
+        (machine(packages=4, cores=24), 5, [12, 12, 13, 13, 13]),
+    ],
+)
+def test_workers_have_equal_shares_and_the_server_what_it_needs(
+    here: Machine, workers: int, shares: list[int]
+) -> None:
+    seats = seat(here, ["server", *["worker"] * workers], server_cores=3)
+    assert len(seats[0].cores) == 3
+    assert sorted(len(each.cores) for each in seats[1:]) == sorted(shares)
+    assert UNKNOWN not in {each.package for each in seats}
+
+
+def nodes_of(here: Machine, found: Seat) -> list[int]:
+    """The NUMA nodes of a seat, first that of its first core."""
+    by_number = {core.logical: core.numa for core in here.cores}
+    return list(dict.fromkeys(by_number[core] for core in found.cores))
+
+
+def test_a_share_larger_than_a_numa_node_begins_beside_its_gpu_and_grows() -> None:
+    """Four quarters: GPUs count in another order than the nodes that they hang on."""
+    here = hwloc_xml.read(machine_file("four-quarters.xml"))
+    seats = seat(here, ["worker", "worker"])
+    home = {gpu.pci: gpu.numa for gpu in here.gpus}
+    assert [nodes_of(here, each)[0] for each in seats] == [home[each.gpu] for each in seats]
+    assert all(len(nodes_of(here, each)) == 2 for each in seats)
+
+
+def test_of_two_sockets_with_gpus_at_some_nodes_every_worker_has_the_node_of_its_gpu() -> None:
+    here = hwloc_xml.read(machine_file("eight-quarters.xml"))
+    seats = seat(here, ["worker"] * 4)
+    home = {gpu.pci: gpu.numa for gpu in here.gpus}
+    for each in seats:
+        mine = {core.logical for core in here.cores if core.numa == home[each.gpu]}
+        assert mine <= set(each.cores)
+        assert nodes_of(here, each)[0] == home[each.gpu]
+
+
+def test_a_worker_that_is_alone_on_its_host_gets_all_of_it_from_its_gpu_on() -> None:
+    here = machine(cores=4, gpus=(1,))
+    (alone,) = seat(here, ["worker"])
+    assert sorted(alone.cores) == list(range(8))
+    assert alone.package == UNKNOWN
+    assert {len(each.cores) for each in seat(here, ["worker", "server"])} == {1, 4}
 
 
 def test_workers_sit_beside_their_gpus_and_servers_beside_the_network_card() -> None:
@@ -140,10 +202,10 @@ def test_workers_sit_beside_their_gpus_and_servers_beside_the_network_card() -> 
 def test_a_server_takes_a_core_less_rather_than_memory_behind_the_other_socket() -> None:
     here = machine(cores=6, gpus=(0, 0, 1, 1), nic=1)
     seats = seat(here, ["server", *["worker"] * 4])
-    assert [len(each.cores) for each in seats] == [2, 2, 2, 2, 2]
+    assert [len(each.cores) for each in seats] == [1, 3, 3, 3, 2]
     wide = machine(cores=24, gpus=(0, 0, 0, 0, 1, 1, 1, 1), nic=1)
     seats = seat(wide, ["server", *["worker"] * 8])
-    assert [len(each.cores) for each in seats] == [4, *[5] * 8]
+    assert [len(each.cores) for each in seats] == [1, *[6] * 7, 5]
     assert seats[0].package == 1
 
 
@@ -196,7 +258,7 @@ def test_what_a_launcher_bound_is_kept_and_the_gpu_is_chosen_for_it() -> None:
 def test_masks_that_overlap_are_shared_out_anew() -> None:
     here = machine(cores=2)
     seats = seat(here, ["server", "worker"], masks=[here.cpus, here.cpus])
-    assert [set(each.cpus) for each in seats] == [{0, 1}, {2, 3}]
+    assert [set(each.cpus) for each in seats] == [{2}, {0, 1}]
 
 
 def test_more_ranks_than_cores_are_not_bound_but_know_their_package() -> None:
@@ -213,12 +275,12 @@ def test_nobody_is_bound_where_binding_is_off() -> None:
 def test_a_server_leaves_the_powerful_cores_of_a_hybrid_processor_to_the_worker() -> None:
     here = machine(packages=1, cores=4, kinds=(1, 1, 0, 0))
     seats = seat(here, ["server", "worker"])
-    assert [each.cores for each in seats] == [(2, 3), (0, 1)]
+    assert [each.cores for each in seats] == [(3,), (0, 1, 2)]
 
 
 def test_pus_that_start_at_eight_and_hyperthreads_are_named_as_the_system_names_them() -> None:
     here = machine(packages=1, cores=2, threads=2, first=8)
-    assert [each.cpus for each in seat(here, ["server", "worker"])] == [(8, 9), (10, 11)]
+    assert [each.cpus for each in seat(here, ["server", "worker"])] == [(10, 11), (8, 9)]
 
 
 def test_an_unknown_place_of_a_device_moves_nobody() -> None:
