@@ -10,6 +10,7 @@ Facts of the PCI standard, for both readers of machines; it reads nothing itself
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["gpu", "nic"]
@@ -17,7 +18,10 @@ Kind: TypeAlias = Literal["gpu", "nic"]
 _BUS_ID: Final = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _SPEED: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) ?GT/s")
 
-_GPU_CLASSES: Final = (0x0300, 0x0302, 0x0380)
+_DISPLAY: Final = 0x03
+_VGA, _3D, _OTHER_DISPLAY = 0x0300, 0x0302, 0x0380
+# Whose VGA controllers compute as well: AMD, NVIDIA, Intel. Everybody else's only draw.
+_COMPUTE_VENDORS: Final = frozenset({0x1002, 0x10DE, 0x8086})
 _NETWORK: Final = 0x02
 # The display chips of management controllers and of virtual machines draw a console and compute
 # nothing; a worker given one as its GPU would fail.
@@ -39,13 +43,21 @@ def kind(pci_class: int, *, vendor: int, device: int) -> Kind | None:
     """By the class (16 bits, as 0x0302) of a function; None for what is neither."""
     if pci_class >> 8 == _NETWORK:
         return "nic"
-    if (
-        pci_class in _GPU_CLASSES
-        and vendor not in _CONSOLE_VENDORS
-        and (vendor, device) not in _CONSOLE_CHIPS
-    ):
-        return "gpu"
-    return None
+    is_console = vendor in _CONSOLE_VENDORS or (vendor, device) in _CONSOLE_CHIPS
+    is_compute = pci_class in (_3D, _OTHER_DISPLAY) or (
+        pci_class == _VGA and vendor in _COMPUTE_VENDORS
+    )
+    return "gpu" if is_compute and not is_console else None
+
+
+def is_display(pci_class: int, *, vendor: int, device: int) -> bool:
+    """Whether the function draws a picture and is no GPU that could compute."""
+    return pci_class >> 8 == _DISPLAY and kind(pci_class, vendor=vendor, device=device) is None
+
+
+def display_note(devices: Sequence[str]) -> str:
+    """What people are told of those devices, by names or PCI bus ids."""
+    return f"for display only, no GPU to compute on: {', '.join(devices)}"
 
 
 def link_bytes_per_s(speed: str, width: str) -> float:

@@ -19,6 +19,7 @@ from psdist.topology.machine import kernel_files, pci
 from psdist.topology.machine.machine import UNKNOWN, Device
 
 MAX_DEVICES: Final = 4096
+MAX_NAMED: Final = 8
 
 Place: TypeAlias = tuple[frozenset[int] | None, int, int]
 """PUs nearby (None unknown), package, NUMA node."""
@@ -35,14 +36,15 @@ def read_devices(root: Path, locate: Locate, notes: list[str]) -> tuple[Device, 
     """In the order of PCI numbers; adds to ``notes`` what was left out."""
     devices: list[Device] = []
     num_idle = 0
+    screens: list[str] = []
     for folder in kernel_files.entries(root / "sys/bus/pci/devices", "*"):
         bus = pci.bus_id(folder.name)
         pci_class = kernel_files.number(folder / "class") or 0
-        kind = pci.kind(
-            pci_class >> 8,
-            vendor=kernel_files.number(folder / "vendor") or 0,
-            device=kernel_files.number(folder / "device") or 0,
-        )
+        vendor = kernel_files.number(folder / "vendor") or 0
+        device = kernel_files.number(folder / "device") or 0
+        kind = pci.kind(pci_class >> 8, vendor=vendor, device=device)
+        if bus and pci.is_display(pci_class >> 8, vendor=vendor, device=device):
+            screens.append(bus)
         if not bus or kind is None:
             continue
         names = _names(folder, kind)
@@ -53,6 +55,8 @@ def read_devices(root: Path, locate: Locate, notes: list[str]) -> tuple[Device, 
             notes.append(f"devices beyond {MAX_DEVICES:,} left out")
             break
         devices.append(_device(root, folder, bus, kind, names, locate))
+    if screens:
+        notes.append(pci.display_note(screens[:MAX_NAMED]))
     if num_idle:
         notes.append(f"{num_idle} network functions without a driver left out")
     num_unknown = sum(device.cpus is None for device in devices)

@@ -503,10 +503,29 @@ def test_a_device_below_a_machine_of_one_package_is_near_all_of_it() -> None:
     assert (nic.cpus, nic.package, nic.numa) == ({0, 1}, 0, 0)
 
 
-def test_a_console_of_a_management_controller_is_no_gpu() -> None:
-    card = '<object type="OSDev" name="card0" osdev_type="1"/>'
-    xml = machine_xml(package_xml(0, 0, inside=pci_xml("0000:03:00.0", "0300 [1a03:2000]", card)))
+@pytest.mark.parametrize("name", ["card0", "controlD64", "renderD128", ":0.0"])
+@pytest.mark.parametrize("chip", ["1a03:2000", "102b:0532", "1b73:0001"])
+def test_a_console_of_a_management_controller_is_no_gpu_and_is_said(name: str, chip: str) -> None:
+    card = f'<object type="OSDev" name="{name}" osdev_type="1"/>'
+    xml = machine_xml(package_xml(0, 0, inside=pci_xml("0000:03:00.0", f"0300 [{chip}]", card)))
+    machine = hwloc_xml.parse(xml)
+    assert machine.devices == ()
+    assert machine.notes == ("for display only, no GPU to compute on: 0000:03:00.0",)
+
+
+def test_a_screen_without_a_pci_function_is_no_gpu() -> None:
+    xml = machine_xml(
+        package_xml(0, 0, inside='<object type="OSDev" name="card0" osdev_type="1"/>')
+    )
     assert hwloc_xml.parse(xml).devices == ()
+
+
+def test_a_display_that_a_compute_runtime_names_is_a_gpu() -> None:
+    names = '<object type="OSDev" name="opencl0d0" subtype="OpenCL" osdev_type="5"/>'
+    xml = machine_xml(package_xml(0, 0, inside=pci_xml("0000:03:00.0", "0300 [1b73:0001]", names)))
+    machine = hwloc_xml.parse(xml)
+    assert [gpu.names for gpu in machine.gpus] == [("opencl0d0",)]
+    assert machine.notes == ()
 
 
 def test_slingshot_is_a_network_card_by_either_name() -> None:

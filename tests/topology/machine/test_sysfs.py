@@ -320,7 +320,10 @@ def test_consoles_and_network_functions_without_a_driver_are_left_out(root: Root
         root.device(f"0000:04:00.{number % 8}", "0x020000", "0x8086", node=0, near="0-3,8-11")
     machine = sysfs.read_machine(root.path)
     assert machine.devices == ()
-    assert machine.notes == ("8 network functions without a driver left out",)
+    assert machine.notes == (
+        "for display only, no GPU to compute on: 0000:03:00.0",
+        "8 network functions without a driver left out",
+    )
 
 
 def test_without_packages_numa_nodes_count_as_packages(root: Root) -> None:

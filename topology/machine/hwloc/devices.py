@@ -24,6 +24,7 @@ from psdist.topology.machine.machine import UNKNOWN, Device, NumaNode
 from psdist.topology.machine.numa import nearest, node_of
 
 MAX_DEVICES: Final = 4096
+MAX_NAMED: Final = 8
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _GUID: Final = re.compile(r"Port[0-9]{1,2}GID0")
@@ -33,6 +34,10 @@ _UUIDS: Final = ("NVIDIAUUID", "AMDUUID", "LevelZeroUUID")
 # Of the names of one GPU, the one by which users know it comes first.
 _NAME_ORDER: Final = ("cuda", "rsmi", "ze", "nvml", "opencl", "card", "renderD")
 _COMPUTE: Final = ("CUDA", "NVML", "RSMI", "LevelZero")
+# What a compute runtime calls a GPU. The names of a screen's driver (card0, controlD64, :0.0) make
+# none: a console's chip has them, too.
+_COMPUTE_NAMES: Final = ("cuda", "rsmi", "ze", "nvml", "opencl")
+_SCREEN_NAMES: Final = ("card", "render", "controlD", ":")
 
 # osdev_type in hwloc 3 is a mask.
 _GPU_BIT, _COPROCESSOR_BIT, _NETWORK_BITS = 4, 8, 16 | 32
@@ -48,6 +53,8 @@ class _Function:
     pci: str
     near: Element
     bytes_per_s: float = 0.0
+    is_display: bool = False
+    """By its class; a GPU all the same where a compute runtime has named it."""
     names: list[str] = field(default_factory=list)
     uuid: str = ""
     guids: list[int] = field(default_factory=list)
@@ -63,6 +70,9 @@ def read_devices(
     """Each GPU and network card once, in the tree's order; adds to ``notes`` what was left out."""
     found = _functions(document)
     functions = [each for each in found if each.kind is not None and (each.pci or each.names)]
+    screens = [each.pci for each in found if each.is_display and each.kind is None and each.pci]
+    if screens:
+        notes.append(pci.display_note(screens[:MAX_NAMED]))
     functions = _without_idle(functions, notes)
     if len(functions) > MAX_DEVICES:
         notes.append(f"{len(functions) - MAX_DEVICES:,} devices beyond {MAX_DEVICES:,} left out")
@@ -103,7 +113,8 @@ def _functions(document: Document) -> list[_Function]:
             if (kind := _os_kind(element, document.version)) is not None:
                 on = function
                 if on is None:
-                    on = _Function(kind=kind, pci="", near=near)
+                    is_screen = element.attributes.get("name", "").startswith(_SCREEN_NAMES)
+                    on = _Function(kind=None if is_screen else kind, pci="", near=near)
                     others.append(on)
                 _add_names(on, element, kind)
         elif element.kind not in IO_KINDS:
@@ -124,6 +135,7 @@ def _function(element: Element, near: Element, by_pci: dict[str, _Function]) -> 
             pci=bus,
             near=near,
             bytes_per_s=_speed(element.attributes.get("pci_link_speed", "")),
+            is_display=pci.is_display(numbers[0], vendor=numbers[1], device=numbers[2]),
         )
     return by_pci[bus]
 
@@ -158,7 +170,8 @@ def _os_kind(element: Element, version: int) -> pci.Kind | None:
 def _add_names(function: _Function, element: Element, kind: pci.Kind) -> None:
     name = element.attributes.get("name", "")
     # The class of the function decides; a console's chip stays one, with a card0 on it or not.
-    if function.kind is None and (kind == "nic" or not name.startswith(("card", "render", ":"))):
+    is_certain = kind == "nic" or name.startswith(_COMPUTE_NAMES) or element.subtype in _COMPUTE
+    if function.kind is None and is_certain:
         function.kind = kind
     if function.kind != kind:
         return
