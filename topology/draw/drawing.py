@@ -256,10 +256,17 @@ def gain_words(plan: Plan) -> list[str]:
     """For each other placement how its time compares: ``block 1.08 s, 2.63 times as long``."""
     found = []
     for name, seconds in plan.compared.items():
-        ratio = seconds / plan.cost_s if plan.cost_s > 0 else 1.0
+        ratio = seconds / plan.exchange_s if plan.exchange_s > 0 else 1.0
         compared = "the same" if abs(ratio - 1) < 0.005 else f"{times(ratio)} as long"
         found.append(f"{name} {duration(seconds)}, {compared}")
     return found
+
+
+def limit_words(plan: Plan) -> str:
+    """What takes that long, and how long the rest of it takes."""
+    if plan.limit == "links":
+        return "the links limit"
+    return f"the {plan.limit} limit; the slowest link takes {duration(plan.cost_s)}"
 
 
 def bound_words(plan: Plan) -> str:
@@ -269,7 +276,8 @@ def bound_words(plan: Plan) -> str:
     above = 100 * (plan.cost_s / plan.bound_s - 1)
     # Below 0.05 % the distance is a rounding error of the solver.
     distance = "at" if above < 0.05 else f"{above:.1f} % above"
-    return f"{distance} the lower bound of {duration(plan.bound_s)}"
+    of = "" if plan.limit == "links" else " of the links"
+    return f"{distance} the lower bound{of} of {duration(plan.bound_s)}"
 
 
 def worst_words(scene: Scene) -> str:

@@ -17,6 +17,7 @@ from psdist.topology.draw.drawing import (
     counted,
     duration,
     gain_words,
+    limit_words,
     roles_words,
     size,
     worst_words,
@@ -64,7 +65,8 @@ def picture(plan: Plan, cluster: Cluster) -> str:
 def _title(scene: Scene) -> str:
     plan = scene.plan
     return (
-        f"One exchange takes {duration(plan.cost_s)}: {roles_words(plan.ranks)} on "
+        f"One exchange takes {duration(plan.exchange_s)} ({plan.limit}): "
+        f"{roles_words(plan.ranks)} on "
         f"{counted(len(plan.hosts), 'node')}"
     )
 
@@ -78,6 +80,7 @@ def _draw_title(canvas: Canvas, scene: Scene, title: str, width: float) -> float
     paragraphs = [
         f"Predicted for a push and a pull of {size(plan.model_bytes)}: {bound_words(plan)}.",
         *([f"Placed otherwise: {gains}."] if gains else []),
+        f"What takes longest: {limit_words(plan)}.",
         f"Worst link: {worst_words(scene)}.",
     ]
     y += 8

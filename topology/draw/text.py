@@ -24,6 +24,7 @@ from psdist.topology.draw.drawing import (
     counted,
     duration,
     gain_words,
+    limit_words,
     link_name,
     percent,
     roles_words,
@@ -120,7 +121,8 @@ def _summary(scene: Scene, width: int) -> list[str]:
 def _network_entries(scene: Scene) -> list[tuple[str, str]]:
     plan = scene.plan
     exchange = (
-        f"{duration(plan.cost_s)} predicted for a push and a pull of {size(plan.model_bytes)}"
+        f"{duration(plan.exchange_s)} predicted for a push and a pull of "
+        f"{size(plan.model_bytes)}: {limit_words(plan)}"
     )
     bound = bound_words(plan)
     if plan.bound_s <= 0:
@@ -154,7 +156,9 @@ def explain(
     if worst is None:
         return "Nothing crosses a link: servers and workers sit on the same node.\n"
     paragraphs = [
-        f"The limit is {link_name(worst)} ({speed(worst.bytes_per_s)}): one exchange sends "
+        *_other_limits(plan),
+        f"The {'limit' if plan.limit == 'links' else 'slowest link'} is {link_name(worst)} "
+        f"({speed(worst.bytes_per_s)}): one exchange sends "
         f"{size(worst.num_bytes)} each way over it, which takes {duration(worst.seconds)}.",
         _traffic_words(scene, worst),
         _next_words(scene, worst),
@@ -166,6 +170,19 @@ def explain(
         for line in textwrap.wrap(_plain(shortened(paragraph, 6 * width)), width)
     ]
     return "\n".join([*lines, *_alternative_lines(plan, alternatives, width)]) + "\n"
+
+
+def _other_limits(plan: Plan) -> list[str]:
+    """What limits instead of the links, if anything does."""
+    if plan.limit == "links":
+        return []
+    if plan.limit == "network cards":
+        return [f"The limit are the network cards: the busiest takes {duration(plan.cards_s)}."]
+    num_groups = len({each.group for each in plan.ranks if each.role == "worker"})
+    return [
+        f"The limit are the servers: the busiest one takes {duration(plan.servers_s)} to apply "
+        f"what {counted(num_groups, 'group')} push to it; faster links alone would not help."
+    ]
 
 
 def _bound_advice(plan: Plan) -> str:
@@ -217,13 +234,13 @@ def _alternative_lines(
     plan: Plan, alternatives: Sequence[tuple[str, float]], width: int
 ) -> list[str]:
     ranked = sorted(alternatives, key=lambda each: each[1])
-    helping = [each for each in ranked if each[1] < 0.99 * plan.cost_s]
-    others = [each for each in ranked if each[1] >= 0.99 * plan.cost_s]
+    helping = [each for each in ranked if each[1] < 0.99 * plan.exchange_s]
+    others = [each for each in ranked if each[1] >= 0.99 * plan.exchange_s]
     lines: list[str] = []
     if helping:
         lines += ["", "What would help (predicted time of an exchange), best first:"]
         lines += [
-            f"  {duration(cost_s):>8}  {percent(1 - cost_s / plan.cost_s):>5} less  {what}"
+            f"  {duration(cost_s):>8}  {percent(1 - cost_s / plan.exchange_s):>5} less  {what}"
             for what, cost_s in helping
         ]
     if others:
@@ -232,7 +249,7 @@ def _alternative_lines(
             heading = "Nothing that was tried would help by 1 % or more:"
         lines += ["", heading]
         lines += [
-            f"  {duration(cost_s):>8}  {times(cost_s / plan.cost_s)} as long  {what}"
+            f"  {duration(cost_s):>8}  {times(cost_s / plan.exchange_s)} as long  {what}"
             for what, cost_s in others
         ]
     return [shortened(_plain(line), width) for line in lines]

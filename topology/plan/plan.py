@@ -90,15 +90,31 @@ class Plan:
     placement: Text
     """``auto``, ``block``, ``cyclic``: how the servers were placed."""
     cost_s: Amount
-    """Predicted time of one exchange: of the worst link."""
+    """Predicted time that one exchange needs on the slowest link."""
     bound_s: Amount
     """No placement of as many servers is faster (proved, docs/placement.md): in a job none that
     makes other ranks serve either. 0 where nothing is proved."""
     compared: Annotated[dict[Text, Amount], TABLE]
-    """The same cost in seconds under other placements: ``block``, ``cyclic``."""
+    """Seconds of an exchange, by links and servers, placed otherwise: ``block``, ``cyclic``."""
     source: Text
     """Where the tree of switches comes from."""
     notes: Annotated[tuple[Text, ...], FIRST_FAULT] = ()
+    servers_s: Amount = 0.0
+    """Predicted time in which the busiest server applies what one exchange brings it."""
+    cards_s: Amount = 0.0
+    """The same of the busiest network card, as far as its host's bus limits it; 0: not known."""
+
+    @property
+    def exchange_s(self) -> float:
+        """Predicted time of one exchange: of the slowest of links, servers and network cards."""
+        return max(self.cost_s, self.servers_s, self.cards_s)
+
+    @property
+    def limit(self) -> Literal["links", "servers", "network cards"]:
+        """What is slowest; links where others are as slow."""
+        if self.cost_s == self.exchange_s:
+            return "links"
+        return "servers" if self.servers_s == self.exchange_s else "network cards"
 
     @property
     def is_at_bound(self) -> bool:

@@ -11,6 +11,7 @@ Which hosts serve is :mod:`psdist.topology.plan.serving_hosts`, the seats inside
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +23,7 @@ from psdist.topology.plan import seating
 from psdist.topology.plan.plan import Plan, PlannedRank
 from psdist.topology.plan.seating import Role, Seat
 from psdist.topology.plan.serving_hosts import (
+    LEAST_SHARE,
     Choice,
     Grouping,
     GroupsOn,
@@ -37,10 +39,6 @@ from psdist.topology.plan.serving_hosts import (
 )
 
 __all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan_ahead", "plan_job"]
-
-
-CLEARLY = 1.1
-"""Servers are said to limit where they take longer than the slowest link by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +93,11 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
     def groups_on(node: int, num_servers: int) -> float:
         return _num_groups(seats, host_with(node, num_servers), request.group)
 
+    def cores_on(node: int) -> int:
+        return _server_cores(seats, host_with(node, 1))
+
     sizes = [len(each) for each in here]
-    choice = choose_among_ranks(cluster, sizes, groups_on, request)
+    choice = choose_among_ranks(cluster, sizes, groups_on, request, cores_on=cores_on)
     servers_at = choice.servers_at
     notes = _notes(cluster)
     if sharing:
@@ -141,13 +142,18 @@ def plan_ahead(
 
     seats = _Seats(cluster)
 
+    def host_with(node: int, num_servers: int) -> _Host:
+        ranks = tuple(range(num_servers + workers[node]))
+        return _Host(node=node, ranks=ranks, num_servers=num_servers)
+
     @cache
     def groups_on(node: int, num_servers: int) -> float:
-        ranks = tuple(range(num_servers + workers[node]))
-        host = _Host(node=node, ranks=ranks, num_servers=num_servers)
-        return _num_groups(seats, host, request.group)
+        return _num_groups(seats, host_with(node, num_servers), request.group)
 
-    choice = choose(cluster, capacity, groups_on, request)
+    def cores_on(node: int) -> int:
+        return _server_cores(seats, host_with(node, 1))
+
+    choice = choose(cluster, capacity, groups_on, request, cores_on=cores_on)
     servers_at = choice.servers_at
     hosts: list[_Host] = []
     first = 0
@@ -211,6 +217,7 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
         compared={},
         source=cluster.source,
         notes=(*_notes(cluster), *moved),
+        cards_s=plan.cards_s if not has_moved else 0.0,
     )
 
 
@@ -239,6 +246,11 @@ def _num_groups(seats: _Seats, host: _Host, group: Grouping) -> float:
     if group == "node":
         return 1.0
     return float(len({_home(seat, group) for role, seat in seats.of(host) if role == "worker"}))
+
+
+def _server_cores(seats: _Seats, host: _Host) -> int:
+    """Cores of the host's server; 1 where nobody is bound."""
+    return max([1, *(len(seat.cores) for role, seat in seats.of(host) if role == "server")])
 
 
 def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
@@ -332,6 +344,8 @@ def _assemble(
     num_servers = len(server_nodes)
     groups = [groups_on(node, count) for node, count in enumerate(servers_at)]
     links = link_loads(cluster, groups, shares, request)
+    weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
+    cores = [len(each.cores) for each in ranks if each.role == "server"]
     compared: dict[str, float] = {}
     plain: tuple[Strategy, ...] = ("block", "cyclic")
     for strategy in plain:
@@ -340,28 +354,92 @@ def _assemble(
             continue
         others = [groups_on(node, count) for node, count in enumerate(there)]
         loads = link_loads(cluster, others, equal, request)
-        compared[strategy] = max((link.seconds for link in loads), default=0.0)
-    weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
-    cost_s = max((link.seconds for link in links), default=0.0)
-    notes = [*notes, *_seat_notes(seats, hosts)]
-    busy_s = apply_s(groups, weights, request)
-    if 0 < cost_s * CLEARLY < busy_s:
-        notes = [
-            *notes,
-            f"the servers, not the links, are likely to limit: the busiest applies for "
-            f"{busy_s / cost_s:.1f} times as long as the slowest link takes; ask for more servers",
-        ]
-    return Plan(
+        compared[strategy] = max(
+            apply_s(others, [1 / num_servers], [min(cores)], request),
+            max((link.seconds for link in loads), default=0.0),
+        )
+    plan = Plan(
         ranks=ranks,
         weights=weights,
         links=links,
         model_bytes=request.planned_bytes,
         placement=request.placement,
-        cost_s=cost_s,
+        cost_s=max((link.seconds for link in links), default=0.0),
         bound_s=choice.best_s or 0.0 if links else 0.0,
         compared=compared,
         source=cluster.source,
-        notes=tuple(notes),
+        servers_s=apply_s(groups, weights, cores, request),
+        cards_s=_cards_s(cluster, ranks, weights, groups, shares, request),
+    )
+    limits = _limit_notes(plan, request) if links else []
+    return replace(plan, notes=(*notes, *_seat_notes(seats, hosts), *limits))
+
+
+def _limit_notes(plan: Plan, request: PlanRequest) -> list[str]:
+    """What to know where links are not all that limits, by the judge of everything: the plan."""
+    notes = []
+    if plan.limit != "links":
+        more = "; ask for more servers" if request.servers != "auto" else ""
+        notes.append(
+            f"the {plan.limit}, not the links, limit an exchange: "
+            f"{_times(plan.exchange_s, plan.cost_s)} as long as the slowest link"
+            + (more if plan.limit == "servers" else "")
+        )
+    empty = sum(weight * len(plan.weights) < LEAST_SHARE for weight in plan.weights)
+    if empty:
+        notes.append(
+            f"{empty} of {len(plan.weights)} servers hold nothing, since every byte on their hosts "
+            "would make an exchange longer"
+            + (
+                ", and as workers they would even more"
+                if request.servers == "auto"
+                else f"; ask for {len(plan.weights) - empty}"
+            )
+        )
+    return notes
+
+
+def _times(longer_s: float, shorter_s: float) -> str:
+    return f"{longer_s / shorter_s:.1f} times" if shorter_s > 0 else "many times"
+
+
+def _cards_s(
+    cluster: Cluster,
+    ranks: Sequence[PlannedRank],
+    weights: Sequence[float],
+    groups: Sequence[float],
+    shares: Sequence[float],
+    request: PlanRequest,
+) -> float:
+    """Seconds of the busiest network card of known speed; a group's traffic is its first rank's."""
+    if len(cluster.nodes) == 1:
+        return 0.0
+    index = {node.name: position for position, node in enumerate(cluster.nodes)}
+    num_groups = sum(groups)
+    sent: defaultdict[tuple[int, str], float] = defaultdict(float)
+    seen: set[int] = set()
+    for each in ranks:
+        node = index[each.host]
+        if each.role == "server":
+            share = weights[each.index] * (num_groups - groups[node])
+        elif each.group not in seen:
+            seen.add(each.group)
+            share = 1 - shares[node]
+        else:
+            continue
+        sent[node, each.nic] += share
+    speeds = {
+        (node, card.name): card.bytes_per_s
+        for node in {node for node, _ in sent}
+        for card in cluster.nodes[node].machine.nics
+    }
+    return max(
+        (
+            share * request.planned_bytes / speed
+            for key, share in sent.items()
+            if (speed := speeds.get(key, 0.0))
+        ),
+        default=0.0,
     )
 
 

@@ -28,6 +28,8 @@ Grouping: TypeAlias = Literal["node", "socket", "numa", "rank"]
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
 GroupsOn: TypeAlias = Callable[[int, int], float]
 """Node, servers on it -> the groups that the workers there make."""
+CoresOn: TypeAlias = Callable[[int], int]
+"""Node -> the cores that a server there gets, where it is the only one."""
 GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
 """The same for servers on each node at once."""
 
@@ -40,6 +42,11 @@ MOST_WAYS = 5000
 (at most some 0.1 s)."""
 MOST_JUDGED = 50
 """Of the fastest ones that many are compared by all that counts."""
+LEAST_SHARE = 1e-3
+"""Of an equal share, what a server must hold that ``auto`` plans."""
+IDLE_IS_WORTH = 2.0
+"""How many times longer an exchange may take, for each worker, before ``auto`` lets ranks idle as
+servers that hold nothing: those on hosts that everybody would have to wait for."""
 MEMORY_SHARE = 0.8
 """Of a host's ordinary memory that shards may fill."""
 APPLY_BYTES_PER_S = 4e9
@@ -74,10 +81,17 @@ class Choice:
     """The part of the model on each node."""
     best_s: float | None = None
     """That no other choice of as many servers is faster than this was proved; None: it was not."""
+    seconds: float = 0.0
+    """Of the links in one exchange; in a job."""
 
 
 def choose(
-    cluster: Cluster, capacity: Sequence[int], groups_on: GroupsOn, request: PlanRequest
+    cluster: Cluster,
+    capacity: Sequence[int],
+    groups_on: GroupsOn,
+    request: PlanRequest,
+    *,
+    cores_on: CoresOn,
 ) -> Choice:
     """Servers on each node, and the part of the model there, when the workers stay.
 
@@ -98,7 +112,9 @@ def choose(
                 "no node has a core left for a server; ask for fewer workers per node, or name "
                 "server nodes"
             )
-        wanted = _enough(problem_of(cluster, once, groups, request, sum(once)), sum(once))
+        cores = min(cores_on(node) for node, room in enumerate(once) if room)
+        problem = problem_of(cluster, once, groups, request, sum(once))
+        wanted = _enough(problem, sum(once), cores)
     # With groups that servers may change, the bound for some groups proves nothing of others.
     is_fixed = request.group in ("node", "rank") or all(
         groups_on(node, count) == groups[node]
@@ -135,11 +151,29 @@ def choose(
         if (judgement := _judge(cluster, candidate, groups_beside(candidate), asked)) is not None
     ]
     _, servers_at, shares = min(judged, key=lambda each: each[0])
+    if request.servers == "auto" and (idle := _idle(servers_at, shares)):
+        fewer = replace(request, servers=wanted - sum(servers_at[node] for node in idle))
+        return choose(cluster, capacity, groups_on, fewer, cores_on=cores_on)
     return Choice(servers_at, shares, best_s)
 
 
+def _idle(servers_at: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """The nodes whose servers hold less than is worth a server."""
+    least = LEAST_SHARE / sum(servers_at)
+    return [
+        node
+        for node, (count, share) in enumerate(zip(servers_at, shares, strict=True))
+        if count and share / count < least
+    ]
+
+
 def choose_among_ranks(
-    cluster: Cluster, sizes: Sequence[int], groups_on: GroupsOn, request: PlanRequest
+    cluster: Cluster,
+    sizes: Sequence[int],
+    groups_on: GroupsOn,
+    request: PlanRequest,
+    *,
+    cores_on: CoresOn,
 ) -> Choice:
     """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
@@ -153,47 +187,84 @@ def choose_among_ranks(
         return [groups_on(node, count) for node, count in enumerate(servers_at)]
 
     num_nodes = sum(size > 0 for size in sizes)
-    wanted = _num_servers(cluster, sizes, groups_beside, request)
+    wanted = _num_servers(cluster, sizes, groups_beside, request, cores_on)
     if num_nodes == 1:
         return Choice([wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes])
-    asked = replace(request, servers=wanted)
-    found = _fastest_ways(cluster, sizes, groups_on, asked)
     if request.placement != "auto":
+        found = _fastest_ways(cluster, sizes, sizes, groups_on, replace(request, servers=wanted))
         best_s = None if found is None else found[1]
         return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
+    first = _best_choice(cluster, sizes, sizes, groups_on, replace(request, servers=wanted))
+    if request.servers != "auto" or not (idle := _idle(first.servers_at, first.shares)):
+        return first
+    # Those ranks had better work: with fewer servers, or with none on these hosts. More workers
+    # send more, so what counts is the time for each of them.
+    others: list[tuple[float, Choice]] = []
+    barred = [0 if node in idle else size for node, size in enumerate(sizes)]
+    for room in (list(sizes), barred):
+        choice = first
+        while left := _idle(choice.servers_at, choice.shares):
+            useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)
+            asked = replace(request, servers=useful)
+            choice = _best_choice(cluster, sizes, room, groups_on, asked)
+        others.append((choice.seconds / (sum(sizes) - sum(choice.servers_at)), choice))
+    best, choice = min(others, key=lambda each: each[0])
+    return choice if best <= IDLE_IS_WORTH * first.seconds / (sum(sizes) - wanted) else first
+
+
+def _best_choice(
+    cluster: Cluster,
+    sizes: Sequence[int],
+    room: Sequence[int],
+    groups_on: GroupsOn,
+    request: PlanRequest,
+) -> Choice:
+    """The best way to choose so many servers of the ranks, ``room`` on each node at most."""
+    found = _fastest_ways(cluster, sizes, room, groups_on, request)
     if found is None:
         raise PlacementError(
-            f"servers = {wanted} leave no worker on any of the {num_nodes} hosts; ask for fewer"
+            f"servers = {request.servers} leave no worker on any of the "
+            f"{sum(size > 0 for size in sizes)} hosts; ask for fewer"
         )
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
     ways, best_s = found
     ways.sort(key=lambda way: (-sum(groups_beside(way)), sum(count * count for count in way)))
     judged = [
         judgement
         for way in ways[:MOST_JUDGED]
-        if (judgement := _judge(cluster, way, groups_beside(way), asked)) is not None
+        if (judgement := _judge(cluster, way, groups_beside(way), request)) is not None
     ]
-    _, servers_at, shares = min(judged, key=lambda each: each[0])
-    return Choice(servers_at, shares, best_s)
+    costs, servers_at, shares = min(judged, key=lambda each: each[0])
+    # Where nodes are barred, the proof is not of all choices.
+    proved = best_s if list(room) == list(sizes) else None
+    return Choice(servers_at, shares, proved, costs[0])
 
 
 def _fastest_ways(
-    cluster: Cluster, sizes: Sequence[int], groups_on: GroupsOn, request: PlanRequest
+    cluster: Cluster,
+    sizes: Sequence[int],
+    room: Sequence[int],
+    groups_on: GroupsOn,
+    request: PlanRequest,
 ) -> tuple[list[tuple[int, ...]], float | None] | None:
     """The numbers of servers on each node that are fastest, and their time where it is proved to
-    be the best one; None where there is no way."""
+    be the best one; None where there is no way. ``room`` is how many of its ranks may serve."""
     # Not above: numpy takes a while to load, and planning ahead of a job does not need it.
     from psdist.topology.solver import divisions
 
     wanted = request.servers
     assert wanted != "auto"
-    problem = problem_of(cluster, sizes, [1.0] * len(sizes), request, wanted)
+    problem = problem_of(cluster, room, [1.0] * len(sizes), request, wanted)
     first = len(problem.parent) - len(sizes)
     division = divisions.Division(
         parent=problem.parent,
         bytes_per_s=problem.bytes_per_s,
         max_bytes=problem.max_bytes,
         sizes=problem.capacity,
-        groups_with=lambda v, count: groups_on(v - first, count),
+        groups_with=lambda v, count: groups_on(v - first, count) if v >= first else 0.0,
         model_bytes=problem.model_bytes,
         num_servers=wanted,
     )
@@ -202,7 +273,7 @@ def _fastest_ways(
         found = divisions.fastest(division, ways)
     else:
         switches = (0,) * first
-        starts = _starts(cluster, sizes, groups_on, request, wanted)
+        starts = _starts(cluster, room, groups_on, request, wanted)
         found = divisions.climb(division, [(*switches, *start) for start in starts])
     if found is None:
         return None
@@ -330,7 +401,11 @@ def _model_room(cluster: Cluster, request: PlanRequest) -> list[float]:
 
 
 def _num_servers(
-    cluster: Cluster, sizes: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
+    cluster: Cluster,
+    sizes: Sequence[int],
+    groups_beside: GroupsBeside,
+    request: PlanRequest,
+    cores_on: CoresOn,
 ) -> int:
     num_ranks, num_nodes = sum(sizes), sum(size > 0 for size in sizes)
     if request.servers != "auto":
@@ -345,12 +420,16 @@ def _num_servers(
     if num_nodes == 1 or any(size == 1 for size in sizes):
         return most
     once = [min(size, 1) for size in sizes]
-    return _enough(problem_of(cluster, once, groups_beside(once), request, sum(once)), most)
+    cores = min(cores_on(node) for node, room in enumerate(once) if room)
+    return _enough(problem_of(cluster, once, groups_beside(once), request, sum(once)), most, cores)
 
 
-def apply_s(groups: Sequence[float], shares: Iterable[float], request: PlanRequest) -> float:
-    """Seconds in which the busiest of servers with these shares applies what it is sent."""
-    return sum(groups) * max(shares) * request.planned_bytes / APPLY_BYTES_PER_S
+def apply_s(
+    groups: Sequence[float], shares: Iterable[float], cores: Iterable[int], request: PlanRequest
+) -> float:
+    """Seconds in which the busiest of servers with these shares and cores applies its part."""
+    busiest = max(share / max(1, own) for share, own in zip(shares, cores, strict=True))
+    return sum(groups) * busiest * request.planned_bytes / APPLY_BYTES_PER_S
 
 
 def cores_to_apply(link_bytes_per_s: float, num_servers: int) -> int:
@@ -360,11 +439,12 @@ def cores_to_apply(link_bytes_per_s: float, num_servers: int) -> int:
     return max(1, math.ceil(link_bytes_per_s / num_servers / APPLY_BYTES_PER_S))
 
 
-def _enough(problem: Problem, most: int) -> int:
+def _enough(problem: Problem, most: int, server_cores: int) -> int:
     """The fewest servers, up to ``most``, that keep up with the best of links and of servers."""
     links = placement.choose_num_servers(problem, max_servers=most)
     best_s = placement.solve(replace(problem, num_servers=most)).cost_s
-    applied_s = sum(problem.groups) * problem.model_bytes / APPLY_BYTES_PER_S  # by one server
+    by_one = server_cores * APPLY_BYTES_PER_S
+    applied_s = sum(problem.groups) * problem.model_bytes / by_one
     allowed_s = max(best_s, applied_s / most) * (1 + placement.CHEAPER_BY)
     enough = max(links, math.ceil(applied_s / allowed_s))
     return most if enough > ALMOST_ALL * most else enough

@@ -25,7 +25,7 @@ def what_if(
     server_nodes: Iterable[str] = (),
     is_useful: Callable[[Plan], bool] = lambda _plan: True,
 ) -> list[tuple[str, float]]:
-    """Pairs of a change, in words, and the cost in seconds with it; arguments as plan_ahead's.
+    """Pairs of a change, in words, and the seconds of an exchange then; arguments as plan_ahead's.
 
     A change for which there is no room, or whose plan is not useful, is left out.
     """
@@ -45,7 +45,7 @@ def what_if(
         except PlacementError:
             return
         if is_useful(found):
-            changes.append((words, found.cost_s))
+            changes.append((words, found.exchange_s))
 
     attempt("one more server", cluster, servers=count + 1)
     everywhere = len(cluster.nodes)

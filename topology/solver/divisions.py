@@ -56,9 +56,9 @@ class Division:
     bytes_per_s: tuple[float, ...]
     max_bytes: tuple[float, ...]
     sizes: tuple[int, ...]
-    """Ranks at each vertex; 0 for a switch."""
+    """Ranks at each vertex that may serve; 0 for a switch."""
     groups_with: Callable[[int, int], float]
-    """Groups at a vertex of which so many ranks serve."""
+    """Groups at a vertex of which so many ranks serve; 0 for a switch."""
     model_bytes: float
     num_servers: int
 
@@ -67,7 +67,7 @@ class Division:
         """``groups[v, k]``: at v when k of its ranks serve; 0 beyond its size."""
         found = np.zeros((len(self.sizes), max(self.sizes) + 1))
         for v, size in enumerate(self.sizes):
-            for k in range(size + 1 if size else 0):
+            for k in range(size + 1):
                 found[v, k] = self.groups_with(v, k)
         return found
 

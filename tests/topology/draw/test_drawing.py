@@ -555,7 +555,10 @@ def test_the_loads_in_the_picture_are_those_of_the_plan(num_racks: int, per_rack
 def test_the_title_has_the_time_and_the_lines_below_it_bound_and_gain() -> None:
     plan = planned(FOUR)
     title, *rest = words_of(draw_svg.picture(plan, FOUR))
-    assert title == f"One exchange takes {duration(plan.cost_s)}: 4 servers, 16 workers on 4 nodes"
+    assert (
+        title
+        == f"One exchange takes {duration(plan.cost_s)} (links): 4 servers, 16 workers on 4 nodes"
+    )
     assert "0.5 % above the lower bound" in rest[0]
     assert "block" in rest[1]
     assert "2.63 times as long" in rest[1]

@@ -61,7 +61,7 @@ def test_what_was_not_proved_is_not_said(monkeypatch: pytest.MonkeyPatch) -> Non
     cluster, ranks, request = uneven_racks()
     proved = plan_job(cluster, ranks, request)
     for words in (draw_text.tree(proved, cluster), draw_text.explain(proved, cluster)):
-        assert "at the lower bound of 233 ms" in " ".join(words.split())
+        assert "at the lower bound of the links of 233 ms" in " ".join(words.split())
     monkeypatch.setattr(serving_hosts, "MOST_WAYS", 0)
     plan = plan_job(cluster, ranks, request)
     for words in (draw_text.tree(plan, cluster), draw_text.explain(plan, cluster)):
@@ -88,7 +88,7 @@ def division(racks: tuple[int, ...], *, size: int, servers: int) -> Division:
         bytes_per_s=(1.0,) * (num_switches + len(nodes)),
         max_bytes=(1.0,) * (num_switches + len(nodes)),
         sizes=(*[0] * num_switches, *[size] * len(nodes)),
-        groups_with=lambda _, count: float(size - count),
+        groups_with=lambda v, count: float(size - count) if v >= num_switches else 0.0,
         model_bytes=1.0,
         num_servers=servers,
     )

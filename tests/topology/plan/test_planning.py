@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
+from psdist.topology.draw import svg as draw_svg
+from psdist.topology.draw import text as draw_text
 from psdist.topology.machine.machine import Machine, flat_machine
 from psdist.topology.network.cluster import Cluster, Node, Switch
 from psdist.topology.network.same_host import is_same_host
@@ -484,3 +486,75 @@ def test_a_server_gets_the_cores_with_which_it_applies_what_its_link_brings() ->
     plan = plan_ahead(cluster, PlanRequest(servers=2), workers=[2, 2])
     assert {len(each.cores) for each in plan.ranks if each.role == "server"} == {3}
     assert {len(each.cores) for each in plan.ranks if each.role == "worker"} == {29, 30}
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_auto_makes_no_server_that_would_hold_nothing(is_ahead: bool) -> None:
+    """Every byte on the last host, whose link is the slowest, would make an exchange longer."""
+    if is_ahead:
+        cluster = two_racks(per_rack=(64,)).with_links(node_bytes_per_s={"h64": GBIT / 1.98413})
+        plan = plan_ahead(cluster, PlanRequest(), workers=[1] * 64)
+    else:
+        cluster = two_racks(per_rack=(5, 2), link=GBIT).with_links(
+            switch_bytes_per_s={"rack1": GBIT, "rack2": 2 * GBIT}
+        )
+        plan = plan_job(cluster, running(cluster, [2] * 7), PlanRequest(group="rank"))
+    assert min(plan.weights) * len(plan.weights) > 0.01
+    assert not any("hold nothing" in note for note in plan.notes)
+
+
+def test_ranks_that_everybody_would_wait_for_idle_and_that_is_said() -> None:
+    """As a worker, the rank on h9 would make an exchange 50,000 times longer."""
+    cluster = two_racks(per_rack=(9,)).with_links(node_bytes_per_s={"h9": GBIT / 1e5})
+    plan = plan_job(cluster, running(cluster, [3] * 8 + [1]), PlanRequest())
+    assert plan.ranks[-1].role == "server"
+    assert any("hold nothing" in note and "as workers" in note for note in plan.notes)
+
+
+def test_servers_that_were_asked_for_and_hold_nothing_are_said() -> None:
+    cluster = two_racks(per_rack=(9,)).with_links(node_bytes_per_s={"h9": GBIT / 100})
+    plan = plan_ahead(cluster, PlanRequest(servers=9), workers=[2] * 9)
+    assert any("1 of 9 servers hold nothing" in note for note in plan.notes)
+
+
+def slow_servers() -> tuple[Cluster, PlanRequest]:
+    """Links that are faster than what one core applies."""
+    cluster = two_racks(per_rack=(4,), link=40e9, here=machine(cores=2))
+    return cluster, PlanRequest(servers=1, model_bytes=1e9)
+
+
+def test_the_time_of_an_exchange_is_that_of_the_slowest_part_and_says_which() -> None:
+    cluster, request = slow_servers()
+    plan = plan_ahead(cluster, request, workers=[1] * 4)
+    assert plan.cost_s == pytest.approx(3 / 40)
+    assert plan.exchange_s == plan.servers_s == pytest.approx(4 / 4)
+    assert plan.limit == "servers"
+    text = " ".join(draw_text.tree(plan, cluster).split())
+    assert "1.00 s predicted for a push and a pull of 1.00 GB: the servers limit" in text
+    assert "One exchange takes 1.00 s (servers)" in draw_svg.picture(plan, cluster)
+    assert any("servers, not the links, limit" in note for note in plan.notes)
+
+
+def test_note_and_explanation_give_one_advice_where_servers_limit() -> None:
+    cluster, request = slow_servers()
+    plan = plan_ahead(cluster, request, workers=[1] * 4)
+    assert any("ask for more servers" in note for note in plan.notes)
+    helped = dict(what_if(cluster, plan, request, workers=[1] * 4))
+    assert helped["one more server"] < plan.exchange_s
+    assert plan.worst_link is not None
+    faster_s = helped[f"twice the bandwidth on {plan.worst_link.name}"]
+    assert faster_s == pytest.approx(plan.exchange_s)
+    assert "The limit are the servers" in draw_text.explain(plan, cluster)
+    auto = plan_ahead(cluster, replace(request, servers="auto"), workers=[1] * 4)
+    assert len(auto.weights) == 4
+    assert not any("ask for more servers" in note for note in auto.notes)
+
+
+def test_a_network_card_on_a_slow_bus_limits_and_is_named() -> None:
+    here = machine(cores=4, nic=0)
+    (card,) = here.devices
+    slow = replace(here, devices=(replace(card, bytes_per_s=GBIT / 10),))
+    cluster = two_racks(per_rack=(2,), here=slow)
+    plan = plan_ahead(cluster, PlanRequest(servers=2, model_bytes=1e6), workers=[1, 1])
+    assert plan.limit == "network cards"
+    assert plan.exchange_s == pytest.approx(10 * plan.cost_s)
