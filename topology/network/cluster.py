@@ -51,6 +51,8 @@ class Cluster:
     source: str
     """Where the tree comes from, for people: ``topology.conf``, ``one flat rack`` ..."""
     notes: tuple[str, ...] = ()
+    is_exact: bool = True
+    """False where the network is no tree: no bound for this one holds for that."""
 
     def path(self, node: int) -> tuple[int, ...]:
         """The switches above a node, from its own to the root."""

@@ -159,6 +159,33 @@ def uplink(
     return min(up, key=lambda other: (-up[other], other)), sum(up.values())
 
 
+def num_circles(fabric: Fabric, home: dict[str, int]) -> int:
+    """Links between groups that close a circle: 0 where the groups are a tree.
+
+    A ring, a torus or a dragonfly has some; a fat tree has none, for its spines are one group.
+    """
+    pairs = {
+        (min(home[one], home[other]), max(home[one], home[other]))
+        for one, ends in fabric.cables.items()
+        for other in ends
+        if home[one] != home[other]
+    }
+    above = {group: group for group in home.values()}
+
+    def top(group: int) -> int:
+        while above[group] != group:
+            above[group] = above[above[group]]
+            group = above[group]
+        return group
+
+    circles = 0
+    for one, other in sorted(pairs):
+        first, second = top(one), top(other)
+        circles += first == second
+        above[first] = second
+    return circles
+
+
 def _switch_names(fabric: Fabric) -> dict[str, str]:
     """By GUID: the host part of the description where that is a name and no other's."""
     words: dict[str, str] = {}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from psdist.errors import PlacementError
-from psdist.topology.network.fabric import Fabric, grouped, uplink
+from psdist.topology.network.fabric import Fabric, grouped, num_circles, uplink
 from psdist.topology.network.tree import MAX_SWITCHES, Tree, TreeBuilder
 from psdist.topology.text.untrusted import HOST_NAME, numbered_lines, shown
 
@@ -78,11 +78,20 @@ def parse_ibnetdiscover(text: str, *, where: str, hosts: Mapping[int, str] | Non
     groups = grouped(fabric, where)
     builder = TreeBuilder(where=where, source=where)
     home = {member: index for index, group in enumerate(groups) for member in group.members}
+    num_tops = 0
     for index, group in enumerate(groups):
         above, rate = uplink(fabric, groups, home, index)
         builder.add_switch(group.name, place=where, bytes_per_s=rate)
+        num_tops += above < 0
         if above >= 0:
             builder.put_under(group.name, groups[above].name, place=where)
+    circles = num_circles(fabric, home)
+    if circles or num_tops > 2:  # two that are joined are a tree
+        builder.is_exact = False
+        builder.notes.append(
+            f"{where}: no tree: {num_tops} switches have none above them and {circles} links close "
+            "circles, as in a ring, a torus or a dragonfly; the tree here is an approximation"
+        )
     num_split = 0
     for host in sorted(fabric.ports):
         rates: dict[int, float] = defaultdict(float)

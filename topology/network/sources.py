@@ -128,7 +128,13 @@ def build_cluster(
         notes = [*tree.notes, *notes]
     nodes = _with_node_speeds(nodes, network, default_bytes_per_s, notes)
     switches = _with_uplink_speeds(nodes, switches, network, notes)
-    return Cluster(nodes=tuple(nodes), switches=tuple(switches), source=source, notes=tuple(notes))
+    return Cluster(
+        nodes=tuple(nodes),
+        switches=tuple(switches),
+        source=source,
+        notes=tuple(notes),
+        is_exact=tree is None or tree.is_exact,
+    )
 
 
 def _check(names: Sequence[str], machines: Machine | Mapping[str, Machine]) -> None:

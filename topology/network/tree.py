@@ -50,6 +50,8 @@ class Tree:
     nodes: tuple[TreeNode, ...]
     source: str
     notes: tuple[str, ...] = ()
+    is_exact: bool = True
+    """False where the source's network is none, and this an approximation."""
 
 
 class TreeBuilder:
@@ -62,6 +64,7 @@ class TreeBuilder:
         self._parents: dict[str, tuple[str, str]] = {}
         self._nodes: dict[str, tuple[TreeNode, str]] = {}
         self.notes: list[str] = []
+        self.is_exact = True
 
     @property
     def num_nodes(self) -> int:
@@ -168,6 +171,7 @@ class TreeBuilder:
             nodes=tuple(node for node, _ in self._nodes.values()),
             source=self._source,
             notes=tuple(self.notes),
+            is_exact=self.is_exact,
         )
 
     def _free_name(self, name: str) -> str:

@@ -365,7 +365,7 @@ def _assemble(
         model_bytes=request.planned_bytes,
         placement=request.placement,
         cost_s=max((link.seconds for link in links), default=0.0),
-        bound_s=choice.best_s or 0.0 if links else 0.0,
+        bound_s=choice.best_s or 0.0 if links and cluster.is_exact else 0.0,
         compared=compared,
         source=cluster.source,
         servers_s=apply_s(groups, weights, cores, request),

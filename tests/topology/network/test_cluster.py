@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from psdist.errors import PlacementError
+from psdist.topology.draw import text as draw_text
 from psdist.topology.machine.machine import Device, Machine, flat_machine
 from psdist.topology.network import infiniband, rack_table, slurm
 from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
 from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
 from psdist.topology.network.sources import build_cluster, parse_tree, port_guids, read_tree
 from psdist.topology.network.tree import Tree
+from psdist.topology.plan.planning import PlanRequest, plan_ahead
 from tests.support.machine_files import machine_file, real
 
 MACHINE = flat_machine(range(4))
@@ -382,6 +385,56 @@ def test_a_host_on_a_spine_does_not_make_it_a_leaf() -> None:
     assert {node.name: node.bytes_per_s for node in tree.nodes}["ufm"] == 12.5 * GB
 
 
+def beside_each_other(num: int, pairs: Sequence[tuple[int, int]]) -> str:
+    """Leaves with two hosts each, joined to one another."""
+    cards = {
+        f"leaf{i}": [(f"n{2 * i + k} mlx5_0", 10 + 2 * i + k, "4xHDR") for k in (0, 1)]
+        for i in range(num)
+    }
+    return listing(cards, [(f"leaf{one}", f"leaf{other}", "4xHDR") for one, other in pairs])
+
+
+RING = [(i, (i + 1) % 6) for i in range(6)]
+TORUS = [
+    pair
+    for i in range(3)
+    for k in range(3)
+    for pair in ((3 * i + k, 3 * i + (k + 1) % 3), (3 * i + k, 3 * ((i + 1) % 3) + k))
+]
+# Three groups of three, each joined in itself and to both others.
+DRAGONFLY = [(3 * g + a, 3 * g + b) for g in range(3) for a, b in ((0, 1), (0, 2), (1, 2))] + [
+    (0, 3),
+    (4, 6),
+    (7, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("num", "pairs"), [(6, RING), (9, TORUS), (9, DRAGONFLY), (3, [(0, 1), (1, 2)])]
+)
+def test_a_ring_a_torus_and_a_dragonfly_are_no_trees_and_have_no_bound(
+    num: int, pairs: list[tuple[int, int]]
+) -> None:
+    tree = infiniband.parse_ibnetdiscover(beside_each_other(num, pairs), where="fabric")
+    assert not tree.is_exact
+    assert any("no tree" in note and "approximation" in note for note in tree.notes)
+    cluster = build_cluster([node.name for node in tree.nodes], MACHINE, tree=tree)
+    plan = plan_ahead(cluster, PlanRequest(servers=2), workers=[1] * (2 * num))
+    assert plan.bound_s == 0
+    assert "lower bound" not in draw_text.tree(plan, cluster)
+
+
+@pytest.mark.parametrize(
+    "text", [two_rails(), rooms_of_four_rails(4, 5), beside_each_other(2, [(0, 1)])]
+)
+def test_fabrics_that_are_trees_have_a_bound(text: str) -> None:
+    tree = infiniband.parse_ibnetdiscover(text, where="fabric")
+    assert tree.is_exact
+    cluster = build_cluster([node.name for node in tree.nodes], MACHINE, tree=tree)
+    plan = plan_ahead(cluster, PlanRequest(servers=1), workers=[1] * len(tree.nodes))
+    assert plan.bound_s > 0
+
+
 def test_three_levels_have_pods_between_racks_and_root() -> None:
     cards = {f"leaf{i}": [(f"n{i} mlx5_0", i, "4xNDR")] for i in range(1, 5)}
     cards |= {name: [] for name in ("podA1", "podA2", "podB1", "podB2", "core1", "core2")}
@@ -391,6 +444,7 @@ def test_three_levels_have_pods_between_racks_and_root() -> None:
         (f"pod{pod}{k}", f"core{core}", "4xNDR") for pod in "AB" for k in (1, 2) for core in (1, 2)
     ]
     tree = infiniband.parse_ibnetdiscover(listing(cards, cables), where="fabric")
+    assert tree.is_exact
     assert parents(tree) == {
         "core1+1": "",
         "podA1+1": "core1+1",
