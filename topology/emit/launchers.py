@@ -174,6 +174,13 @@ def _why_no_cores(plan: Plan, cluster: Cluster) -> str | None:
         logical = [core.logical for core in machines[host].cores]
         if sorted(logical) != list(range(len(logical))):
             return f"the job has a part of {host} only, whose cores mpirun may count otherwise"
+        # PRRTE 3.0.14 takes threads for cores if the first core has but one, and binds too little.
+        threads = [len(core.cpus) for core in machines[host].cores]
+        if threads[0] < max(threads):
+            return (
+                f"on {host} the first core has fewer hardware threads than others, whose numbers "
+                "mpirun then miscounts"
+            )
     taken: set[tuple[str, int]] = set()
     for each in plan.ranks:
         if not each.cores:

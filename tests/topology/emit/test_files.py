@@ -114,6 +114,20 @@ def test_cores_that_two_ranks_share_are_not_told_to_open_mpi() -> None:
     assert emission.notes[0].startswith("rank 1 shares a core with another rank")
 
 
+def test_where_the_first_core_has_fewer_threads_open_mpi_is_told_hosts_only() -> None:
+    """PRRTE 3.0.14 takes processors for cores there, and binds too little."""
+    here = machine_of([(0,), (1, 4), (2, 5), (3, 6)])
+    cluster = one_rack(["n1"], here)
+    plan = planned(cluster, [("n1", "server", [0]), ("n1", "worker", [1, 2, 3])])
+    emission = files(plan, cluster, "openmpi5")
+    assert emission.files["openmpi.rankfile"] == "rank 0=n1\nrank 1=n1\n"
+    assert emission.notes[0].startswith("on n1 the first core has fewer hardware threads")
+    assert "each rank binds itself" in emission.notes[0]
+    even = one_rack(["n1"], machine_of([(0, 4), (1,), (2, 5), (3, 6)]))
+    told = planned(even, [("n1", "server", [0]), ("n1", "worker", [1, 2, 3])])
+    assert "slot=1-3" in files(told, even, "openmpi5").files["openmpi.rankfile"]
+
+
 def test_on_a_part_of_a_machine_logical_cores_are_not_told_to_open_mpi() -> None:
     part = machine_of(hyperthreaded(4, first_cpu=8), first_logical=8)
     cluster = one_rack(["n1", "n2"], part)

@@ -191,6 +191,18 @@ def test_open_mpi_5_gives_each_rank_its_host_and_exactly_its_cores(
 
 
 @pytest.mark.mpi
+def test_open_mpi_5_is_told_hosts_where_it_would_miscount_the_cores(tmp_path: Path) -> None:
+    """The first core has one processor, all others have two."""
+    path = described("pack:2 core:4 pu:2", allowed="0xfffe")(tmp_path)
+    machine = machine_in(path)
+    plan = shuffled_plan(machine, ["n1", "n2"], 1)
+    _, command = emission_for(plan, machine, "openmpi5", tmp_path)
+    assert mapped_by_open_mpi(command, path, tmp_path) == {
+        each.rank: (each.host, None) for each in plan.ranks
+    }
+
+
+@pytest.mark.mpi
 def test_open_mpi_5_reads_the_longest_entry_that_is_written(tmp_path: Path) -> None:
     path = described("pack:2 core:32 pu:2")(tmp_path)
     machine = machine_in(path)
