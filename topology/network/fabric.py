@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from psdist.errors import PlacementError
+from psdist.topology.text.hostlist import natural_key
 from psdist.topology.text.untrusted import HOST_NAME
 
 SAME_RACK = 0.5
@@ -76,8 +77,8 @@ def grouped(fabric: Fabric, where: str) -> list[Group]:
                 for switch in here
             }
         alike = _alike({switch: served[switch] for switch in here}, names, where)
-        by_name = [sorted(members, key=names.__getitem__) for members in alike]
-        for members in sorted(by_name, key=lambda members: names[members[0]]):
+        by_name = [sorted(members, key=lambda each: natural_key(names[each])) for members in alike]
+        for members in sorted(by_name, key=lambda members: natural_key(names[members[0]])):
             extra = f"+{len(members) - 1}" if len(members) > 1 else ""
             groups.append(Group(name=names[members[0]] + extra, members=members, level=level))
     return groups

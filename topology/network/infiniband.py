@@ -21,6 +21,7 @@ from functools import lru_cache
 from psdist.errors import PlacementError
 from psdist.topology.network.fabric import Fabric, grouped, num_circles, uplink
 from psdist.topology.network.tree import MAX_SWITCHES, Tree, TreeBuilder
+from psdist.topology.text.hostlist import natural_key
 from psdist.topology.text.untrusted import HOST_NAME, numbered_lines, shown
 
 LANE_GBIT_PER_S = {
@@ -93,7 +94,7 @@ def parse_ibnetdiscover(text: str, *, where: str, hosts: Mapping[int, str] | Non
             "circles, as in a ring, a torus or a dragonfly; the tree here is an approximation"
         )
     num_split = 0
-    for host in sorted(fabric.ports):
+    for host in sorted(fabric.ports, key=natural_key):
         rates: dict[int, float] = defaultdict(float)
         for switch, rate in fabric.ports[host].items():
             rates[home[switch]] += rate or 1.0  # of unknown rate: counted, hardly weighed

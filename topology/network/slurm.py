@@ -174,7 +174,7 @@ class _Switches:
             self._builder.add_switch(name, place=place)
             if len(names) > 1:
                 self._builder.notes.append(f"{place}: {name} are parallel and count as one switch")
-            for child in sorted(children):
+            for child in sorted(children, key=hostlist.natural_key):
                 self._builder.put_under(called.get(child, child), name, place=place)
 
 

@@ -20,7 +20,7 @@ from psdist.errors import PlacementError
 from psdist.topology.machine.machine import UNKNOWN, Machine
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan import seating
-from psdist.topology.plan.plan import Plan, PlannedRank
+from psdist.topology.plan.plan import MAX_RANKS, Plan, PlannedRank
 from psdist.topology.plan.seating import Role, Seat
 from psdist.topology.plan.serving_hosts import (
     LEAST_SHARE,
@@ -37,6 +37,7 @@ from psdist.topology.plan.serving_hosts import (
     link_loads,
     place_plainly,
 )
+from psdist.topology.text.hostlist import natural_key
 
 __all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan_ahead", "plan_job"]
 
@@ -66,12 +67,22 @@ class _Host:
     facts: tuple[RankFacts, ...] = ()
 
 
+def _check_number(num_ranks: int) -> None:
+    """Before any work: no plan for as many can be written."""
+    if num_ranks > MAX_RANKS:
+        raise PlacementError(
+            f"{num_ranks:,} ranks are more than the {MAX_RANKS:,} that a plan is made for: start "
+            "fewer, or several jobs"
+        )
+
+
 def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest) -> Plan:
     """A plan for ranks that run already, in rank order, on the nodes of ``cluster``.
 
     ``servers="auto"`` takes at most one rank of each node and at most half of all. Raises
     PlacementError where the numbers do not fit.
     """
+    _check_number(len(ranks))
     index = {node.name: position for position, node in enumerate(cluster.nodes)}
     here: list[list[RankFacts]] = [[] for _ in cluster.nodes]
     for facts in ranks:
@@ -127,6 +138,7 @@ def plan_ahead(
     Servers come in addition, on cores that the workers leave. Where ``server_nodes`` are named,
     only those have any. Raises PlacementError where cores or memory do not suffice.
     """
+    _check_number(sum(workers) + (1 if request.servers == "auto" else request.servers))
     allowed = set(server_nodes)
     capacity: list[int] = []
     for here, num_workers in zip(cluster.nodes, workers, strict=True):
@@ -155,6 +167,7 @@ def plan_ahead(
 
     choice = choose(cluster, capacity, groups_on, request, cores_on=cores_on)
     servers_at = choice.servers_at
+    _check_number(sum(workers) + sum(servers_at))
     hosts: list[_Host] = []
     first = 0
     for node, num_workers in enumerate(workers):
@@ -180,8 +193,9 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
             homes.setdefault(each.group, set()).add(hosts[each.rank])
     for group, found in homes.items():
         if len(found) > 1:
+            where = ", ".join(sorted(found, key=natural_key))
             raise PlacementError(
-                f"group {group} of the plan lies on {', '.join(sorted(found))}, but a group is the "
+                f"group {group} of the plan lies on {where}, but a group is the "
                 "workers of one host: start the ranks on hosts as planned, or make a new plan"
             )
     has_moved = any(each.host != hosts[each.rank] for each in plan.ranks)

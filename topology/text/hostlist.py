@@ -24,6 +24,8 @@ from psdist.topology.text.untrusted import HOST_NAME, shown
 MAX_TEXT = 1 << 20
 MAX_BRACKETS = 8
 MAX_DIGITS = 18
+MAX_SORTED = 255
+"""Characters of a name that its place in an order depends on."""
 
 _MARK = re.compile(r"[,\s\[\]]")
 _BRACKET = re.compile(r"[\[\]]")
@@ -83,6 +85,12 @@ def compress(names: Iterable[str]) -> str:
         else:
             ranges.append((number, number))
     return ",".join(_group_text(prefix, ranges) for prefix, ranges in groups)
+
+
+def natural_key(name: str) -> tuple[tuple[int, str | int], ...]:
+    """To sort names as people count: n1, n2, n10."""
+    parts = re.split(r"([0-9]+)", name[:MAX_SORTED])
+    return tuple((1, int(part)) if index % 2 else (0, part) for index, part in enumerate(parts))
 
 
 def _group_text(prefix: str, ranges: list[tuple[str, str]]) -> str:

@@ -37,6 +37,7 @@ from psdist.topology.network import catalogue as network
 from psdist.topology.network import slurm
 from psdist.topology.network.catalogue import Network
 from psdist.topology.network.sources import build_cluster, read_tree
+from psdist.topology.text.hostlist import natural_key
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -98,7 +99,7 @@ class _Run:
 
     def run(self) -> int:
         steps = schedule(self._everybodys_packages(), self.racks)
-        switches = sorted({rack for rack in self.racks.values() if rack})
+        switches = sorted({rack for rack in self.racks.values() if rack}, key=natural_key)
         self._say(
             f"{counted(len(self.racks), 'node')}, {len(self.hosts)} ranks, "
             f"racks: {', '.join(switches) or 'none known'}"

@@ -28,6 +28,7 @@ from psdist.commands.probe.schedule import Step
 from psdist.install.launcher import family_of, library_name
 from psdist.topology.draw.drawing import counted
 from psdist.topology.network.catalogue import Kind, Network, Pair, Speed
+from psdist.topology.text.hostlist import natural_key
 from psdist.version import VERSION
 
 # Of what the nodes' links can carry: at this share they, not the uplink, are taken for the limit.
@@ -196,7 +197,7 @@ def _uplinks(
             min(links[hosts[each.first]].bytes_per_s, links[hosts[each.second]].bytes_per_s)
             for each in at_once
         )
-        for rack in sorted(step.racks):
+        for rack in sorted(step.racks, key=natural_key):
             crossing = [
                 pair.latency_s
                 for pair in pairs

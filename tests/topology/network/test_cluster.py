@@ -435,6 +435,18 @@ def test_fabrics_that_are_trees_have_a_bound(text: str) -> None:
     assert plan.bound_s > 0
 
 
+def test_hosts_and_racks_of_a_fabric_are_in_natural_order() -> None:
+    cards = {
+        f"leaf{i}": [(f"n{i} mlx5_0", i, "4xNDR"), (f"n{i + 90} mlx5_0", 90 + i, "4xNDR")]
+        for i in (10, 9, 2)
+    }
+    cables = [(leaf, "spine", "4xNDR") for leaf in cards]
+    text = listing(cards | {"spine": []}, cables)
+    tree = infiniband.parse_ibnetdiscover(text, where="fabric")
+    assert [node.name for node in tree.nodes] == ["n2", "n9", "n10", "n92", "n99", "n100"]
+    assert [switch.name for switch in tree.switches[1:]] == ["leaf2", "leaf9", "leaf10"]
+
+
 def test_three_levels_have_pods_between_racks_and_root() -> None:
     cards = {f"leaf{i}": [(f"n{i} mlx5_0", i, "4xNDR")] for i in range(1, 5)}
     cards |= {name: [] for name in ("podA1", "podA2", "podB1", "podB2", "core1", "core2")}

@@ -23,6 +23,7 @@ from psdist.topology.draw import text as draw_text
 from psdist.topology.machine.machine import Machine, flat_machine
 from psdist.topology.network.cluster import Cluster, Node, Switch
 from psdist.topology.network.same_host import is_same_host
+from psdist.topology.plan import planning
 from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import (
     Grouping,
@@ -440,6 +441,22 @@ def test_a_model_that_memory_cannot_hold_is_refused() -> None:
     plan_ahead(cluster, PlanRequest(model_bytes=1.5e9), workers=[1, 1])
     with pytest.raises(PlacementError, match="memory"):
         plan_ahead(cluster, PlanRequest(model_bytes=2e9), workers=[1, 1])
+
+
+def test_more_ranks_than_a_plan_may_have_are_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_args: object, **_more: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(planning, "choose", never)
+    monkeypatch.setattr(planning, "choose_among_ranks", never)
+    cluster = two_racks(per_rack=(2,))
+    with pytest.raises(PlacementError, match=r"65,537 ranks are more than the 65,536"):
+        plan_ahead(cluster, PlanRequest(), workers=[32_768, 32_768])
+    ranks = [RankFacts(rank=rank, host="h1", cpus=frozenset()) for rank in range(65_538)]
+    with pytest.raises(PlacementError, match=r"65,538 ranks are more than the 65,536"):
+        plan_job(cluster, ranks, PlanRequest())
 
 
 def test_what_would_help_is_planned_and_not_guessed() -> None:

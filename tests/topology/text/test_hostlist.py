@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
-from psdist.topology.text.hostlist import compress, expand
+from psdist.topology.text.hostlist import compress, expand, natural_key
 
 LISTS = [
     "n[1-3,07-12],gpu[0-1]-ib[0-3],login",
@@ -160,3 +160,11 @@ def test_reading_host_lists_imports_no_torch_and_no_mpi() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_names_are_sorted_as_people_count() -> None:
+    names = ["n10", "n2", "n1", "gpu", "rack2-n10", "rack2-n9", "rack10-n1", "n02", "n"]
+    assert sorted(names, key=natural_key) == [
+        "gpu", "n", "n1", "n2", "n02", "n10", "rack2-n9", "rack2-n10", "rack10-n1",
+    ]  # fmt: skip
+    assert sorted(["7", "n", "10", ""], key=natural_key) == ["", "7", "10", "n"]
