@@ -100,12 +100,16 @@ def seat(
         chosen = [()] * len(roles)
     cards = network_cards(machine)
     seats: list[Seat] = []
+    used: Counter[str] = Counter()
     for index, cores in enumerate(chosen):
         reachable = masks[index] if masks is not None else machine.cpus
         near = cores or tuple(c for c in machine.cores if reachable.intersection(c.cpus))
         package, numa = _common(core.package for core in near), _common(core.numa for core in near)
         bound = fixed[index] if fixed is not None else {cpu for core in cores for cpu in core.cpus}
         gpu = own_gpus[index]
+        begins = cores[0].numa if cores else numa  # a share on several nodes is near its first
+        nic = _nearest(cards, package, begins, used).name if cards else ""
+        used[nic] += 1
         seats.append(
             Seat(
                 cores=tuple(core.logical for core in cores),
@@ -113,7 +117,7 @@ def seat(
                 package=package,
                 numa=numa,
                 gpu=gpu.pci if gpu is not None else "",
-                nic=_nearest(cards, package, numa).name if cards else "",
+                nic=nic,
             )
         )
     return tuple(seats)
@@ -353,9 +357,13 @@ def _share_out_gpus(
         wanted = seen[turn * len(seen) // len(workers)]
         home = package_of(machine, masks[index]) if masks is not None else UNKNOWN
 
-        def cost(pci: str, home: int = home, wanted: str = wanted) -> tuple[bool, int, bool, str]:
+        most = -(-len(workers) // len(seen))  # neighbours share: no GPU has more than others must
+
+        def cost(
+            pci: str, home: int = home, wanted: str = wanted, most: int = most
+        ) -> tuple[bool, bool, bool, int, str]:
             is_far = home != UNKNOWN and known[pci].package not in (UNKNOWN, home)
-            return (is_far, owners[pci], pci != wanted, pci)
+            return (is_far, owners[pci] >= most, pci != wanted, owners[pci], pci)
 
         best = min(seen, key=cost)
         owners[best] += 1
@@ -363,9 +371,16 @@ def _share_out_gpus(
     return found
 
 
-def _nearest(nics: Sequence[Device], package: int, numa: int) -> Device:
-    return min(nics, key=lambda nic: (nic.package not in (package, UNKNOWN),
-                                      nic.numa not in (numa, UNKNOWN)))  # fmt: skip
+def _nearest(nics: Sequence[Device], package: int, numa: int, used: Counter[str]) -> Device:
+    """Of those that are equally near, the one that fewest ranks have yet."""
+    return min(
+        nics,
+        key=lambda nic: (
+            nic.package not in (package, UNKNOWN),
+            nic.numa not in (numa, UNKNOWN),
+            used[nic.name],
+        ),
+    )
 
 
 def _common(values: Iterable[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -302,3 +303,32 @@ def test_the_ranks_beside_the_network_card_come_first() -> None:
 )
 def test_a_masks_package_is_where_most_of_it_is(mask: set[int], package: int) -> None:
     assert package_of(machine(cores=4), mask) == package
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(4, 8), (4, 6), (3, 8), (8, 12), (2, 3)])
+def test_workers_that_share_a_gpu_are_neighbours(gpus: int, workers: int) -> None:
+    here = machine(cores=16, gpus=[index * 2 // gpus for index in range(gpus)])
+    owned = [each.gpu for each in seat(here, ["worker"] * workers)]
+    assert owned == sorted(owned)
+    counts = Counter(owned)
+    assert len(counts) == gpus
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_ranks_of_a_socket_take_turns_at_its_network_cards() -> None:
+    here = machine(cores=8, nic=0)
+    (card,) = here.devices
+    cards = [
+        replace(card, names=(f"hsi{index}",), pci=f"0000:{index}0:00.0", package=index // 2)
+        for index in range(4)
+    ]
+    seats = seat(replace(here, devices=tuple(cards)), ["worker"] * 8)
+    for package, names in ((0, {"hsi0": 2, "hsi1": 2}), (1, {"hsi2": 2, "hsi3": 2})):
+        assert Counter(each.nic for each in seats if each.package == package) == names
+
+
+def test_a_share_on_several_numa_nodes_has_the_card_where_it_begins() -> None:
+    here = hwloc_xml.read(machine_file("four-quarters.xml"))
+    cards = {card.name: card.numa for card in here.nics}
+    seats = seat(here, ["worker", "worker"])
+    assert [cards[each.nic] for each in seats] == [nodes_of(here, each)[0] for each in seats]
