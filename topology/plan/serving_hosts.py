@@ -42,8 +42,12 @@ MOST_WAYS = 5000
 (at most some 0.1 s)."""
 MOST_JUDGED = 50
 """Of the fastest ones that many are compared by all that counts."""
+JUDGED_NODES = 1000
+"""The same times the nodes of each: fewer in a large cluster, where judging takes long."""
 LEAST_SHARE = 1e-3
 """Of an equal share, what a server must hold that ``auto`` plans."""
+MOST_TRIES = 3
+"""Smaller numbers of servers that ``auto`` tries where some would hold nothing."""
 IDLE_IS_WORTH = 2.0
 """How many times longer an exchange may take, for each worker, before ``auto`` lets ranks idle as
 servers that hold nothing: those on hosts that everybody would have to wait for."""
@@ -203,7 +207,9 @@ def choose_among_ranks(
     barred = [0 if node in idle else size for node, size in enumerate(sizes)]
     for room in (list(sizes), barred):
         choice = first
-        while left := _idle(choice.servers_at, choice.shares):
+        for _ in range(MOST_TRIES):
+            if not (left := _idle(choice.servers_at, choice.shares)):
+                break
             useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)
             asked = replace(request, servers=useful)
             choice = _best_choice(cluster, sizes, room, groups_on, asked)
@@ -234,7 +240,7 @@ def _best_choice(
     ways.sort(key=lambda way: (-sum(groups_beside(way)), sum(count * count for count in way)))
     judged = [
         judgement
-        for way in ways[:MOST_JUDGED]
+        for way in ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
         if (judgement := _judge(cluster, way, groups_beside(way), request)) is not None
     ]
     costs, servers_at, shares = min(judged, key=lambda each: each[0])

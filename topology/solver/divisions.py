@@ -42,8 +42,10 @@ MOST_AMOUNTS = 8
 """Moves between two kinds of places."""
 WIDTH = 8
 """Equally good ways from which a climb goes on."""
-CLIMB_NUMBERS = 8_000_000
+CLIMB_NUMBERS = 4_000_000
 """Ways times vertices that a climb looks at, at most: below a second."""
+STEP_NUMBERS = 200_000
+"""The same for one step, about."""
 GAIN = 1e-6
 """Relative: what a step of a climb gains at least."""
 
@@ -161,14 +163,17 @@ def _ways_in_order(
             partial = [(k, parts, len(options) - 1) for k, parts in found]
             for position in range(1, len(run) + 1):
                 twins, rest = len(run) - position, left + outside
-                partial = [
-                    (k + options[i][0], parts + options[i][1], i)
-                    for k, parts, last in partial
-                    for i in range(last + 1)
-                    if k + options[i][0] <= wanted <= k + options[i][0] * (1 + twins) + rest
-                ]
-                if len(partial) > 4 * most:
-                    return None
+                longer: list[tuple[int, Way, int]] = []
+                for k, parts, last in partial:
+                    for i in range(last + 1):
+                        more, added = options[i]
+                        if k + more > wanted:
+                            break
+                        if k + more * (1 + twins) + rest >= wanted:
+                            longer.append((k + more, parts + added, i))
+                    if len(longer) > 4 * most:
+                        return None
+                partial = longer
             found = [(k, parts) for k, parts, _ in partial]
         made[v] = known[division.kinds[v]] = sorted(found)
     leaves = [v for v in order if not below[v]]
@@ -224,9 +229,15 @@ def climb(division: Division, starts: Iterable[Way]) -> Fastest | None:
     best = fastest(division, sorted(seen))
     if best is None:
         return None
-    from_here, in_vain, budget = best.tied, 0, CLIMB_NUMBERS
+    from_here, in_vain, budget, turn = best.tied, 0, CLIMB_NUMBERS, 0
+    most = max(MOST_AMOUNTS, STEP_NUMBERS // len(division.parent) // WIDTH)
     while in_vain < PATIENCE and budget > 0:
-        around = {way: None for each in from_here[:WIDTH] for way in _neighbours(division, each)}
+        around = {
+            way: None
+            for each in from_here[:WIDTH]
+            for way in _neighbours(division, each, most=most, turn=turn)
+        }
+        turn += 1
         fresh = [way for way in around if way not in seen]
         seen.update(fresh)
         ways = np.array(fresh, dtype=np.int64).reshape(len(fresh), len(division.parent))
@@ -247,8 +258,9 @@ def climb(division: Division, starts: Iterable[Way]) -> Fastest | None:
     return best
 
 
-def _neighbours(division: Division, way: Way) -> list[Way]:
-    """The ways that one move leads to; of equal places the first ones move."""
+def _neighbours(division: Division, way: Way, *, most: int, turn: int) -> list[Way]:
+    """The ways that one move leads to; of equal places the first ones move. Where they are many
+    more than ``most``, other ones in each ``turn``."""
     place: list[tuple[int, ...]] = [()] * len(way)
     same: dict[tuple[object, ...], list[int]] = {}
     # Equal: under one switch, of one kind, with as many servers; and switches alike in the same.
@@ -264,19 +276,26 @@ def _neighbours(division: Division, way: Way) -> list[Way]:
         by_place.setdefault(place[vertices[0]], []).append(vertices)
     few = [vertices for each in by_place.values() for vertices in each[:2]]
     found: dict[Way, None] = {}
-    for one, sources in by_place.items():
-        for other, targets in by_place.items():
-            if len(sources) == len(targets) > 1 and one[0] == other[0]:
-                found.update(dict.fromkeys(_everywhere(division, way, sources, targets)))
-    for source in few:
-        if not way[source[0]]:
-            continue
-        for target in few:
-            room = division.sizes[target[0]] - way[target[0]]
-            if not room:
-                continue
-            for moved in _amounts(way, division.sizes, source, target):
-                found[moved] = None
+    alike = [
+        (sources, targets)
+        for one, sources in by_place.items()
+        for other, targets in by_place.items()
+        if len(sources) == len(targets) > 1 and one[0] == other[0]
+    ]
+    work = sum(len(sources) for sources, _ in alike) * MOST_AMOUNTS * MOST_AMOUNTS
+    stride = -(-work // most) or 1
+    for sources, targets in alike[turn % stride :: stride]:
+        found.update(dict.fromkeys(_everywhere(division, way, sources, targets)))
+    pairs = [
+        (source, target)
+        for source in few
+        if way[source[0]]
+        for target in few
+        if division.sizes[target[0]] > way[target[0]]
+    ]
+    stride = -(-len(pairs) * MOST_AMOUNTS // most) or 1
+    for source, target in pairs[turn % stride :: stride]:
+        found.update(dict.fromkeys(_amounts(way, division.sizes, source, target)))
     return list(found)
 
 
