@@ -46,7 +46,9 @@ JUDGED_NODES = 1000
 """The same times the nodes of each: fewer in a large cluster, where judging takes long."""
 LEAST_SHARE = 1e-3
 """Of an equal share, what a server must hold that ``auto`` plans."""
-MOST_TRIES = 3
+MANY_NODES = 200
+"""Of larger jobs fewer choices are tried."""
+MOST_TRIES = 2
 """Smaller numbers of servers that ``auto`` tries where some would hold nothing."""
 IDLE_IS_WORTH = 2.0
 """How many times longer an exchange may take, for each worker, before ``auto`` lets ranks idle as
@@ -205,9 +207,9 @@ def choose_among_ranks(
     # send more, so what counts is the time for each of them.
     others: list[tuple[float, Choice]] = []
     barred = [0 if node in idle else size for node, size in enumerate(sizes)]
-    for room in (list(sizes), barred):
+    for room in (list(sizes), barred) if num_nodes <= MANY_NODES else (barred,):
         choice = first
-        for _ in range(MOST_TRIES):
+        for _ in range(MOST_TRIES if num_nodes <= MANY_NODES else 1):
             if not (left := _idle(choice.servers_at, choice.shares)):
                 break
             useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)

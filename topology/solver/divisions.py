@@ -42,7 +42,7 @@ MOST_AMOUNTS = 8
 """Moves between two kinds of places."""
 WIDTH = 8
 """Equally good ways from which a climb goes on."""
-CLIMB_NUMBERS = 4_000_000
+CLIMB_NUMBERS = 2_000_000
 """Ways times vertices that a climb looks at, at most: below a second."""
 STEP_NUMBERS = 200_000
 """The same for one step, about."""
