@@ -386,6 +386,11 @@ def _assemble(
         cards_s=_cards_s(cluster, ranks, weights, groups, shares, request),
     )
     limits = _limit_notes(plan, request) if links else []
+    if choice.tried:
+        limits.append(
+            f"which ranks serve is the best of {choice.tried:,} ways tried, not of all: a faster "
+            "one may exist"
+        )
     return replace(plan, notes=(*notes, *_seat_notes(seats, hosts), *limits))
 
 

@@ -40,6 +40,10 @@ ALMOST_ALL = 0.9
 MOST_WAYS = 5000
 """Ways to choose among running ranks, modulo hosts that are alike, up to which all are compared
 (at most some 0.1 s)."""
+WAYS_NUMBERS = 1_000_000
+"""Those ways times the vertices of the tree: in large jobs fewer ways are compared."""
+AGAIN_NUMBERS = 2_000_000
+"""As divisions.CLIMB_NUMBERS, where ``auto`` tries other numbers of servers."""
 MOST_JUDGED = 50
 """Of the fastest ones that many are compared by all that counts."""
 JUDGED_NODES = 1000
@@ -89,6 +93,8 @@ class Choice:
     """That no other choice of as many servers is faster than this was proved; None: it was not."""
     seconds: float = 0.0
     """Of the links in one exchange; in a job."""
+    tried: int = 0
+    """Where not all choices were compared, how many were; in a job."""
 
 
 def choose(
@@ -185,8 +191,9 @@ def choose_among_ranks(
 
     So the groups depend on the answer. All ways to choose the servers are compared where, but for
     hosts that are alike, there are at most MOST_WAYS; then the time is proved to be the best.
-    Beyond that the best of some starts is climbed from. Among equals in time the one with the
-    most groups is taken, then the most even one.
+    Beyond that the best of some starts is climbed from. Both are bounded by
+    numbers of steps and not by the clock: the same job has the same plan. Among equals in time the
+    one with the most groups is taken, then the most even one.
     """
 
     def groups_beside(servers_at: Sequence[int]) -> list[float]:
@@ -197,8 +204,9 @@ def choose_among_ranks(
     if num_nodes == 1:
         return Choice([wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes])
     if request.placement != "auto":
-        found = _fastest_ways(cluster, sizes, sizes, groups_on, replace(request, servers=wanted))
-        best_s = None if found is None else found[1]
+        asked = replace(request, servers=wanted)
+        found = _fastest_ways(cluster, sizes, sizes, groups_on, asked, numbers=0)
+        best_s = None if found is None else found.best_s
         return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
     first = _best_choice(cluster, sizes, sizes, groups_on, replace(request, servers=wanted))
     if request.servers != "auto" or not (idle := _idle(first.servers_at, first.shares)):
@@ -214,7 +222,7 @@ def choose_among_ranks(
                 break
             useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)
             asked = replace(request, servers=useful)
-            choice = _best_choice(cluster, sizes, room, groups_on, asked)
+            choice = _best_choice(cluster, sizes, room, groups_on, asked, numbers=AGAIN_NUMBERS)
         others.append((choice.seconds / (sum(sizes) - sum(choice.servers_at)), choice))
     best, choice = min(others, key=lambda each: each[0])
     return choice if best <= IDLE_IS_WORTH * first.seconds / (sum(sizes) - wanted) else first
@@ -226,29 +234,40 @@ def _best_choice(
     room: Sequence[int],
     groups_on: GroupsOn,
     request: PlanRequest,
+    *,
+    numbers: int | None = None,
 ) -> Choice:
     """The best way to choose so many servers of the ranks, ``room`` on each node at most."""
-    found = _fastest_ways(cluster, sizes, room, groups_on, request)
+    found = _fastest_ways(cluster, sizes, room, groups_on, request, numbers=numbers)
     if found is None:
         raise PlacementError(
             f"servers = {request.servers} leave no worker on any of the "
             f"{sum(size > 0 for size in sizes)} hosts; ask for fewer"
         )
-
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
-    ways, best_s = found
-    ways.sort(key=lambda way: (-sum(groups_beside(way)), sum(count * count for count in way)))
     judged = [
         judgement
-        for way in ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
-        if (judgement := _judge(cluster, way, groups_beside(way), request)) is not None
+        for way in found.ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
+        if (
+            judgement := _judge(
+                cluster, way, [groups_on(node, count) for node, count in enumerate(way)], request
+            )
+        )
+        is not None
     ]
     costs, servers_at, shares = min(judged, key=lambda each: each[0])
     # Where nodes are barred, the proof is not of all choices.
-    proved = best_s if list(room) == list(sizes) else None
-    return Choice(servers_at, shares, proved, costs[0])
+    is_all = list(room) == list(sizes)
+    tried = 0 if found.best_s is not None and is_all else found.tried
+    return Choice(servers_at, shares, found.best_s if is_all else None, costs[0], tried)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ways:
+    ways: list[tuple[int, ...]]
+    """Servers on each node: the fastest ones, first those with the most groups, the most even."""
+    best_s: float | None
+    """Their time, where that is proved to be the best one."""
+    tried: int
 
 
 def _fastest_ways(
@@ -257,9 +276,14 @@ def _fastest_ways(
     room: Sequence[int],
     groups_on: GroupsOn,
     request: PlanRequest,
-) -> tuple[list[tuple[int, ...]], float | None] | None:
-    """The numbers of servers on each node that are fastest, and their time where it is proved to
-    be the best one; None where there is no way. ``room`` is how many of its ranks may serve."""
+    *,
+    numbers: int | None = None,
+) -> _Ways | None:
+    """The numbers of servers on each node that are fastest; None where there is no way.
+
+    ``room`` is how many of its ranks may serve. Where not all ways are compared, a climb looks at
+    so many ``numbers``.
+    """
     # Not above: numpy takes a while to load, and planning ahead of a job does not need it.
     from psdist.topology.solver import divisions
 
@@ -276,16 +300,23 @@ def _fastest_ways(
         model_bytes=problem.model_bytes,
         num_servers=wanted,
     )
-    ways = divisions.all_ways(division, most=MOST_WAYS)
+    most = min(MOST_WAYS, WAYS_NUMBERS // len(problem.parent))
+    ways = divisions.all_ways(division, most=most)
     if ways is not None:
         found = divisions.fastest(division, ways)
     else:
         switches = (0,) * first
-        starts = _starts(cluster, room, groups_on, request, wanted)
-        found = divisions.climb(division, [(*switches, *start) for start in starts])
+        starts = [(*switches, *each) for each in _starts(cluster, room, groups_on, request, wanted)]
+        found = divisions.climb(
+            division, starts, numbers=divisions.CLIMB_NUMBERS if numbers is None else numbers
+        )
     if found is None:
         return None
-    return [way[first:] for way in found.tied], found.seconds if ways is not None else None
+    return _Ways(
+        ways=[way[first:] for way in divisions.most_groups_first(division, found.tied)],
+        best_s=found.seconds if ways is not None else None,
+        tried=found.tried,
+    )
 
 
 def _starts(

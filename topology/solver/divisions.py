@@ -18,16 +18,18 @@ of them has how many servers changes nothing, so only one order of them is tried
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Way: TypeAlias = tuple[int, ...]
 """Servers at each vertex."""
+_Item = TypeVar("_Item")
 _Matrix: TypeAlias = npt.NDArray[np.float64]
 
 PRECISION = 1e-10
@@ -37,15 +39,20 @@ BATCH = 1 << 20
 EPSILON = 1e-12
 """Of the model: what rounding may leave over."""
 PATIENCE = 8
-"""Steps of a climb that gain nothing, one after the other."""
+"""Steps of a climb that gain nothing, one after the other; a step that looks at some of the moves
+only counts for that part."""
 MOST_AMOUNTS = 8
 """Moves between two kinds of places."""
 WIDTH = 8
 """Equally good ways from which a climb goes on."""
-CLIMB_NUMBERS = 2_000_000
-"""Ways times vertices that a climb looks at, at most: below a second."""
+CLIMB_NUMBERS = 8_000_000
+"""Ways times vertices that a climb looks at, at most, so that large jobs try fewer: below 1 s."""
 STEP_NUMBERS = 200_000
 """The same for one step, about."""
+LIST_STEPS = 60
+"""Parts of ways that are looked at to list all of them, for each way that there may be."""
+MOST_DOUBLINGS = 40
+"""Of the best time, to find that of a step that gains nothing."""
 GAIN = 1e-6
 """Relative: what a step of a climb gains at least."""
 
@@ -108,6 +115,8 @@ class Fastest:
     """Of one exchange, in the best of the ways."""
     tied: tuple[Way, ...]
     """All of them that are as fast, in the order in which they were given."""
+    tried: int = 0
+    """Ways that were compared."""
 
 
 def all_ways(division: Division, *, most: int) -> list[Way] | None:
@@ -137,6 +146,7 @@ def _ways_in_order(
 ) -> list[Way] | None:
     """Subtrees in ``order``; of twins, the earlier one never has the greater way."""
     wanted, total = division.num_servers, ranks[0]
+    steps = LIST_STEPS * most
     # For each vertex its subtree's ways as (servers, servers of its nodes in order).
     made: dict[int, list[tuple[int, Way]]] = {}
     known: dict[int, list[tuple[int, Way]]] = {}
@@ -165,6 +175,9 @@ def _ways_in_order(
                 twins, rest = len(run) - position, left + outside
                 longer: list[tuple[int, Way, int]] = []
                 for k, parts, last in partial:
+                    steps -= last + 1
+                    if steps < 0:
+                        return None
                     for i in range(last + 1):
                         more, added = options[i]
                         if k + more > wanted:
@@ -198,14 +211,19 @@ def fastest(division: Division, ways: Sequence[Way]) -> Fastest | None:
     high, _ = _halved(division, left, high, PRECISION)
     # Once more among all: those that a last halving has put aside by a rounding.
     tied = np.flatnonzero(_reached(division, left, high * (1 + 10 * PRECISION)))
-    return Fastest(seconds=high, tied=tuple(ways[i] for i in tied.tolist()))
+    return Fastest(seconds=high, tied=tuple(ways[i] for i in tied.tolist()), tried=len(ways))
 
 
 def _halved(
-    division: Division, ways: npt.NDArray[np.int64], high: float, precision: float
+    division: Division,
+    ways: npt.NDArray[np.int64],
+    high: float,
+    precision: float,
+    *,
+    low: float = 0.0,
 ) -> tuple[float, npt.NDArray[np.int64]]:
-    """The best time, where some way reaches ``high``, and the positions of those that reach it."""
-    low = 0.0
+    """The best time, where some way reaches ``high`` and none ``low``, and the positions of those
+    that reach it."""
     chosen = np.flatnonzero(_reached(division, ways, high))
     while high - low > precision * high:
         middle = (low + high) / 2
@@ -217,50 +235,73 @@ def _halved(
     return high, chosen
 
 
-def climb(division: Division, starts: Iterable[Way]) -> Fastest | None:
+def climb(
+    division: Division, starts: Iterable[Way], *, numbers: int = CLIMB_NUMBERS
+) -> Fastest | None:
     """The best that steps from ``starts`` lead to: servers move between kinds of places.
 
     A step is the best of all moves from the ways that are best so far: of one server, of half or
     of all that equal places have, to equal places elsewhere; a way is never come to twice. Steps
     that gain nothing are taken too, up to PATIENCE of them, since many a link has equals that must
-    be relieved one by one. Where it ends is not always the optimum.
+    be relieved one by one. Where it ends is not always the optimum; in large jobs it ends when
+    ``numbers`` are used up, and each step looks at some of the moves only.
     """
     seen = set(starts)
     best = fastest(division, sorted(seen))
     if best is None:
         return None
-    from_here, in_vain, budget, turn = best.tied, 0, CLIMB_NUMBERS, 0
-    most = max(MOST_AMOUNTS, STEP_NUMBERS // len(division.parent) // WIDTH)
-    while in_vain < PATIENCE and budget > 0:
-        around = {
-            way: None
-            for each in from_here[:WIDTH]
-            for way in _neighbours(division, each, most=most, turn=turn)
-        }
+    from_here, in_vain, turn = best.tied, 0.0, 0
+    size = len(division.parent)
+    most = max(MOST_AMOUNTS, STEP_NUMBERS // size // WIDTH)
+    while in_vain < PATIENCE and numbers > 0:
+        around: dict[Way, None] = {}
+        part = 0.0
+        for each in from_here[:WIDTH]:
+            near, looked_at = _neighbours(division, each, most=most, turn=turn)
+            around.update(dict.fromkeys(near))
+            part = max(part, looked_at)
         turn += 1
         fresh = [way for way in around if way not in seen]
         seen.update(fresh)
-        ways = np.array(fresh, dtype=np.int64).reshape(len(fresh), len(division.parent))
-        budget -= ways.size
+        ways = np.array(fresh, dtype=np.int64).reshape(len(fresh), size)
+        numbers -= max(1, 2 * len(around)) * size
         faster = best.seconds * (1 - GAIN)
         reached = np.flatnonzero(_reached(division, ways, faster))
         if reached.size:
             seconds, chosen = _halved(division, ways[reached], faster, GAIN)
             from_here = tuple(fresh[i] for i in reached[chosen].tolist())
-            best, in_vain = Fastest(seconds=seconds, tied=from_here), 0
-            budget -= 8 * reached.size * len(division.parent)
+            best, in_vain = Fastest(seconds=seconds, tied=from_here), 0.0
+            numbers -= 8 * reached.size * size
             continue
-        budget -= 8 * ways.size
-        if budget > 0 and (found := fastest(division, fresh)) is not None:
-            from_here, in_vain = found.tied, in_vain + 1
-        else:
+        in_vain += part
+        # The best of them, though slower: most often as slow as the best so far.
+        low, high = faster, best.seconds * (1 + GAIN)
+        for _ in range(MOST_DOUBLINGS):
+            numbers -= ways.size
+            reached = np.flatnonzero(_reached(division, ways, high))
+            if reached.size:
+                break
+            low, high = high, 2 * high
+        if reached.size:
+            _, chosen = _halved(division, ways[reached], high, GAIN, low=low)
+            numbers -= 8 * reached.size * size
+            from_here = tuple(fresh[i] for i in reached[chosen].tolist())
+        elif part == 1:
             break
-    return best
+    return Fastest(seconds=best.seconds, tied=best.tied, tried=len(seen))
 
 
-def _neighbours(division: Division, way: Way, *, most: int, turn: int) -> list[Way]:
-    """The ways that one move leads to; of equal places the first ones move. Where they are many
-    more than ``most``, other ones in each ``turn``."""
+def most_groups_first(division: Division, ways: Sequence[Way]) -> list[Way]:
+    """In that order; of those with as many groups the most even one first."""
+    table = np.array(ways, dtype=np.int64).reshape(len(ways), len(division.parent))
+    groups = division.groups[np.arange(table.shape[1]), table].sum(axis=1)
+    order = np.lexsort(((table * table).sum(axis=1), -groups))
+    return [ways[i] for i in order.tolist()]
+
+
+def _neighbours(division: Division, way: Way, *, most: int, turn: int) -> tuple[list[Way], float]:
+    """The ways that one move leads to, and which part of all they are; of equal places the first
+    ones move. Where they are many more than ``most``, other ones in each ``turn``."""
     place: list[tuple[int, ...]] = [()] * len(way)
     same: dict[tuple[object, ...], list[int]] = {}
     # Equal: under one switch, of one kind, with as many servers; and switches alike in the same.
@@ -274,29 +315,39 @@ def _neighbours(division: Division, way: Way, *, most: int, turn: int) -> list[W
     by_place: dict[tuple[int, ...], list[list[int]]] = {}
     for vertices in same.values():
         by_place.setdefault(place[vertices[0]], []).append(vertices)
-    few = [vertices for each in by_place.values() for vertices in each[:2]]
     found: dict[Way, None] = {}
-    alike = [
-        (sources, targets)
-        for one, sources in by_place.items()
-        for other, targets in by_place.items()
-        if len(sources) == len(targets) > 1 and one[0] == other[0]
-    ]
-    work = sum(len(sources) for sources, _ in alike) * MOST_AMOUNTS * MOST_AMOUNTS
-    stride = -(-work // most) or 1
-    for sources, targets in alike[turn % stride :: stride]:
-        found.update(dict.fromkeys(_everywhere(division, way, sources, targets)))
-    pairs = [
-        (source, target)
-        for source in few
-        if way[source[0]]
-        for target in few
-        if division.sizes[target[0]] > way[target[0]]
-    ]
-    stride = -(-len(pairs) * MOST_AMOUNTS // most) or 1
-    for source, target in pairs[turn % stride :: stride]:
-        found.update(dict.fromkeys(_amounts(way, division.sizes, source, target)))
-    return list(found)
+    alike: dict[tuple[int, int], list[list[list[int]]]] = {}
+    for each, places in by_place.items():
+        if len(places) > 1:
+            alike.setdefault((each[0], len(places)), []).append(places)
+    stride = -(-len(alike) * MOST_AMOUNTS // most) or 1
+    groups = list(alike.values())[turn % stride :: stride]
+    for kinds in groups:
+        share = most // MOST_AMOUNTS // len(groups)
+        for first, second in _some_pairs(kinds, kinds, share, turn):
+            found.update(dict.fromkeys(_everywhere(division, way, first, second)))
+    few = [vertices for each in by_place.values() for vertices in each[:2]]
+    sources = [vertices for vertices in few if way[vertices[0]]]
+    targets = [vertices for vertices in few if division.sizes[vertices[0]] > way[vertices[0]]]
+    pairs = max(1, most // MOST_AMOUNTS)
+    for source, target in _some_pairs(sources, targets, pairs, turn):
+        for move in _moves(way, division.sizes, source, target):
+            found[_moved(way, move)] = None
+    return list(found), min(1.0, pairs / max(1, len(sources) * len(targets)))
+
+
+def _some_pairs(
+    first: Sequence[_Item], second: Sequence[_Item], most: int, turn: int
+) -> Iterator[tuple[_Item, _Item]]:
+    """About ``most`` of the pairs, one at least, evenly; other ones in each ``turn``."""
+    num = len(first) * len(second)
+    if not num:
+        return
+    stride = -(-num // max(1, most))
+    while math.gcd(stride, len(second)) > 1 and stride > 1:  # not the same few of ``second``
+        stride += 1
+    for position in range(turn % stride, num, stride):
+        yield first[position // len(second)], second[position % len(second)]
 
 
 def _everywhere(
@@ -306,58 +357,51 @@ def _everywhere(
     targets: Sequence[Sequence[int]],
 ) -> Iterable[Way]:
     """The same move below each of several switches that are alike."""
-    parents = [division.parent[vertices[0]] for vertices in targets]
-    of_parent = dict(zip(parents, targets, strict=True))
-    for number in range(MOST_AMOUNTS):
-        moved = way
-        for source in sources:
-            target = of_parent.get(division.parent[source[0]], ())
-            if not target or not way[source[0]] or way[target[0]] == division.sizes[target[0]]:
-                return
-            amounts = list(_amounts(moved, division.sizes, source, target))
-            if number >= len(amounts):
-                return
-            moved = amounts[number]
-        yield moved
+    of_parent = {division.parent[vertices[0]]: vertices for vertices in targets}
+    below = []
+    for source in sources:
+        target = of_parent.get(division.parent[source[0]], ())
+        if not target or not way[source[0]] or way[target[0]] == division.sizes[target[0]]:
+            return
+        below.append(list(_moves(way, division.sizes, source, target))[:MOST_AMOUNTS])
+    for moves in zip(*below, strict=False):
+        yield _moved(way, [change for move in moves for change in move])
 
 
-def _amounts(
+_Move: TypeAlias = list[tuple[int, int]]
+"""Vertices, and how many servers each gets more."""
+
+
+def _moved(way: Way, move: _Move) -> Way:
+    moved = list(way)
+    for v, servers in move:
+        moved[v] += servers
+    return tuple(moved)
+
+
+def _moves(
     way: Way, sizes: Sequence[int], source: Sequence[int], target: Sequence[int]
-) -> Iterable[Way]:
+) -> Iterator[_Move]:
+    """From places that are equal to others that are."""
     if source[0] == target[0]:
         # Two equal places: one becomes fuller for the other.
-        places = [v for v in source if v != source[-1]]
-        source, target = source[-1:], places
+        source, target = source[-1:], source[:-1]
         if not target:
             return
     num = min(len(source), len(target))
-    room = min(way[source[0]], sizes[target[0]] - way[target[0]])
+    free = sizes[target[0]] - way[target[0]]
     for how_many in sorted({1, (num + 1) // 2, num}):
-        for servers in sorted({1, room}):
-            moved = list(way)
-            for one, other in zip(source[:how_many], target[:how_many], strict=True):
-                moved[one] -= servers
-                moved[other] += servers
-            yield tuple(moved)
+        for servers in sorted({1, min(way[source[0]], free)}):
+            yield [(v, -servers) for v in source[:how_many]] + [
+                (v, servers) for v in target[:how_many]
+            ]
     # One place is emptied over several, or filled from several.
     if way[source[0]] > 1 and len(target) > 1:
-        yield _spread(way, source[0], target, way[source[0]], sizes)
-    free = sizes[target[0]] - way[target[0]]
+        several = target[: way[source[0]]]
+        yield [(source[0], -len(several)), *((v, 1) for v in several)]
     if free > 1 and len(source) > 1:
-        moved = list(way)
-        for one in source[:free]:
-            moved[one] -= 1
-        moved[target[0]] += len(source[:free])
-        yield tuple(moved)
-
-
-def _spread(way: Way, source: int, target: Sequence[int], count: int, sizes: Sequence[int]) -> Way:
-    moved = list(way)
-    for other in target[:count]:
-        if moved[other] < sizes[other]:
-            moved[other] += 1
-            moved[source] -= 1
-    return tuple(moved)
+        several = source[:free]
+        yield [*((v, -1) for v in several), (target[0], len(several))]
 
 
 def _content_kinds(division: Division, way: Way) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,8 @@ from psdist.topology.draw import text as draw_text
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan import serving_hosts
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
-from psdist.topology.solver.divisions import Division, all_ways
+from psdist.topology.solver import divisions
+from psdist.topology.solver.divisions import STEP_NUMBERS, Division, all_ways, climb
 from tests.support.divisions import random_job
 from tests.topology.plan.test_planning import GBIT, running, two_racks
 
@@ -68,6 +71,46 @@ def test_what_was_not_proved_is_not_said(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "lower bound" not in words
         assert "cannot help" not in words
         assert "is faster was not proved" in words or "may be faster" in words
+
+
+@pytest.mark.parametrize("numbers", [0, 20_000, 100_000])
+def test_a_climb_in_a_large_job_ends_after_so_much_work(numbers: int) -> None:
+    speeds = (1.0, *(1.0 + node / 100 for node in range(100)))
+    job = replace(
+        division((100,), size=3, servers=50),
+        bytes_per_s=(1.0, *speeds),
+        max_bytes=(1.0,) * 102,
+    )
+    start = (0, 0, *[1] * 50, *[0] * 50)
+    found, again = (climb(job, [start], numbers=numbers) for _ in range(2))
+    assert found is not None
+    assert found == again
+    last_step = STEP_NUMBERS // len(job.parent) + 1
+    assert 1 <= found.tried <= numbers / 2 / len(job.parent) + last_step
+    assert (found.tried == 1) == (numbers == 0)
+
+
+def test_all_ways_are_given_up_once_listing_them_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = division((3, 3), size=3, servers=9)
+    assert all_ways(job, most=5000)
+    monkeypatch.setattr(divisions, "LIST_STEPS", 0)
+    assert all_ways(job, most=5000) is None
+
+
+def test_a_plan_that_is_not_the_best_of_all_says_how_many_ways_were_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, ranks, request = uneven_racks()
+    assert not any("ways tried" in note for note in plan_job(cluster, ranks, request).notes)
+    monkeypatch.setattr(serving_hosts, "WAYS_NUMBERS", 0)
+    plan = plan_job(cluster, ranks, request)
+    (note,) = [each for each in plan.notes if "ways tried" in each]
+    assert re.fullmatch(
+        r"which ranks serve is the best of [\d,]+ ways tried, not of all: .* may exist", note
+    )
+    assert plan.bound_s == 0
 
 
 def test_a_plan_above_its_bound_is_not_said_to_be_the_fastest() -> None:
