@@ -196,8 +196,8 @@ def test_what_does_not_go_into_memory_is_refused_and_not_compared(
         ),
         (
             {"model_bytes": "10M", "servers": "14", "placement": "block"},
-            "--servers 14: 6 of them would hold nothing, since 10.0 MB are cut into 8 chunks of "
-            "1,250,000 bytes; ask for 8",
+            "--servers 14: 4 of them would hold nothing, since 10.0 MB are cut into 10 chunks of "
+            "1,048,576 bytes; ask for 10",
         ),
         ({"model_bytes": "6K", "servers": "2"}, "since 6.00 KB are cut into 1 chunk; ask for 1"),
         ({"chunk_bytes": "1KiB"}, "--chunk-bytes '1KiB': must be a size from 4KiB to 256MiB"),
