@@ -12,9 +12,10 @@ field by field. This module never touches the network and never sees tensors.
 from __future__ import annotations
 
 import struct
-import zlib
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from psdist.errors import ProtocolError
 
@@ -84,8 +85,9 @@ _LAYOUT = struct.Struct("<IHBBBBHIIIIIIqQqdQIIQ")
 KIND_BYTE = 6
 LENGTH_BYTES = slice(68, 76)
 """Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
-_CHECKSUM = struct.Struct("<I")
 _USED_BYTES = _LAYOUT.size
+_SEALED = struct.Struct(f"<{_USED_BYTES}sI")
+"""The layout's bytes and their checksum."""
 
 
 class Header(NamedTuple):
@@ -126,15 +128,8 @@ class Header(NamedTuple):
     chunk_version: int = 0
 
     def pack_into(self, buffer: Any) -> None:
-        _LAYOUT.pack_into(
-            buffer, 0, MAGIC, PROTOCOL_VERSION, self.kind, self.dtype, self.codec, self.flags,
-            self.set_index, self.generation, self.sender, self.group, self.chunk, self.map_version,
-            self.settings,
-            self.clock, self.position, self.min_done, self.weight, self.length, self.checksum,
-            self.pull_number, self.chunk_version,
-        )  # fmt: skip
-        crc = zlib.crc32(memoryview(buffer)[:_USED_BYTES])
-        _CHECKSUM.pack_into(buffer, _USED_BYTES, crc)
+        data = _LAYOUT.pack(MAGIC, PROTOCOL_VERSION, *_in_wire_order(self))
+        _SEALED.pack_into(buffer, 0, data, crc32(data))
 
     @classmethod
     def unpack(cls, buffer: Any) -> Header:
@@ -143,12 +138,9 @@ class Header(NamedTuple):
             raise ProtocolError(
                 f"message with a broken header: {len(buffer)} bytes where {HEADER_BYTES} belong"
             )
-        (
-            magic, version, kind, dtype, codec, flags, set_index,
-            generation, sender, group, chunk, map_version, settings,
-            clock, position, min_done, weight, length, checksum,
-            pull_number, chunk_version,
-        ) = _LAYOUT.unpack_from(buffer)  # fmt: skip
+        data, stored = _SEALED.unpack_from(buffer)
+        wire = _LAYOUT.unpack(data)
+        magic, version, kind, dtype, _codec, flags = wire[:6]
         if magic != MAGIC:
             raise ProtocolError(
                 f"message with a broken header: magic {magic:#010x} where {MAGIC:#010x} belongs; "
@@ -159,8 +151,7 @@ class Header(NamedTuple):
                 f"message of protocol version {version}, this psdist speaks {PROTOCOL_VERSION}; "
                 "install the same psdist version on all hosts"
             )
-        crc = zlib.crc32(memoryview(buffer)[:_USED_BYTES])
-        (stored,) = _CHECKSUM.unpack_from(buffer, _USED_BYTES)
+        crc = crc32(data)
         if crc != stored:
             raise ProtocolError(
                 f"message with a broken header: checksum {stored:#010x}, its bytes give {crc:#010x}"
@@ -170,12 +161,17 @@ class Header(NamedTuple):
                 f"message with a broken header: kind {kind}, dtype {dtype}, "
                 f"flags {flags:#x} are not all known to this version"
             )
-        return cls(
-            kind, sender, chunk, clock, length, group, settings, weight, position, min_done,
-            flags, dtype, codec, generation, map_version, checksum, pull_number, set_index,
-            chunk_version,
-        )  # fmt: skip
+        return tuple.__new__(cls, _in_field_order(wire))
 
+
+_WIRE_ORDER = (
+    "kind", "dtype", "codec", "flags", "set_index", "generation", "sender", "group", "chunk",
+    "map_version", "settings", "clock", "position", "min_done", "weight", "length", "checksum",
+    "pull_number", "chunk_version",
+)  # fmt: skip
+"""Behind magic and version. That of the fields is for those who read and write them."""
+_in_wire_order = itemgetter(*map(Header._fields.index, _WIRE_ORDER))
+_in_field_order = itemgetter(*(2 + _WIRE_ORDER.index(field) for field in Header._fields))
 
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
