@@ -42,6 +42,13 @@ from psdist.transport.generations import Generations
 
 # MPI without ULFM knows them, too, as names of an error that it may return for anything.
 _DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
+# Looked up once: these are used in every poll.
+_BYTE, _NO_REQUEST = MPI.BYTE, MPI.REQUEST_NULL
+_ANY_SOURCE, _ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
+_CONTROL = int(Kind.CONTROL)
+_CONTROL_LIMIT_BYTES = HEADER_BYTES + CONTROL_LIMIT_BYTES
+_MOST_UNSEEN = 32
+"""With more sends than these even a poll that brings a message looks for what has been sent."""
 _LAST_WORDS_S = 0.1
 """For so long after the notice of a death messages of the dead may still come."""
 
@@ -76,30 +83,29 @@ class MpiTransport:
         self._cut_off: set[int] = set()
         """Those of them of whom only a part of a message is here: what is behind it is dropped."""
         self.lost: dict[int, str] = {}
-        self._num_sent: dict[int, int] = {}  # payloads to each rank
-        self._num_offered: dict[int, int] = {}  # payloads from each rank
+        self._num_sent = dict.fromkeys(self._peer_of, 0)  # payloads to each rank
+        self._num_offered = dict.fromkeys(self._peer_of, 0)  # payloads from each rank
         tag_limit = comm.Get_attr(MPI.TAG_UB)
         self._num_tags = int(tag_limit if tag_limit is not None else 32767) + 1
         self._status = MPI.Status()
         self._scratch = bytearray(HEADER_BYTES)
+        self._scratch_memory = (self._scratch, _BYTE)
 
     @property
     def me(self) -> int:
         return self._me
 
     def send(self, peer: int, frame: Frame) -> None:
-        rank = self._rank_of[peer]
+        rank, data = self._rank_of[peer], frame.header
         num_bytes = frame.num_payload_bytes()
         memory = _memory(frame, num_bytes) if num_bytes else None
-        payload = MPI.REQUEST_NULL
+        payload = _NO_REQUEST
         try:
-            header = self._comm.Isend(
-                [frame.header, MPI.BYTE], dest=rank, tag=frame.header[KIND_BYTE]
-            )
+            header = self._comm.Isend((data, _BYTE), rank, data[KIND_BYTE])
             if memory is not None:
-                number = self._num_sent.get(rank, 0)
+                number = self._num_sent[rank]
                 self._num_sent[rank] = number + 1
-                payload = self._payloads.Isend(memory, dest=rank, tag=number % self._num_tags)
+                payload = self._payloads.Isend(memory, rank, number % self._num_tags)
         except MPI.Exception as error:
             self._failed(error, f"sending to {describe_peer(peer)}")
             self._ready.append(Sent(frame))
@@ -122,18 +128,16 @@ class MpiTransport:
         header.pack_into(data)
         data[HEADER_BYTES:] = body
         try:
-            request = self._comm.Isend(
-                [data, MPI.BYTE], dest=self._rank_of[peer], tag=int(Kind.CONTROL)
-            )
+            request = self._comm.Isend((data, _BYTE), self._rank_of[peer], _CONTROL)
         except MPI.Exception as error:
             self._failed(error, f"sending to {describe_peer(peer)}")
             return
-        self._sending.append((request, MPI.REQUEST_NULL, None, data))
+        self._sending.append((request, _NO_REQUEST, None, data))
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         waiting: _Ticket = ticket
         num_bytes = waiting.header.length
-        if waiting.peer in self.lost:
+        if self.lost and waiting.peer in self.lost:
             return
         if num_bytes > frame.capacity:
             raise ProtocolError(
@@ -143,22 +147,26 @@ class MpiTransport:
         frame.num_received = num_bytes
         try:
             request = self._payloads.Irecv(
-                _memory(frame, num_bytes), source=self._rank_of[waiting.peer], tag=waiting.tag
+                _memory(frame, num_bytes), self._rank_of[waiting.peer], waiting.tag
             )
             if request.Test(self._status):
-                self._arrived(waiting, frame)
+                self._ready.append(self._arrived(waiting, frame))
             else:
                 self._receiving.append((request, waiting, frame))
         except MPI.Exception as error:
             self._failed(error, f"receiving from {describe_peer(waiting.peer)}")
 
     def poll(self) -> Event | None:
-        try:
-            if not self._ready:
-                self._progress()
-        except MPI.Exception as error:
-            self._failed(error, "polling")
-        return self._ready.popleft() if self._ready else None
+        ready = self._ready
+        if not ready:
+            try:
+                event = self._progress()
+            except MPI.Exception as error:
+                self._failed(error, "polling")
+            else:
+                if event is not None:
+                    return event
+        return ready.popleft() if ready else None
 
     def advance(self) -> None:
         """This rank goes on into the next job, or back to waiting: what others sent before that is
@@ -172,7 +180,41 @@ class MpiTransport:
             if self.poll() is None:
                 time.sleep(1e-4)
 
-    def _progress(self) -> None:
+    def _progress(self) -> Event | None:
+        """The next event that is here; others may lie in ``_ready`` then."""
+        if self._receiving and (arrived := self._first_received()) is not None:
+            return arrived
+        if len(self._sending) > _MOST_UNSEEN:  # who never polls to the end must not fill memory
+            self._look_for_sent()
+        status = self._status
+        message = self._comm.Improbe(_ANY_SOURCE, _ANY_TAG, status)
+        if message is not None:
+            rank = status.Get_source()
+            try:
+                return self._probed(message, rank, status.Get_tag(), status.Get_count(_BYTE))
+            except MPI.Exception:
+                self._cut_off.add(rank)
+                raise
+        if self._unannounced:
+            self._announce_deaths()
+        if self._sending:
+            self._look_for_sent()
+        return None
+
+    def _look_for_sent(self) -> None:
+        """Among the first few."""
+        sending = self._sending
+        for _ in range(min(len(sending), 4)):
+            header, payload, sent, _data = sending[0]
+            if header.Test() and payload.Test():
+                sending.popleft()
+                if sent is not None:
+                    self._ready.append(Sent(sent))
+                    return
+            else:
+                sending.rotate(-1)
+
+    def _first_received(self) -> Arrived | None:
         status = self._status
         for index, (request, ticket, frame) in enumerate(self._receiving):
             try:
@@ -182,33 +224,16 @@ class MpiTransport:
                 raise
             if is_here:
                 del self._receiving[index]
-                self._arrived(ticket, frame)
-                return
-        message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-        if message is not None:
-            rank = status.Get_source()
-            try:
-                self._probed(message, rank, status.Get_tag(), status.Get_count(MPI.BYTE))
-            except MPI.Exception:
-                self._cut_off.add(rank)
-                raise
-            return
-        if self._unannounced:
-            self._announce_deaths()
-        for _ in range(min(len(self._sending), 4)):
-            header, payload, sent, _data = self._sending[0]
-            if header.Test() and payload.Test():
-                self._sending.popleft()
-                if sent is not None:
-                    self._ready.append(Sent(sent))
-                    return
-            else:
-                self._sending.rotate(-1)
+                return self._arrived(ticket, frame)
+        return None
 
-    def _probed(self, message: MPI.Message, rank: int, tag: int, num_bytes: int) -> None:
+    def _probed(
+        self, message: MPI.Message, rank: int, tag: int, num_bytes: int
+    ) -> ControlArrived | Offered | Arrived | None:
+        """None where it is not of now (psdist.transport.generations)."""
         peer = self._peer_of[rank]
-        is_control = tag == Kind.CONTROL
-        limit = HEADER_BYTES + (CONTROL_LIMIT_BYTES if is_control else 0)
+        is_control = tag == _CONTROL
+        limit = _CONTROL_LIMIT_BYTES if is_control else HEADER_BYTES
         if not HEADER_BYTES <= num_bytes <= limit:
             message.Recv(bytearray(num_bytes))
             raise ProtocolError(
@@ -216,44 +241,40 @@ class MpiTransport:
                 f"tag {tag}, which is none of psdist's; is another program sending on psdist's "
                 "communicator?"
             )
-        if rank in self._cut_off:
+        if self._cut_off and rank in self._cut_off:
             message.Recv(bytearray(num_bytes))
-            return
+            return None
         if is_control:
             data = bytearray(num_bytes)
-            message.Recv([data, MPI.BYTE])
+            message.Recv((data, _BYTE))
             header = self._header(peer, data)
             control = decode_control(memoryview(data)[HEADER_BYTES:])
-            arrived = ControlArrived(peer, control, header.set_index)
-            if self._generations.admits(arrived, generation=header.generation):
-                self._ready.append(arrived)
-            return
-        message.Recv([self._scratch, MPI.BYTE])
+            said = ControlArrived(peer, control, header.set_index)
+            is_of_now = self._generations.admits(said, generation=header.generation)
+            return said if is_of_now else None
+        message.Recv(self._scratch_memory)
         header = self._header(peer, self._scratch)
         event: Arrived | Offered
-        if header.length:
-            number = self._num_offered.get(rank, 0)
+        if length := header.length:
+            number = self._num_offered[rank]
             self._num_offered[rank] = number + 1
             ticket = _Ticket(peer, header, number % self._num_tags)
             event = Offered(
-                *(peer, header.kind, header.chunk, header.length, ticket, header.set_index),
-                clock=header.clock,
-                pull_number=header.pull_number,
-            )
+                peer, header.kind, header.chunk, length, ticket,
+                header.set_index, header.clock, header.pull_number,
+            )  # fmt: skip
         else:
             event = Arrived(peer, header, None)
-        if self._generations.admits_data(event):
-            self._ready.append(event)
+        return event if self._generations.admits_data(event) else None
 
-    def _arrived(self, ticket: _Ticket, frame: Frame) -> None:
+    def _arrived(self, ticket: _Ticket, frame: Frame) -> Arrived:
         """``self._status`` is that of the payload."""
-        num_bytes = self._status.Get_count(MPI.BYTE)
-        if num_bytes != ticket.header.length:
+        header, num_bytes = ticket.header, self._status.Get_count(_BYTE)
+        if num_bytes != header.length:
             raise ProtocolError(
-                f"{describe_peer(ticket.peer)} announced {ticket.header.length} bytes and sent "
-                f"{num_bytes}"
+                f"{describe_peer(ticket.peer)} announced {header.length} bytes and sent {num_bytes}"
             )
-        self._ready.append(Arrived(ticket.peer, ticket.header, frame))
+        return Arrived(ticket.peer, header, frame)
 
     def _header(self, peer: int, data: bytearray) -> Header:
         header = Header.unpack(data)
@@ -301,4 +322,4 @@ def _memory(frame: Frame, num_bytes: int) -> Any:
     """The start of a frame's payload, as mpi4py takes it."""
     if frame.payload is None:
         raise ProtocolError("a frame without memory cannot go over MPI")
-    return [frame.payload, num_bytes, MPI.BYTE]
+    return (frame.payload, num_bytes, _BYTE)

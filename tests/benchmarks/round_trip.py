@@ -90,9 +90,7 @@ class RoundTrip:
         for chunk in partition.chunks:
             as_tensor(memory.gradient_bytes(chunk), "float32", chunk.length).fill_(1.0)
         seat = Seat(worker=0, group=0, members=(0,), num_servers=1)
-        self.worker: WorkerLoop = make_loop(
-            of_worker, seat, waiting=waiting
-        )
+        self.worker: WorkerLoop = make_loop(of_worker, seat, waiting=waiting)
         self.worker.take_slice(partition, owners=(0,), credits=4, frames=memory)
         setup = Setup(partition=partition.encode(), optimizer="torch.optim.SGD", hyper=_HYPER)
         self.worker.begin_setup(setup)
@@ -110,7 +108,7 @@ class RoundTrip:
         wait = self.worker.wait_for_replies()
         while not wait.is_done():
             self.server.turn()
-            self.worker.turn()
+            self.worker.turn(wait.is_done)
         self.clock += 1
 
 
