@@ -20,7 +20,7 @@ from typing import Any
 from psdist.errors import InvariantError, ProtocolError
 from psdist.history.writers import ServerHistory
 from psdist.protocol.control import Control, Finish, Finished, Resume, Resumed
-from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.servers.protocol.actions import Action, SendControl
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
@@ -121,10 +121,15 @@ class ServerLoop:
         event = self.transport.poll()
         if event is None:
             return False
+        poll = self.transport.poll
         while event is not None:
-            for each, actions in self._decide(event):
-                each.do(actions)
-            event = self.transport.poll()
+            if isinstance(event, Offered | Arrived):  # most are: no set begins with these
+                each = self.sets[self._numbers.of(event)]
+                each.do(each.decide(event))
+            else:
+                for each, actions in self._decide(event):
+                    each.do(actions)
+            event = poll()
         if self._is_asked_to_finish:
             self._finish_if_all_is_over()
         return True

@@ -132,6 +132,7 @@ class SetLoop:
         """Whether it was described, and this server has none of its chunks."""
         self._held = held
         self._transport = transport
+        self._me = transport.me
         self._options = options
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
@@ -313,7 +314,7 @@ class SetLoop:
             encoded = frame.payload[:length] if frame.payload is not None else None
         header = Header(
             kind=_REPLY,
-            sender=self._transport.me,
+            sender=self._me,
             chunk=token.chunk,
             clock=action.clock,
             pull_number=action.pull_number,
@@ -339,7 +340,7 @@ class SetLoop:
         frame.token = _NO_BUFFER
         header = Header(
             kind=_REPLY,
-            sender=self._transport.me,
+            sender=self._me,
             chunk=action.chunk,
             clock=action.clock,
             pull_number=action.pull_number,
@@ -378,7 +379,7 @@ class SetLoop:
         frame.token = _NO_BUFFER
         Header(
             kind=Kind.RECEIPT,
-            sender=self._transport.me,
+            sender=self._me,
             chunk=action.chunk,
             clock=action.clock,
             pull_number=action.pull_number,

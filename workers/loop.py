@@ -123,20 +123,13 @@ class _InitialValues:
     chunk: int
 
 
+_CHECKSUMMED = Flag.CHECKSUMMED
 _DISCARDED: Final = object()
 """Owns the memory of a message that nobody waits for."""
 
 
-def _is_discarded(event: Event) -> bool:
-    if not isinstance(event, Arrived) or event.frame is None:
-        return False
-    return event.frame.owner is _DISCARDED
-
-
-def _set_of(event: Offered | Arrived | ControlArrived | PeerLost) -> int:
-    if isinstance(event, Arrived):
-        return event.header.set_index
-    return 0 if isinstance(event, PeerLost) else event.set_index
+def _never() -> bool:
+    return False
 
 
 class WorkerLoop:
@@ -226,33 +219,41 @@ class WorkerLoop:
 
     # -- one turn ------------------------------------------------------------------------------
 
-    def turn(self) -> bool:
-        """Handle everything that is here; False if there was nothing."""
-        event = self.transport.poll()
+    def turn(self, until: Callable[[], bool] = _never) -> bool:
+        """Handle everything that is here, or what comes before ``until()``; False if there was
+        nothing."""
+        poll = self.transport.poll
+        event = poll()
         if event is None:
             return False
         while event is not None:
-            if isinstance(event, Sent):
-                self._on_sent(event.frame)
-            elif not _is_discarded(event):
-                self._loop_of(event)._take(event)
-            event = self.transport.poll()
+            self._take(event)
+            if until():
+                break
+            event = poll()
         return True
 
-    def _loop_of(self, event: Offered | Arrived | ControlArrived | PeerLost) -> WorkerLoop:
-        index = _set_of(event)
+    def _take(self, event: Event) -> None:
+        is_checked = False
+        if isinstance(event, Arrived):
+            header, frame = event.header, event.frame
+            if frame is not None and frame.owner is _DISCARDED:
+                return
+            index, is_checked = header.set_index, header.flags & _CHECKSUMMED
+        elif isinstance(event, Sent):
+            self._on_sent(event.frame)
+            return
+        else:
+            index = 0 if isinstance(event, PeerLost) else event.set_index
         if index >= len(self.sets):
             raise ProtocolError(
                 f"worker {self.core.seat.worker}: {describe_peer(event.peer)} sent a message about "
                 f"parameter set {index}; this worker has {len(self.sets)}"
             )
-        return self.sets[index]
-
-    def _take(self, event: Offered | Arrived | ControlArrived | PeerLost) -> None:
-        if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
-            who = f"worker {self.core.seat.worker}"
-            verify(event.header, event.frame, receiver=who)
-        self._do(self.core.handle(event))
+        each = self.sets[index]
+        if is_checked:
+            verify(header, frame, receiver=f"worker {self.core.seat.worker}")
+        each._do(each.core.handle(event))
 
     def _on_sent(self, frame: Frame) -> None:
         # Of a push or a pull the answer says the same (transport.base). Over one transport there
@@ -502,9 +503,10 @@ class WorkerLoop:
         """Take turns until ``wait`` is done; after ``warn_s`` warn and ask who is missing."""
         waiting = waiting or self._waiting
         waiting.reset()
-        while not wait.is_done():
+        is_done = wait.is_done
+        while not is_done():
             wait.rest()
-            if self.turn():
+            if self.turn(is_done):
                 waiting.reset()
             elif waiting.idle(wait.what):
                 logger.warning("still waiting for %s", wait.what)
