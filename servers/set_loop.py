@@ -100,6 +100,7 @@ class ReplyFrame(Frame):
 
 
 _REPLY = int(Kind.REPLY)
+_CHECKSUMMED = Flag.CHECKSUMMED
 _HEADERS = (-1, -1)
 """In place of (chunk, buffer): frames of replies without payload."""
 _NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
@@ -166,7 +167,7 @@ class SetLoop:
         }
 
     def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
-        if isinstance(event, Arrived) and event.header.flags & Flag.CHECKSUMMED:
+        if isinstance(event, Arrived) and event.header.flags & _CHECKSUMMED:
             who = f"server {self._options.server}"
             verify(event.header, event.frame, receiver=who)
         return self.core.handle(event)

@@ -29,7 +29,7 @@ from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
 from psdist.errors import ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup, StateHeld, StateValues
-from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
+from psdist.protocol.events import Arrived, Event, Frame, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
@@ -234,12 +234,12 @@ class WorkerLoop:
         return True
 
     def _take(self, event: Event) -> None:
-        is_checked = False
+        checked = 0
         if isinstance(event, Arrived):
             header, frame = event.header, event.frame
             if frame is not None and frame.owner is _DISCARDED:
                 return
-            index, is_checked = header.set_index, header.flags & _CHECKSUMMED
+            index, checked = header.set_index, header.flags & _CHECKSUMMED
         elif isinstance(event, Sent):
             self._on_sent(event.frame)
             return
@@ -251,7 +251,7 @@ class WorkerLoop:
                 f"parameter set {index}; this worker has {len(self.sets)}"
             )
         each = self.sets[index]
-        if is_checked:
+        if checked:
             verify(header, frame, receiver=f"worker {self.core.seat.worker}")
         each._do(each.core.handle(event))
 

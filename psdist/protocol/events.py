@@ -14,7 +14,7 @@ from typing import Any
 
 from psdist.errors import InvariantError
 from psdist.protocol.control import Control
-from psdist.protocol.header import HEADER_BYTES, LENGTH_BYTES, Header
+from psdist.protocol.header import HEADER_BYTES, LENGTH, Header
 
 
 class Frame:
@@ -37,7 +37,7 @@ class Frame:
 
     def num_payload_bytes(self) -> int:
         """What the packed header says of the payload's length."""
-        num_bytes = int.from_bytes(self.header[LENGTH_BYTES], "little")
+        num_bytes: int = LENGTH.unpack_from(self.header)[0]
         if num_bytes > self.capacity:
             raise InvariantError(
                 f"a frame of {self.capacity} bytes behind a header that says {num_bytes}"

@@ -85,6 +85,8 @@ _LAYOUT = struct.Struct("<IHBBBBHIIIIIIqQqdQIIQ")
 KIND_BYTE = 6
 LENGTH_BYTES = slice(68, 76)
 """Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
+LENGTH = struct.Struct(f"<{LENGTH_BYTES.start}xQ")
+"""Takes the latter out of one."""
 _USED_BYTES = _LAYOUT.size
 _SEALED = struct.Struct(f"<{_USED_BYTES}sI")
 """The layout's bytes and their checksum."""

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
@@ -53,13 +52,8 @@ _LAST_WORDS_S = 0.1
 """For so long after the notice of a death messages of the dead may still come."""
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """A payload that waits at its sender."""
-
-    peer: int
-    header: Header
-    tag: int
+_Ticket: TypeAlias = tuple[int, Header, int]
+"""A payload that waits at its sender: the peer, its header and its tag."""
 
 
 class MpiTransport:
@@ -136,25 +130,24 @@ class MpiTransport:
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         waiting: _Ticket = ticket
-        num_bytes = waiting.header.length
-        if self.lost and waiting.peer in self.lost:
+        peer, header, tag = waiting
+        num_bytes = header.length
+        if self.lost and peer in self.lost:
             return
         if num_bytes > frame.capacity:
             raise ProtocolError(
-                f"{describe_peer(waiting.peer)} sent {num_bytes} bytes where {frame.capacity} "
+                f"{describe_peer(peer)} sent {num_bytes} bytes where {frame.capacity} "
                 "belong; do all ranks run the same version of the script?"
             )
         frame.num_received = num_bytes
         try:
-            request = self._payloads.Irecv(
-                _memory(frame, num_bytes), self._rank_of[waiting.peer], waiting.tag
-            )
+            request = self._payloads.Irecv(_memory(frame, num_bytes), self._rank_of[peer], tag)
             if request.Test(self._status):
                 self._ready.append(self._arrived(waiting, frame))
             else:
                 self._receiving.append((request, waiting, frame))
         except MPI.Exception as error:
-            self._failed(error, f"receiving from {describe_peer(waiting.peer)}")
+            self._failed(error, f"receiving from {describe_peer(peer)}")
 
     def poll(self) -> Event | None:
         ready = self._ready
@@ -258,7 +251,7 @@ class MpiTransport:
         if length := header.length:
             number = self._num_offered[rank]
             self._num_offered[rank] = number + 1
-            ticket = _Ticket(peer, header, number % self._num_tags)
+            ticket = peer, header, number % self._num_tags
             event = Offered(
                 peer, header.kind, header.chunk, length, ticket,
                 header.set_index, header.clock, header.pull_number,
@@ -269,12 +262,13 @@ class MpiTransport:
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> Arrived:
         """``self._status`` is that of the payload."""
-        header, num_bytes = ticket.header, self._status.Get_count(_BYTE)
+        peer, header, _tag = ticket
+        num_bytes = self._status.Get_count(_BYTE)
         if num_bytes != header.length:
             raise ProtocolError(
-                f"{describe_peer(ticket.peer)} announced {header.length} bytes and sent {num_bytes}"
+                f"{describe_peer(peer)} announced {header.length} bytes and sent {num_bytes}"
             )
-        return Arrived(ticket.peer, header, frame)
+        return Arrived(peer, header, frame)
 
     def _header(self, peer: int, data: bytearray) -> Header:
         header = Header.unpack(data)
@@ -305,7 +299,7 @@ class MpiTransport:
         now = time.monotonic()
         for rank in list(self._unannounced):
             peer = self._peer_of[rank]
-            is_receiving = any(ticket.peer == peer for _, ticket, _ in self._receiving)
+            is_receiving = any(sender == peer for _, (sender, _, _), _ in self._receiving)
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
                 self.lost[peer] = self._roles.describe_rank(rank)

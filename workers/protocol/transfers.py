@@ -93,6 +93,8 @@ class Transfers:
         self.owners = owners
         self.mine = sorted(mine)
         self._own = frozenset(mine)
+        self._mine_in_order = self.order.sorted(self.mine)
+        self._me = worker_id(seat.worker)
         self.servers = sorted({owners[chunk] for chunk in mine})
         """The servers of this worker's slice."""
         self._push_order = self._rotated(self.servers)
@@ -169,7 +171,7 @@ class Transfers:
         share, each chunk once its reply to the iteration before has come."""
         self.require_next(clock)
         self.is_pushing, self._is_copying, self._is_loading = True, False, False
-        self._unpushed.extend(self.order.sorted(self.mine))
+        self._unpushed.extend(self._mine_in_order)
         self._settings, self._weight = settings, weight
         self.clock += 1
 
@@ -203,8 +205,8 @@ class Transfers:
         self._unpushed.popleft()
         self._enqueue(
             Header(
-                kind=Kind.PUSH,
-                sender=worker_id(self._seat.worker),
+                kind=_PUSH,
+                sender=self._me,
                 group=self._seat.group,
                 chunk=chunk,
                 clock=clock,
@@ -233,8 +235,8 @@ class Transfers:
         self._num_pulls += 1
         headers = (
             Header(
-                kind=Kind.PULL,
-                sender=worker_id(self._seat.worker),
+                kind=_PULL,
+                sender=self._me,
                 group=self._seat.group,
                 chunk=chunk,
                 clock=clock,
@@ -254,7 +256,7 @@ class Transfers:
         headers = (
             Header(
                 kind=Kind.INIT,
-                sender=worker_id(self._seat.worker),
+                sender=self._me,
                 group=self._seat.group,
                 chunk=chunk,
                 clock=clock,
@@ -306,7 +308,7 @@ class Transfers:
     @property
     def _is_bringing(self) -> bool:
         """Whether what is under way is no push."""
-        return any(number for _, number in self.awaited.values())
+        return bool(self.awaited) and any(number for _, number in self.awaited.values())
 
     def _enqueue(self, header: Header) -> None:
         queue = self._queues[self.owners[header.chunk]]
