@@ -32,3 +32,10 @@ def test_under_ulfm_what_had_left_the_dead_comes_before_its_loss_and_nothing_aft
     said = f": 10 messages, then lost: worker 1 (rank 2 on {host})"
     assert f"worker 0 (rank 1 on {host}){said}" in done.stdout, done.text
     assert f"server 0 (rank 0 on {host}){said}" in done.stdout, done.text
+
+
+def test_who_never_polls_in_vain_keeps_few_of_its_sends(tmp_path: Path) -> None:
+    env = {"PSDIST_RUN_DIR": str(tmp_path / "run")}
+    done = run_mpi(1, ("-m", "tests.support.programs.never_idle"), timeout_s=120, env=env)
+    assert done.returncode == 0, done.text
+    assert "300 pushes" in done.stdout, done.text

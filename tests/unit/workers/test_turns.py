@@ -1,0 +1,54 @@
+"""What a turn of the worker's loop takes from the network, and what it leaves there."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from psdist.errors import ProtocolError
+from psdist.protocol.events import Arrived, Event, Frame, Sent
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import server_id, worker_id
+from psdist.transport.waiting import Waiting
+from psdist.workers.assembly import make_loop
+from psdist.workers.loop import Wait, WorkerLoop
+from psdist.workers.protocol.seat import Seat
+
+
+def loop_with(events: deque[Event]) -> WorkerLoop:
+    transport: Any = SimpleNamespace(
+        me=worker_id(0), poll=lambda: events.popleft() if events else None
+    )
+    seat = Seat(worker=0, group=0, members=(0,), num_servers=1)
+    return make_loop(transport, seat, waiting=Waiting(is_spinning=True))
+
+
+def three() -> deque[Event]:
+    return deque(Sent(Frame()) for _ in range(3))
+
+
+def test_a_turn_takes_everything_that_is_here() -> None:
+    events = three()
+    loop = loop_with(events)
+    assert loop.turn()
+    assert not events
+    assert not loop.turn()
+
+
+def test_a_wait_is_over_with_the_event_that_ends_it_and_leaves_what_comes_behind() -> None:
+    events = three()
+    loop = loop_with(events)
+    loop.carry_on(Wait(lambda: len(events) < 3, "the first event"))
+    assert len(events) == 2
+    loop.carry_on(Wait(lambda: True, "nothing"))
+    assert len(events) == 2
+
+
+def test_a_message_about_a_set_that_there_is_not_is_refused_by_name() -> None:
+    header = Header(kind=Kind.RECEIPT, sender=server_id(0), set_index=1)
+    loop = loop_with(deque([Arrived(server_id(0), header, None)]))
+    with pytest.raises(ProtocolError, match="server 0 sent a message about parameter set 1; this"):
+        loop.turn()
