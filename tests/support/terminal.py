@@ -57,6 +57,8 @@ class Terminal:
             preexec_fn=self._become_a_login,
         )
         os.close(slave)
+        self._shown = select.poll()
+        self._shown.register(self._master, select.POLLIN)
 
     @staticmethod
     def _become_a_login() -> None:
@@ -84,7 +86,7 @@ class Terminal:
                 return match
             left_s = deadline - time.monotonic()
             assert left_s > 0, f"no {pattern!r} after {timeout_s:g} s in\n{self.text}"
-            if select.select([self._master], [], [], min(left_s, 0.2))[0]:
+            if self._shown.poll(min(left_s, 0.2) * 1e3):
                 try:
                     self.text += os.read(self._master, 65536).decode(errors="replace")
                 except OSError:  # the shell has ended

@@ -644,6 +644,17 @@ def test_after_a_collective_what_is_in_turn_is_received_as_before() -> None:
     assert only(core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "ticket")), Accept)
 
 
+@pytest.mark.parametrize("group", [0, 1])
+def test_in_sync_a_push_too_far_ahead_takes_no_slot_in_turn_or_not(group: int) -> None:
+    # 5 of 8 slots are there for what comes early: two chunks of each group.
+    core = core_of("sync", chunks=4, slots=8)
+    accepted = [
+        bool(only(core.handle(Offered(worker_id(group), Kind.PUSH, chunk, 4, "ticket")), Accept))
+        for chunk in range(4)
+    ]
+    assert accepted == [True, True, False, False]
+
+
 def test_the_push_behind_one_that_had_to_wait_is_received_when_that_has_come() -> None:
     core = core_of("ssp", slots=1)
     header = Header(

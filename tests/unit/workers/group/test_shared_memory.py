@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Barrier, Thread
 from typing import Any
 
@@ -30,12 +31,24 @@ from psdist.workers.group.shared_memory import Offer, SharedMemoryChannel, conne
 from tests.support.group_operations import expected, finish, operations
 from tests.support.process_groups import run_in_group
 
+_open: list[SharedMemoryChannel] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """One process is all workers of many groups here, and may open 1,024 files."""
+    yield
+    while _open:
+        _open.pop().close()
+
 
 def group_of(size: int) -> list[SharedMemoryChannel]:
     """All ends of a group, in this process."""
     offers = [Offer() for _ in range(size)]
     table = [offer.row for offer in offers]
-    return [offer.accept(place, table, is_spinning=False) for place, offer in enumerate(offers)]
+    group = [offer.accept(place, table, is_spinning=False) for place, offer in enumerate(offers)]
+    _open.extend(group)
+    return group
 
 
 def play(scripts: Sequence[Any], *, seed: int) -> list[Any]:
@@ -64,6 +77,17 @@ def test_whoever_goes_on_first_the_sums_are_those_in_worker_order(size: int, see
     results = play([operations(channel) for channel in group_of(size)], seed=seed)
     for place, result in enumerate(results):
         assert result == expected(place, size), f"place {place}"
+
+
+def test_a_group_that_is_over_leaves_no_file_open() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    play([operations(channel) for channel in group_of(3)], seed=1)
+    assert len(os.listdir("/proc/self/fd")) > before
+    while _open:
+        _open.pop().close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def small_rounds(channel: GroupChannel, num_rounds: int, *, is_shared: bool) -> Any:
