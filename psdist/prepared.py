@@ -241,7 +241,7 @@ class ParameterSets:
 
     def _copy_untrained(self, description: ModelDescription) -> None:
         """Buffers and what no set trains become the chief's."""
-        trained = {id(each) for one in self.sets for each in one.description.parameters}
+        trained = self._trained_ids()
         for _, tensor in description.untrained:
             if id(tensor) not in trained:
                 self._copy_from_chief(tensor)
@@ -266,7 +266,7 @@ class ParameterSets:
         return states
 
     def _refuse_what_is_trained_twice(self, descriptions: Sequence[ModelDescription]) -> None:
-        trained = {id(each) for one in self.sets for each in one.description.parameters}
+        trained = self._trained_ids()
         for description in descriptions:
             for piece, parameter in zip(description.pieces, description.parameters, strict=True):
                 if id(parameter) in trained:
@@ -276,8 +276,11 @@ class ParameterSets:
                     )
                 trained.add(id(parameter))
 
+    def _trained_ids(self) -> set[int]:
+        return {id(each) for one in self.sets for each in one.description.parameters}
+
     def _is_held(self, parameter: torch.nn.Parameter) -> bool:
-        return any(parameter is each for one in self.sets for each in one.description.parameters)
+        return id(parameter) in self._trained_ids()
 
     def _add(
         self,

@@ -31,6 +31,8 @@ from psdist.servers.shard.executor import MakeExecutor
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 
+_DATA = (Offered, Arrived)
+
 
 class ServerLoop:
     def __init__(
@@ -123,12 +125,8 @@ class ServerLoop:
             return False
         poll = self.transport.poll
         while event is not None:
-            if isinstance(event, Offered | Arrived):  # most are: no set begins with these
-                each = self.sets[self._numbers.of(event)]
-                each.do(each.decide(event))
-            else:
-                for each, actions in self._decide(event):
-                    each.do(actions)
+            for each, actions in self._decide(event):
+                each.do(actions)
             event = poll()
         if self._is_asked_to_finish:
             self._finish_if_all_is_over()
@@ -138,6 +136,9 @@ class ServerLoop:
 
     def _decide(self, event: Event) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """What follows from ``event``, by set, after telling whoever else it is for."""
+        if isinstance(event, _DATA):  # most are: no set begins with these
+            each = self.sets[self._numbers.of(event)]
+            return ((each, each.decide(event)),)
         if isinstance(event, Sent):
             frame = event.frame
             if not isinstance(frame, ReplyFrame) or frame.token is None:
@@ -149,11 +150,10 @@ class ServerLoop:
         if isinstance(event, PeerLost):
             return ((self.sets[0], self.sets[0].decide(event)),)
         index = self._numbers.of(event)
-        if isinstance(event, ControlArrived):
-            if isinstance(event.message, Resume):
-                return self._resume(event, event.message)
-            if self._handle_outside_sets(event.peer, event.message):
-                return ()
+        if isinstance(event.message, Resume):
+            return self._resume(event, event.message)
+        if self._handle_outside_sets(event.peer, event.message):
+            return ()
         if index == len(self.sets):
             self._add_set(resumed_up_to=self.sets[0].core.resumed_up_to)
         each = self.sets[index]

@@ -225,7 +225,9 @@ class ServerCore:
             num_pieces=event.num_pieces, num_optimizer_groups=event.num_optimizer_groups
         )
         self._initials, self._pushed = event.initials, event.pushes
-        self._updates.build(in_order, event.slots, event.blocks)
+        self._updates.build(in_order, event.slots)
+        if self._clipped is not None:
+            self._clipped.share(event.blocks)
         self._state.expect(event.state, lengths=event.lengths)
         self._on[Offered] = self._on_offered
         self._on[Arrived] = (

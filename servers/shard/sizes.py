@@ -69,7 +69,7 @@ class SizeShard:
         self.busy_s += len(action.values) * self._model.copy_s_per_byte
         self._has_state.add(action.chunk)
 
-    def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:  # noqa: ARG002
+    def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:  # noqa: ARG002 - seam
         return {}, b""
 
     def start_sum(self, action: StartSum) -> None:
@@ -91,13 +91,13 @@ class SizeShard:
         if is_switch:
             self._has_second_buffer.add(action.chunk)
 
-    def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - the seam's signature
+    def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - seam
         return None
 
-    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:  # noqa: ARG002
+    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:  # noqa: ARG002 - seam
         return self._wire.reply.sizes(self._chunks[chunk])[1]
 
-    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> None:  # noqa: ARG002
+    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> None:  # noqa: ARG002 - seam
         return None
 
     def take_cost_s(self) -> float:

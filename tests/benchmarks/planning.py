@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -124,7 +125,8 @@ def main() -> None:
         job = uneven_job(num_nodes, num_racks=num_racks)
         for group in get_args(Grouping):
             request = PlanRequest(group=group)
-            taken = median_s(time.process_time, lambda: plan_job(*job, request), repeats=3)  # noqa: B023
+            run = partial(plan_job, *job, request)
+            taken = median_s(time.process_time, run, repeats=3)
             print(
                 f"  {f'{num_nodes} nodes, {num_racks} racks, group {group}':<36}{taken:6.2f} s",
                 flush=True,

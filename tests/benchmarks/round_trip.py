@@ -124,7 +124,7 @@ def bytecodes(trip: RoundTrip) -> Counter[str]:
             frame.f_trace_lines = False
         elif event == "opcode":
             module = frame.f_globals["__name__"]
-            counts[f"{module}.{frame.f_code.co_qualname}"] += 1  # type: ignore[attr-defined]
+            counts[f"{module}.{frame.f_code.co_qualname}"] += 1
         return trace
 
     for _ in range(_WARM_UP):

@@ -52,7 +52,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 spec.submodule_search_locations = [os.path.dirname(self._path)]
         return spec
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002 - Python's
         return None
 
     def exec_module(self, module: ModuleType) -> None:

@@ -233,8 +233,8 @@ def test_probes_stand_at_the_lines_that_run_and_at_no_other() -> None:
     names = ["return self.size", "n = 7", "n += each", 'kept = "none"', "return self.x"]
     for n, marks in ((3, "10000"), (2, "00000"), (0, "00010"), (1, "00101"), (2 - 3, "00001")):
         reached: set[int] = set()
-        found: dict[str, type] = {PROBE: reached.add}  # type: ignore[dict-item]
-        exec(probed.code, found)
+        found: dict[str, type] = {PROBE: reached.add}  # type: ignore[dict-item] # a function
+        exec(probed.code, found)  # the text of PATHS above, with probes
         assert not reached
         traced: set[int] = set()
 

@@ -27,16 +27,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.bench.between import between_ranks
 from psdist.commands.bench.raw import size_text
-from psdist.config.sources import resolve
-from psdist.ranks.agreement import AgreedExit, allgather
-from psdist.ranks.context import RankContext, connect
-from psdist.ranks.failure import run_or_fail
+from psdist.ranks.agreement import allgather
+from psdist.ranks.context import RankContext
 
 if TYPE_CHECKING:
     import torch
@@ -73,22 +72,20 @@ class Row:
 
 def group(sizes: list[int], repeats: int, json_path: Path | None) -> int:
     """Run the benchmark on all ranks; the exit status."""
-    settings: dict[str, Any] = {"servers": "1", "group": "node", "progress": "off"}
-    try:
-        context = connect(resolve(command_line=settings, environment=os.environ, file=None))
-    except AgreedExit as agreed:
-        return agreed.status
-    if context.comm is None or min(map(len, context.roles.groups)) < 2:
-        if context.rank == 0:
-            print(
-                "psdist: error: bench group measures between the workers of a group, of which "
-                "every host needs two or more beside a server; start it as mpirun -n 3 psdist "
-                "bench group",
-                file=sys.stderr,
-            )
-        context.close()
-        return 2
-    return run_or_fail(context, lambda: _take_part(context, sizes, repeats, json_path))
+    return between_ranks(
+        {"servers": "1", "group": "node", "progress": "off"},
+        why_not=_why_not,
+        run=lambda context: _take_part(context, sizes, repeats, json_path),
+    )
+
+
+def _why_not(context: RankContext) -> str:
+    if context.comm is not None and min(map(len, context.roles.groups)) > 1:
+        return ""
+    return (
+        "bench group measures between the workers of a group, of which every host needs two or "
+        "more beside a server; start it as mpirun -n 3 psdist bench group"
+    )
 
 
 def _take_part(context: RankContext, sizes: list[int], repeats: int, json_path: Path | None) -> int:

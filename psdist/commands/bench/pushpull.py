@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,16 +28,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.bench.between import alone, between_ranks
 from psdist.commands.bench.raw import echo, exchange, size_text, time_text
-from psdist.config.sources import resolve
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.ranks.agreement import AgreedExit, allgather
-from psdist.ranks.context import RankContext, connect
-from psdist.ranks.failure import run_or_fail
+from psdist.ranks.agreement import allgather
+from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import Async
@@ -85,19 +83,11 @@ class Row:
 
 def pushpull(sizes: list[int], repeats: int, servers: int, json_path: Path | None) -> int:
     """Run the benchmark on all ranks; the exit status."""
-    settings: dict[str, Any] = {"mode": "async", "servers": str(servers), "group": "rank"}
-    try:
-        context = connect(resolve(command_line=settings, environment=os.environ, file=None))
-    except AgreedExit as agreed:
-        return agreed.status
-    if context.comm is None:
-        print(
-            "psdist: error: bench pushpull measures between ranks; start it as "
-            "mpirun -n 2 psdist bench pushpull",
-            file=sys.stderr,
-        )
-        return 2
-    return run_or_fail(context, lambda: _measure_all(context, sizes, repeats, json_path))
+    return between_ranks(
+        {"mode": "async", "servers": str(servers), "group": "rank"},
+        why_not=alone("bench pushpull", "mpirun -n 2"),
+        run=lambda context: _measure_all(context, sizes, repeats, json_path),
+    )
 
 
 def _measure_all(

@@ -36,7 +36,9 @@ class SleepingLayer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, seconds: float) -> torch.Tensor:
         """``seconds`` pass; twice as many in the backward pass."""
-        slept: torch.Tensor = _Sleep.apply(x, self.weight, seconds)  # type: ignore[no-untyped-call]
+        slept: torch.Tensor = _Sleep.apply(  # type: ignore[no-untyped-call] # torch's
+            x, self.weight, seconds
+        )
         return slept
 
 

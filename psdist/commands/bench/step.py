@@ -33,15 +33,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.bench.between import alone, between_ranks
 from psdist.commands.bench.raw import echo, exchange, size_text, time_text
 from psdist.commands.bench.sleeping import Sleepers
-from psdist.config.sources import resolve
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece
-from psdist.ranks.agreement import AgreedExit, allgather
-from psdist.ranks.context import RankContext, connect
-from psdist.ranks.failure import run_or_fail
+from psdist.ranks.agreement import allgather
+from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import leave, wait_for_job
 from psdist.ranks.server import build_loop
 from psdist.servers.loop import ServerLoop
@@ -77,21 +76,14 @@ class StepOptions:
 
 def step(options: StepOptions) -> int:
     """Run the benchmark on all ranks; the exit status."""
-    settings: dict[str, Any] = {"group": "rank"}
+    settings = {"group": "rank"}
     if options.servers is not None:
         settings["servers"] = str(options.servers)
-    try:
-        context = connect(resolve(command_line=settings, environment=os.environ, file=None))
-    except AgreedExit as agreed:
-        return agreed.status
-    if context.comm is None:
-        print(
-            "psdist: error: bench step measures between ranks; start it as "
-            "mpirun -n 4 psdist bench step",
-            file=sys.stderr,
-        )
-        return 2
-    return run_or_fail(context, lambda: _measure(context, options))
+    return between_ranks(
+        settings,
+        why_not=alone("bench step", "mpirun -n 4"),
+        run=lambda context: _measure(context, options),
+    )
 
 
 def _measure(context: RankContext, options: StepOptions) -> int:

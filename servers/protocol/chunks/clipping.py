@@ -79,14 +79,12 @@ class Clipped(Gathered):
         self._coefficient: float | None = None
         """Of this round, once it is known."""
 
-    def build(
-        self,
-        chunks: Sequence[ChunkState],
-        slots: Sequence[Frame],
-        blocks: HeldBlocks,
-    ) -> None:
-        super().build(chunks, slots, blocks)
+    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
+        super().build(chunks, slots)
         self._frontier = PassingHeld(chunks)
+
+    def share(self, blocks: HeldBlocks) -> None:
+        """Which sums of squares the servers tell one another in every round."""
         self._owners, self._num_blocks = blocks
         for owner, number in zip(*blocks, strict=True):
             self._expected[owner] += number

@@ -20,7 +20,6 @@ from psdist.servers.protocol.actions import (
     Contribution,
     EmptyStep,
     Fold,
-    HeldBlocks,
     SlotContent,
     StartSum,
     Step,
@@ -40,10 +39,8 @@ class Gathered(Updates):
         self._reach = 0
         """So many chunks, from the frontier on, may take slots: all groups' pushes of them fit."""
 
-    def build(
-        self, chunks: Sequence[ChunkState], slots: Sequence[Frame], blocks: HeldBlocks
-    ) -> None:
-        super().build(chunks, slots, blocks)
+    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
+        super().build(chunks, slots)
         self._frontier = Frontier(chunks)
         self._reach = max(2, (len(slots) - (EARLY - 1)) // self._membership.num_groups)
 

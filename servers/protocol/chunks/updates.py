@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
-from psdist.servers.protocol.actions import Action, HeldBlocks, Step
+from psdist.servers.protocol.actions import Action, Step
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ReceivePool
 from psdist.servers.protocol.chunks.replies import Replies
@@ -36,12 +36,7 @@ class Updates(ABC):
         self.num_copies = 0
         """Steps that went to the other parameter buffer."""
 
-    def build(
-        self,
-        chunks: Sequence[ChunkState],
-        slots: Sequence[Frame],
-        blocks: HeldBlocks,  # noqa: ARG002 - for those who clip
-    ) -> None:
+    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
         """The chunks of this server, in the send order, and the slots that pushes are received
         into."""
         self._chunks = {chunk.index: chunk for chunk in chunks}
