@@ -96,7 +96,7 @@ HOUSE = Scope(
     left_out=(
         "tests/protocol/test_codecs.py",
         "tests/protocol/test_lost_peers.py",
-        "tests/unit/workers/test_loader.py",
+        "tests/unit/workers/data/test_loader.py",
         "tests/unit/workers/group/test_channel.py",
     ),
     options=("--schedules=200", "--large-schedules=1"),

@@ -9,7 +9,7 @@ from psdist.protocol.events import Arrived
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.workers.protocol.actions import SendPush
 from psdist.workers.protocol.transfers import Transfers
-from tests.unit.workers.test_transfer_limits import arrive, begin, make, reply, sends
+from tests.unit.workers.protocol.test_transfer_limits import arrive, begin, make, reply, sends
 
 
 def receipt(chunk: int, *, clock: int = 0, server: int | None = None) -> Header:

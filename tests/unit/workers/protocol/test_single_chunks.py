@@ -28,7 +28,7 @@ from tests.support.virtual.worker_machine import (
     register,
     reply_to,
 )
-from tests.unit.workers.test_transfer_limits import rule
+from tests.unit.workers.protocol.test_transfer_limits import rule
 
 ORDER = (3, 4, 1, 0, 5, 2)
 
