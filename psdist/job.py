@@ -178,6 +178,7 @@ class Job:
         :class:`UsageError` for what cannot be shared out or clipped.
         """
         self._require_open("prepare")
+        self._require_between_steps("prepare")
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
@@ -270,7 +271,7 @@ class Job:
 
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
-        for trainer in self._prepared("pull").trainers:
+        for trainer in self._prepared_between_steps("pull").trainers:
             trainer.pull()
 
     def clip_grad_norm_(
@@ -358,7 +359,7 @@ class Job:
         chief. Returns on all workers when the file is complete. ``model`` says which one, where
         several were prepared.
         """
-        sets = self._prepared("save")
+        sets = self._prepared_between_steps("save")
         check_suffix(path)
         prepared = sets.model_of(model, "save")
         which = b"%d " % sets.models.index(prepared)
@@ -392,7 +393,7 @@ class Job:
 
         Raises :class:`OptimizerRefusedError` for state that cannot be put together (Adafactor's).
         """
-        sets = self._prepared("optimizer_state")
+        sets = self._prepared_between_steps("optimizer_state")
         why = "this is the state of one: job.optimizer_state(optimizer)"
         chosen = sets.set_of(optimizer, "optimizer_state", why)
         which = b"%d" % chosen.loop.core.set_index
@@ -418,7 +419,7 @@ class Job:
         other workers have written is replaced. The servers keep the optimizer's state. ``model``
         says which one, where several were prepared.
         """
-        sets = self._prepared("push")
+        sets = self._prepared_between_steps("push")
         prepared = sets.model_of(model, "push")
         for each in prepared.sets:
             each.require_pushable()
@@ -456,6 +457,21 @@ class Job:
             )
         return self._sets
 
+    def _prepared_between_steps(self, what: str) -> ParameterSets:
+        sets = self._prepared(what)
+        self._require_between_steps(what)
+        return sets
+
+    def _require_between_steps(self, what: str) -> None:
+        self._refuse_half_pushed(f"job.{what}() was called", "call it")
+
+    def _refuse_half_pushed(self, what: str, remedy: str) -> None:
+        if self._loop.core.is_half_pushed:
+            raise UsageError(
+                f"{what} between backward() and optimizer.step(), with overlap = auto gradients "
+                f"have left already; {remedy} after optimizer.step()"
+            )
+
     def _send_progress(self) -> None:
         self._standing.send(self._sets.trainers)
 
@@ -479,6 +495,7 @@ class Job:
                 f"job.close() was called after the job had failed: {type(failure).__name__}"
             )
         self._refuse_untrained("job.close")
+        self._require_between_steps("close")
         try:
             self.finish()
         except BaseException as error:
@@ -512,6 +529,7 @@ class Job:
         if self._is_finished:
             return 0
         self._refuse_untrained("the script has ended")
+        self._refuse_half_pushed("the script has ended", "end it")
         trained_s = time.monotonic() - self._prepared_s
         self._loop.wait_for(self._group.agree("finish"), "finish")
         for each in self._sets.sets:

@@ -378,9 +378,9 @@ class WorkerLoop:
         :meth:`wait_for_chunk` is over."""
         self._do(self.core.push_chunk(chunk, is_empty=is_empty))
 
-    def finish_push(self, *, empty: Collection[int]) -> None:
+    def finish_push(self, *, empty: Collection[int], absent: Sequence[int] | None = None) -> None:
         """See :meth:`WorkerCore.finish_push`."""
-        self._do(self.core.finish_push(empty=empty))
+        self._do(self.core.finish_push(empty=empty, absent=absent))
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
         """See :meth:`WorkerCore.begin_pull`."""

@@ -7,11 +7,28 @@ share it. The chief tells servers in Setup, and nothing where it is the ascendin
     order.rank[2]                               # 0: chunk 2 leaves first
     order.sorted([0, 1, 2])                     # [2, 0, 1]
     SendOrder([], num_chunks=3).chunks          # (0, 1, 2)
+    backward_order(partition)                   # in which backward passes complete them
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from psdist.protocol.partition import Chunk, Partition
+
+
+def backward_order(partition: Partition) -> list[int]:
+    """The chunks as a backward pass completes them, if pieces are used in the model's order.
+
+    It makes gradients from the last piece to the first, so a chunk is complete with its first
+    piece. Chunks of one piece are complete together; the last one goes first, as ever.
+    """
+
+    def place(chunk: Chunk) -> tuple[int, int]:
+        first = min((segment.piece for segment in chunk.segments), default=0)
+        return -first, -chunk.index
+
+    return [chunk.index for chunk in sorted(partition.chunks, key=place)]
 
 
 class SendOrder:

@@ -33,8 +33,10 @@ class SettingsOfWorkers:
     def __init__(self, *, server: int, pipeline: int) -> None:
         self._server = server
         # A worker may begin an iteration when all chunks of the one before were pushed and, but
-        # for ``pipeline`` ones, those before that are answered.
-        self._num_kept = 2 + pipeline
+        # for ``pipeline`` ones, those before that are answered. Of an iteration the chunks that
+        # leave early may have other settings than the rest, of which the last one hears first when
+        # all chunks of the iteration before are answered, but for ``pipeline`` ones.
+        self._num_kept = 3 + 2 * pipeline
         self._num_pieces = self._num_optimizer_groups = 0
         self._known: dict[int, dict[int, PushSettings]] = {}  # peer -> version -> settings
         self._newest: dict[int, int] = {}  # peer -> version

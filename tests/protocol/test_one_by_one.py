@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psdist.commands.check import check_sets_of
-from psdist.errors import InvariantError
+from psdist.errors import InvariantError, ProtocolError
 from psdist.servers.protocol.actions import Receipt
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.set_loop import SetLoop
@@ -17,6 +17,7 @@ from psdist.servers.shard.sizes import CostModel, SizeShard
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.one_by_one import OneByOne
 from tests.support.virtual.proof import prove_the_end
+from tests.support.virtual.schedule import AnotherSet
 
 FREE = CostModel(fold_s_per_byte=0.0, step_s_per_byte=0.0, copy_s_per_byte=0.0)
 BLOCK = 100
@@ -91,6 +92,80 @@ class Ahead(OneByOne):
         yield from super().push_next()
         clocks = {clock for clock, _ in self.core._transfers.awaited.values()}
         type(self).num_ahead += len(clocks) == 2
+
+
+MEETING = replace(
+    SYNC,
+    collectives=((2, 2, 3),) * 3,
+    more_sets=(AnotherSet(4, 1, 1), AnotherSet(3, 1, 1)),
+    middle_rate=1.0,
+    absent_rate=0.5,
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"clipping": 0.1}, {"mode": "ssp", "staleness": 1}, {"mode": "async"}],
+    ids=["sync", "clipping", "ssp", "async"],
+)
+def test_workers_meet_while_they_have_pushed_half_an_iteration_of_several_sets(
+    changes: dict[str, Any],
+) -> None:
+    job = play(replace(MEETING, **changes))
+    prove(job)
+    assert job.num_half_pushed > 3 * 3, "of three workers in three collectives several sets at once"
+
+
+class SuspendsBehindIt(OneByOne):
+    """Says in the middle of an iteration that nobody waits for the next one."""
+
+    def meet_in_the_middle(self) -> Any:
+        for each in (self, *self.others):
+            if each.core.is_pushing:
+                seq = self.core._collectives.seq + 1
+                each.loop._do(each.core._membership.suspend(clock=each.core.clock, seq=seq))
+        yield from super().meet_in_the_middle()
+
+
+def test_a_set_that_is_half_pushed_cannot_be_suspended() -> None:
+    with pytest.raises(ProtocolError, match=r"suspended group . after . iterations; the . chunks"):
+        play(MEETING, make_worker=SuspendsBehindIt)
+
+
+class IsLate(OneByOne):
+    """One worker has nothing to push before the others are in the middle of an iteration."""
+
+    def advance(self, sets: list[Any], finished: list[Any]) -> Any:
+        if self.worker or finished:
+            yield from super().advance(sets, finished)
+
+
+class IsLateAndExpectsNothing(IsLate):
+    def advance(self, sets: list[Any], finished: list[Any]) -> Any:
+        if not self.worker and self.core.is_open and not self.core.is_pushing:
+            self.core._is_expecting = bool(finished)
+        elif not self.worker and finished and self.core.clock == self.num_begun:
+            self.core.expect_iteration()
+        yield from super().advance(sets, finished)
+
+    def train_once(self) -> Any:
+        self.num_begun = self.core.clock
+        yield from super().train_once()
+
+
+def num_steps(job: VirtualJob) -> int:
+    stepped = [each.core(server)._updates for each in job.sets for server in range(2)]
+    return sum(each.num_steps for each in stepped)
+
+
+def test_who_expects_an_iteration_is_not_left_out_of_what_others_have_pushed_of_it() -> None:
+    schedule = replace(MEETING, more_sets=(), absent_rate=0.0)
+    whole = schedule.num_chunks * schedule.iterations[0]
+    late = play(schedule, make_worker=IsLate)
+    prove(late)
+    assert num_steps(late) == whole
+    left_out = play(schedule, make_worker=IsLateAndExpectsNothing)
+    assert num_steps(left_out) > whole, "chunks were stepped without its gradient"
 
 
 @pytest.mark.parametrize("clipping", [0.0, 0.1])

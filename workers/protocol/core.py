@@ -36,6 +36,7 @@ from psdist.protocol.control import (
     Collected,
     Missing,
     Registered,
+    Settings,
     Setup,
     StateHeld,
     StateTaken,
@@ -54,6 +55,10 @@ from psdist.workers.protocol.optimizer_state import StateTransfer
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.transfers import Transfers, Version
+
+ANY_TIME = frozenset({"mean", "any", "all", "barrier", "loader"})
+"""Collectives that leave parameters alone: a worker may enter them while it has pushed half an
+iteration."""
 
 WorkerEvent = Offered | Arrived | ControlArrived | InitialSent | PeerLost
 
@@ -92,6 +97,9 @@ class WorkerCore:
         self._state = StateTransfer(seat, set_index=self.set_index)
         self._slice: Transfers | None = None
         self._awaited: Collection[int] = ()
+        self._is_expecting = False
+        self._is_suspended = False
+        """Whether the collective that was entered last has stopped this set."""
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             Offered: self._on_data_too_early,
             Arrived: self._on_data_too_early,
@@ -246,6 +254,17 @@ class WorkerCore:
         """What each chunk in this worker's memory contains, once a reply has brought it."""
         return self._transfers.versions
 
+    def expect_iteration(self) -> None:
+        """Gradients of the next iteration are being made, and some may leave before the others:
+        here, or in other groups, whose early chunks wait for this one's. Until :meth:`finish_push`
+        none of :data:`ANY_TIME` suspends the group in this set."""
+        self._is_expecting = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an iteration is expected, or half pushed."""
+        return self._is_expecting or self.is_pushing
+
     def begin_iteration(
         self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float
     ) -> list[Action]:
@@ -253,32 +272,47 @@ class WorkerCore:
         settings: ``hyper``, the packed hyperparameters, and ``absent``, the pieces without a
         gradient. ``weight``: the group's, in full batches of one worker.
 
-        Until :meth:`finish_push` nothing else may begin in this set, and no worker of the group
-        enters a collective or leaves.
+        Until :meth:`finish_push` nothing else may begin in this set, no worker of the group leaves,
+        and of collectives it enters those that leave parameters alone (:data:`ANY_TIME`).
         """
-        if self._collectives.is_waiting or self.sets[0]._membership.is_done:
+        is_stopped = self._collectives.is_waiting and self._is_suspended
+        if is_stopped or self.sets[0]._membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker} pushes iteration {clock} inside a collective or after "
                 "its end"
             )
         transfers = self._transfers
         transfers.require_next(clock)
+        self._is_expecting = False
         settings = self._settings.update(hyper, absent)
         transfers.begin_iteration(clock=clock, settings=self._settings.version, weight=weight)
+        return self._tell_servers(settings)
+
+    def _tell_servers(self, settings: Settings | None) -> list[Action]:
+        """Those of this worker's slice, before the pushes that name this version."""
         if settings is None:
             return []
-        return [
-            SendControl(server_id(server), settings, self.set_index) for server in transfers.servers
-        ]
+        servers = self._transfers.servers
+        return [SendControl(server_id(server), settings, self.set_index) for server in servers]
 
     def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
         """Push the next chunk of the iteration, in the order that all groups share; without bytes
         if it ``is_empty``. The reply brings its parameters for the next iteration."""
         return self._transfers.push_chunk(chunk, is_empty=is_empty)
 
-    def finish_push(self, *, empty: Collection[int]) -> list[Action]:
-        """Push every chunk of the iteration that is left; those in ``empty`` without bytes."""
-        return self._transfers.finish_push(empty=empty)
+    def finish_push(
+        self, *, empty: Collection[int], absent: Sequence[int] | None = None
+    ) -> list[Action]:
+        """Push every chunk of the iteration that is left; those in ``empty`` without bytes.
+
+        ``absent``: the pieces without a gradient, as far as those chunks hold them, where that was
+        not known yet when the iteration began.
+        """
+        transfers, told = self._transfers, []
+        if absent is not None and transfers.has_unpushed:
+            told = self._tell_servers(self._settings.update_absent(absent))
+            transfers.begin_rest(settings=self._settings.version)
+        return told + transfers.finish_push(empty=empty)
 
     def count_pushed(self, num_bytes: int) -> None:
         """A push has left with so many bytes of payload."""
@@ -355,16 +389,27 @@ class WorkerCore:
         self, name: str, payload: bytes = b"", *, values: bytes = b""
     ) -> list[Action]:
         """Enter the next collective of the job; :attr:`is_collected` when everybody has come. A
-        group is suspended meanwhile, in all sets. ``payload`` is compared with what others bring,
-        ``values`` (float64) are summed."""
+        group is suspended meanwhile, in all sets but those in the middle of an iteration, where the
+        collective is one of :data:`ANY_TIME` (docs/design.md, Single chunks). ``payload`` is
+        compared with what others bring, ``values`` (float64) are summed."""
         is_moved = all(each.is_state_moved for each in self.sets)
-        if not (self._all_idle and is_moved) or self._membership.is_done:
+        stopped = [each for each in self.sets if not (each.is_open and name in ANY_TIME)]
+        is_idle = all(each.is_idle for each in stopped)
+        if not (is_idle and is_moved) or self._membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker}: {name} began during a push or pull, or after the end"
             )
         enter = self._collectives.begin(name, payload, values)
-        suspends = (each._membership.suspend(clock=each.clock, seq=enter.seq) for each in self.sets)
+        for each in self.sets:
+            each._is_suspended = each in stopped
+        suspends = (each._membership.suspend(clock=each.clock, seq=enter.seq) for each in stopped)
         return [*chain.from_iterable(suspends), SendControl(REGISTRAR, enter)]
+
+    @property
+    def is_half_pushed(self) -> bool:
+        """Whether an iteration is half pushed in any set of this worker: nothing that reads or sets
+        parameters begins then, nor the end of the job."""
+        return any(each.is_pushing for each in self.sets)
 
     @property
     def _all_idle(self) -> bool:
@@ -382,7 +427,7 @@ class WorkerCore:
     def begin_leave(self) -> list[Action]:
         """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
         any set. Only the leader of a registered group has something to send."""
-        if any(each.is_pushing for each in self.sets):
+        if self.is_half_pushed:
             raise InvariantError(
                 f"worker {self.seat.worker} leaves in the middle of an iteration that it pushes"
             )
@@ -454,7 +499,7 @@ class WorkerCore:
                 f"clock, settings and collective went back from {self._checked} to {now}"
             )
         self._checked = now
-        if self._settings.version > self.clock:
+        if self._settings.version > 2 * self.clock:
             raise InvariantError(
                 f"{self._settings.version} versions of settings in {self.clock} iterations"
             )

@@ -1,17 +1,20 @@
 """Which version of the settings a push is made under, and when servers must hear of a new one.
 
 Hyperparameters and absent pieces change seldom: they travel once per change, ahead of the first
-push that was made under them, and every push names their version.
+push that was made under them, and every push names their version. Chunks of an iteration that leave
+before all its gradients are there may leave under other absent pieces than the rest.
 
     settings = SettingsVersions()
     settings.update(hyper, absent=[])     # Settings(version=1, ...): tell the servers
     settings.update(hyper, absent=[])     # None: nothing has changed
+    settings.update_absent([3])           # Settings(version=2, ...), with the same hyper
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from psdist.errors import InvariantError
 from psdist.protocol.control import Settings
 
 
@@ -29,3 +32,9 @@ class SettingsVersions:
         self._current = settings
         self.version += 1
         return Settings(version=self.version, hyper=hyper, absent=list(absent))
+
+    def update_absent(self, absent: Sequence[int]) -> Settings | None:
+        """As :meth:`update`, with the hyperparameters that are current."""
+        if self._current is None:
+            raise InvariantError("absent pieces of an iteration that has no hyperparameters")
+        return self.update(self._current[0], absent)

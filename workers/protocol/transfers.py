@@ -175,6 +175,15 @@ class Transfers:
         self._settings, self._weight = settings, weight
         self.clock += 1
 
+    def begin_rest(self, *, settings: int) -> None:
+        """The chunks that are left were made under this version of the settings."""
+        self._settings = settings
+
+    @property
+    def has_unpushed(self) -> bool:
+        """Whether chunks of the iteration are still to be pushed."""
+        return bool(self._unpushed)
+
     def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
         """Push the next chunk of the iteration; its gradient is complete, or (``is_empty``) there
         is none: the message only advances the clock."""

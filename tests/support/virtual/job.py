@@ -219,6 +219,8 @@ class VirtualJob(SetOfJob):
         """The parameter sets behind the first."""
         self.reported: list[RegistrarAction] = []
         """What the registrar has for files and people."""
+        self.num_half_pushed = 0
+        """Sets of which a worker had pushed half an iteration when it entered a collective."""
         self.dead: int | None = None
         self.errors: dict[int, PsdistError] = {}
         """Of ranks that a death, or a mistake that the schedule wants, has ended."""

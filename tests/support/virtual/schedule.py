@@ -66,6 +66,9 @@ class Schedule:
     """Whether the chunks of each set are sent in an order of its own, not the ascending one."""
     single_rate: float = 0.0
     """How often the chunks of an iteration leave one by one, and are waited for one by one."""
+    middle_rate: float = 0.0
+    """How often a collective that all groups enter after the same iteration comes in the middle of
+    the next one instead, when some chunks have left."""
 
     # What workers bring.
     has_model: bool = True
@@ -229,6 +232,7 @@ class Schedule:
             receive_buffers=pick.choice([2, 2, 3, 4, 6]),
             is_shuffled=random.Random(f"{size} {seed} order").random() < 0.5,
             single_rate=random.Random(f"{size} {seed} single").choice([0.0, 0.5, 1.0]),
+            middle_rate=random.Random(f"{size} {seed} middle").choice([0.0, 0.5, 1.0]),
             empty_rate=pick.choice([0.0, 0.0, 0.3]),
             absent_rate=pick.choice([0.0, 0.0, 0.3, 0.8]),
             frozen_rate=pick.choice([0.0, 0.0, 0.6, 0.95]),
@@ -288,6 +292,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, push_rate=0.0)
     yield replace(schedule, is_shuffled=False)
     yield replace(schedule, single_rate=0.0)
+    yield replace(schedule, middle_rate=0.0)
     yield replace(schedule, servers=1)
     yield replace(schedule, num_chunks=1, optimizer_groups=1)
     yield replace(schedule, empty_rate=0.0, absent_rate=0.0, frozen_rate=0.0, settings_rate=0.0)

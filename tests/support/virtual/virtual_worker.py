@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,10 +26,12 @@ from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.memory import allocate
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
+from psdist.protocol.partition import Chunk
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop, make_trainer
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.protocol.actions import Warn
+from psdist.workers.protocol.core import ANY_TIME
 from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.virtual.reference import Draw
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
 FULL_BATCH = 8
 NAMES = ("barrier", "save", "mean")
 """What the collectives of a script are called, in turn."""
+
+
+def pieces_of(chunk: Chunk) -> set[int]:
+    return {segment.piece for segment in chunk.segments}
 
 
 class VirtualWorker:
@@ -66,6 +72,11 @@ class VirtualWorker:
         self.pick_single = random.Random(f"{seed} {worker} single")
         self.empty: Collection[int] | None = None
         """While an iteration leaves one by one, its chunks without a gradient."""
+        self.early: list[int] = []
+        """Its chunks that leave before the others."""
+        self.absent: Sequence[int] = ()
+        self.num_meetings = 0
+        """Collectives that were put off to the middle of the next iteration."""
         self.clock = 0
         self.lr = schedule.lr
         self.batch = (0, 0)
@@ -114,7 +125,7 @@ class VirtualWorker:
             history=self.history,
             order=job.order,
         )
-        if job.schedule.single_rate:
+        if job.schedule.single_rate or job.schedule.middle_rate:
             self.loop.begin_push = self.begin_push  # type: ignore[method-assign]
             self.loop.wait_for_replies = self.wait_for_replies  # type: ignore[method-assign]
         flat = self.trainer.flat
@@ -254,13 +265,28 @@ class VirtualWorker:
                 yield from self.push_one_by_one()
             yield from self._until(wait.is_done)
 
-    def begin_push(self, *, empty: Collection[int], **terms: Any) -> None:
-        """In place of the loop's: the chunks may leave one by one, from now on."""
-        self.loop.begin_iteration(**terms)
-        if self.pick_single.random() < self.job.schedule.single_rate:
-            self.empty = empty
-        else:
+    def begin_push(self, *, empty: Collection[int], absent: Sequence[int], **terms: Any) -> None:
+        """In place of the loop's: the chunks may leave one by one, from now on, the first ones when
+        nothing is known yet of the gradients of the others."""
+        pick = self.pick_single
+        if not self.num_meetings and pick.random() >= self.job.schedule.single_rate:
+            self.loop.begin_iteration(absent=absent, **terms)
             self.loop.finish_push(empty=empty)
+            return
+        self.empty, self.absent, self.early = empty, absent, []
+        for chunk in sorted(self.mine, key=self.job.order.index):
+            if pick.random() < 0.1:
+                break
+            self.early.append(chunk)
+        partition = self.job.partition
+        known = {piece for chunk in self.early for piece in pieces_of(partition.chunks[chunk])}
+        rate = self.job.schedule.absent_rate
+        guessed = [
+            piece
+            for piece in range(len(partition.pieces))
+            if (piece in absent if piece in known else pick.random() < rate)
+        ]
+        self.loop.begin_iteration(absent=guessed, **terms)
 
     def wait_for_replies(self) -> Wait:
         """In place of the loop's, which refuses to wait before everything was pushed."""
@@ -273,13 +299,16 @@ class VirtualWorker:
         for some before all others."""
         pick, empty = self.pick_single, self.empty
         assert empty is not None
-        for chunk in sorted(self.mine, key=self.job.order.index):
-            if pick.random() < 0.1:
-                break
+        while self.early or self.num_meetings:
+            if self.num_meetings and (not self.early or pick.random() < 0.3):
+                self.job.num_half_pushed += 1
+                yield from self.meet_in_the_middle()
+                continue
             yield pick.random() * self.job.schedule.compute_s[self.group]
             self.loop.turn()
+            chunk = self.early.pop(0)
             self.loop.push_chunk(chunk, is_empty=chunk in empty)
-        self.loop.finish_push(empty=empty)
+        self.loop.finish_push(empty=empty, absent=self.absent)
         self.empty = None
         for chunk in self.mine:
             if pick.random() < 0.3:
@@ -314,6 +343,8 @@ class VirtualWorker:
 
     def meet(self, *, is_last: bool) -> Iterator[float | None]:
         """The script's next collective; ``save`` is two, and the chief copies between them."""
+        if self.is_put_off():
+            return
         name = NAMES[self.core._collectives.seq % len(NAMES)]
         is_wrong = is_last and self.group == len(self.job.groups) - 1
         mistake = self.job.schedule.mistake if is_wrong else ""
@@ -330,6 +361,22 @@ class VirtualWorker:
         pick = random.Random(f"{self.job.schedule.seed} push {self.core._collectives.seq}")
         if not self.job.schedule.mistake and pick.random() < self.job.schedule.push_rate:
             yield from self.push()
+
+    def is_put_off(self) -> bool:
+        """Whether the next collective comes in the middle of the next iteration, on all workers."""
+        schedule, clocks = self.job.schedule, self.job.schedule.collectives
+        seq = self.core._collectives.seq
+        is_common = len(set(clocks)) == 1 and self.clock < min(schedule.iterations)
+        pick = random.Random(f"{schedule.seed} middle {seq}")
+        if not is_common or schedule.mistake or pick.random() >= schedule.middle_rate:
+            return False
+        self.num_meetings += 1
+        return True
+
+    def meet_in_the_middle(self) -> Iterator[float | None]:
+        self.num_meetings -= 1
+        names = sorted(ANY_TIME)
+        yield from self._collective(names[self.core._collectives.seq % len(names)])
 
     def push(self) -> Iterator[float | None]:
         """As job.push, of all sets: what others have in memory is the chief's then."""

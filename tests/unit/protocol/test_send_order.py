@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.protocol.send_order import SendOrder
+from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.send_order import SendOrder, backward_order
 
 
 def test_an_order_ranks_chunks_and_sorts_some_of_them() -> None:
@@ -40,3 +41,49 @@ def test_a_set_without_chunks_has_an_order_too() -> None:
 def test_what_is_no_permutation_is_said(chunks: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}$"):
         SendOrder(chunks, num_chunks=3)
+
+
+# -- the order of a backward pass ------------------------------------------------------------------
+
+
+def piece(index: int, length: int, *, group: int = 0, is_frozen: bool = False) -> Piece:
+    return Piece(
+        name=f"p{index}",
+        shape=(length,),
+        stride=(1,),
+        dtype="float32",
+        optimizer_group=group,
+        is_frozen=is_frozen,
+    )
+
+
+def cut(*pieces: Piece) -> Partition:
+    """Into chunks of 128 elements."""
+    return Partition.cut(pieces, chunk_bytes=512)
+
+
+def test_of_one_buffer_the_backward_order_is_the_descending_one() -> None:
+    partition = cut(*(piece(index, length) for index, length in enumerate([64, 300, 10, 128])))
+    assert len(partition.chunks) == 5
+    assert backward_order(partition) == [4, 3, 2, 1, 0]
+
+
+def test_buffers_take_turns_as_their_chunks_are_complete() -> None:
+    """Pieces 0 and 2 are one optimizer group, 1 and 3 another, each a chunk: 0, 1 and 2, 3."""
+    pieces = [piece(index, 128, group=index % 2) for index in range(4)]
+    partition = cut(*pieces)
+    assert [chunk.segments[0].piece for chunk in partition.chunks] == [0, 2, 1, 3]
+    assert backward_order(partition) == [3, 1, 2, 0]
+
+
+def test_a_chunk_is_as_late_as_its_first_piece() -> None:
+    """Chunk 0 has pieces 0 and 2, chunk 1 has piece 1 alone."""
+    partition = cut(piece(0, 64), piece(1, 64, group=1), piece(2, 64))
+    assert [[each.piece for each in chunk.segments] for chunk in partition.chunks] == [[0, 2], [1]]
+    assert backward_order(partition) == [1, 0]
+
+
+def test_what_is_frozen_has_its_place_as_well() -> None:
+    partition = cut(piece(0, 128), piece(1, 128, is_frozen=True), piece(2, 128))
+    assert [chunk.segments[0].piece for chunk in partition.chunks] == [0, 2, 1]
+    assert backward_order(partition) == [1, 2, 0]

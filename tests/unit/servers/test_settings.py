@@ -35,10 +35,10 @@ def test_every_worker_has_versions_of_its_own() -> None:
 @pytest.mark.parametrize("pipeline", [0, 1, 2])
 def test_as_many_versions_are_kept_as_pushes_may_be_under_way(pipeline: int) -> None:
     settings = made(pipeline)
-    for version in range(1, 6):
+    for version in range(1, 10):
         settings.learn(worker_id(0), told(version, version % 4))
         kept = [old for old in range(version + 2) if is_known(settings, old)]
-        assert kept == list(range(max(1, version - 1 - pipeline), version + 1))
+        assert kept == list(range(max(1, version - 2 - 2 * pipeline), version + 1))
 
 
 def is_known(settings: SettingsOfWorkers, version: int) -> bool:

@@ -12,8 +12,8 @@ from psdist.protocol.control import Settings, Setup, Suspend
 from psdist.protocol.events import Arrived
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id
-from psdist.workers.protocol.actions import Action, SendPush, SendValues
-from psdist.workers.protocol.core import WorkerCore
+from psdist.workers.protocol.actions import Action, SendControl, SendPush, SendValues
+from psdist.workers.protocol.core import ANY_TIME, WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers
 from tests.support.virtual.worker_machine import (
@@ -22,6 +22,7 @@ from tests.support.virtual.worker_machine import (
     RULE,
     SETUP,
     Network,
+    collect,
     make_core,
     messages,
     push,
@@ -192,6 +193,155 @@ def test_nothing_else_begins_while_an_iteration_is_half_pushed(
         answer(core, header)
     with pytest.raises(InvariantError, match="worker 0"):
         do(core)
+
+
+@pytest.mark.parametrize("name", sorted(ANY_TIME))
+@pytest.mark.parametrize("num_pushed", [0, 1, 6])
+def test_a_set_that_is_half_pushed_is_not_suspended_and_goes_on_in_the_collective(
+    name: str, num_pushed: int
+) -> None:
+    first = make_core(credits=9, order=ORDER)
+    second = first.next_set()
+    register(first)
+    second.take_slice(PARTITION, owners=OWNERS, credits=9, replies=RULE)
+    register(second)
+    begin(first)
+    sent = [header for chunk in ORDER[:num_pushed] for header in push_of(first, chunk)]
+    assert first.is_half_pushed
+    assert second.is_half_pushed
+    actions = first.begin_collective(name)
+    suspends = [each for each in actions if isinstance(each, SendControl) and each.set_index == 0]
+    assert [each.peer for each in suspends] == [REGISTRAR], "its Enter, and no Suspend"
+    suspends = [each for each in actions if isinstance(each, SendControl) and each.set_index == 1]
+    assert [each.message for each in suspends] == [Suspend(group=7, clock=0, seq=1)] * 2
+    for header in sent:
+        answer(first, header)
+    collect(first, 1)
+    first.take_collected()
+    for chunk in ORDER[num_pushed:]:
+        for header in push_of(first, chunk):
+            answer(first, header)
+    first.finish_push(empty=())
+    assert first.is_idle
+    assert not first.is_half_pushed
+    assert Suspend(group=7, clock=1, seq=2) in [
+        each for _, each in messages(first.begin_collective("save"))
+    ]
+
+
+def push_of(core: WorkerCore, chunk: int) -> list[Header]:
+    return headers(core.push_chunk(chunk, is_empty=False))
+
+
+def test_a_set_that_waits_for_replies_keeps_the_worker_out_of_every_collective() -> None:
+    core = make_core(credits=9)
+    register(core)
+    push(core)
+    for name in sorted(ANY_TIME):
+        with pytest.raises(InvariantError, match=f"{name} began during a push or pull"):
+            core.begin_collective(name)
+
+
+def test_no_iteration_begins_in_a_set_that_is_suspended() -> None:
+    core = make_core(credits=9)
+    register(core)
+    core.begin_collective("mean")
+    with pytest.raises(InvariantError, match="pushes iteration 0 inside a collective"):
+        begin(core)
+
+
+def test_an_iteration_that_is_expected_keeps_its_set_from_being_suspended_and_may_begin() -> None:
+    core = make_core(credits=9)
+    register(core)
+    core.expect_iteration()
+    assert (core.is_open, core.is_idle, core.is_half_pushed) == (True, True, False)
+    assert [peer for peer, _ in messages(core.begin_collective("mean"))] == [REGISTRAR]
+    begin(core)
+    sent = push_of(core, 0)
+    collect(core, 1)
+    core.take_collected()
+    sent += headers(core.finish_push(empty=()))
+    assert not core.is_open
+    for header in sent:
+        answer(core, header)
+    suspends = [each for _, each in messages(core.begin_collective("mean"))]
+    assert suspends[:2] == [Suspend(group=7, clock=1, seq=2)] * 2
+
+
+def test_what_moves_parameters_suspends_a_set_whose_iteration_is_only_expected() -> None:
+    core = make_core(credits=9)
+    register(core)
+    core.expect_iteration()
+    assert len(messages(core.begin_collective("save"))) == 3
+    with pytest.raises(InvariantError, match="pushes iteration 0 inside a collective"):
+        begin(core)
+    collect(core, 1)
+    core.take_collected()
+    begin(core)
+
+
+def test_replies_may_be_awaited_in_a_set_that_goes_on() -> None:
+    core = make_core(credits=9)
+    register(core)
+    sent = headers(push(core))
+    core.expect_iteration()
+    assert [peer for peer, _ in messages(core.begin_collective("mean"))] == [REGISTRAR]
+    for header in sent:
+        answer(core, header)
+
+
+# -- settings of late chunks -----------------------------------------------------------------------
+
+
+def test_the_rest_of_an_iteration_may_lack_other_gradients_than_what_has_left() -> None:
+    core = make_core(credits=9, order=ORDER)
+    begin(core, absent=(3,))
+    early = headers(core.push_chunk(3, is_empty=False))
+    actions = core.finish_push(empty=(), absent=(3, 5))
+    told = [(peer, message) for peer, message in messages(actions)]
+    settings = Settings(version=2, hyper=b"hyper", absent=[3, 5])
+    assert told == [(server_id(0), settings), (server_id(1), settings)]
+    assert [type(each) for each in actions[:2]] == [SendControl] * 2, "ahead of the pushes"
+    late = headers(actions)
+    assert {each.settings for each in early} == {1}
+    assert {each.settings for each in late} == {2}
+    core.check_invariants()
+
+
+def test_what_is_still_so_is_not_told_again_and_the_next_iteration_goes_on_from_the_last() -> None:
+    core = make_core(credits=9)
+    begin(core, absent=(3,))
+    actions = core.finish_push(empty=(), absent=[3])
+    assert not messages(actions)
+    for header in headers(actions):
+        answer(core, header)
+    begin(core, absent=(3,))
+    sent = headers(core.push_chunk(0, is_empty=False))
+    sent += headers(core.finish_push(empty=(), absent=[]))
+    assert [each.settings for each in sent] == [1, 2, 2, 2, 2, 2]
+    for header in sent:
+        answer(core, header)
+    assert not messages(begin(core, absent=()))
+    core.check_invariants()
+
+
+def test_where_nothing_is_left_nothing_is_told_of_the_rest() -> None:
+    core = make_core(credits=9)
+    begin(core)
+    for chunk in range(6):
+        core.push_chunk(chunk, is_empty=False)
+    assert core.finish_push(empty=(), absent=[1]) == []
+
+
+def test_more_versions_than_two_an_iteration_are_noticed() -> None:
+    core = make_core(credits=9)
+    begin(core)
+    for absent in ([1], [2]):
+        core._settings.update_absent(absent)
+    with pytest.raises(InvariantError, match="3 versions of settings in 1 iterations"):
+        core.check_invariants()
+    with pytest.raises(InvariantError, match="absent pieces of an iteration that has no"):
+        make_core()._settings.update_absent([1])
 
 
 def test_what_is_half_pushed_in_one_set_keeps_the_worker_out_of_collectives_in_all() -> None:
