@@ -133,24 +133,31 @@ def test_a_set_that_is_half_pushed_cannot_be_suspended() -> None:
 
 
 class IsLate(OneByOne):
-    """One worker has nothing to push before the others are in the middle of an iteration."""
+    """Worker 0 has nothing to push yet when the others are in the middle of an iteration."""
 
-    def advance(self, sets: list[Any], finished: list[Any]) -> Any:
-        if self.worker or finished:
-            yield from super().advance(sets, finished)
+    expects = True
+
+    def train_once(self) -> Any:
+        if self.num_meetings:
+            if self.worker:
+                self.begin_iteration()
+                for _ in range(4):
+                    yield from self.push_next()
+            elif self.expects:
+                self.core.expect_iteration()
+            else:
+                yield from self.settle()
+            while self.num_meetings:
+                yield from self.meet_in_the_middle()
+        yield from super().train_once()
+
+    def begin_iteration(self) -> None:
+        if not self.core.is_pushing:
+            super().begin_iteration()
 
 
 class IsLateAndExpectsNothing(IsLate):
-    def advance(self, sets: list[Any], finished: list[Any]) -> Any:
-        if not self.worker and self.core.is_open and not self.core.is_pushing:
-            self.core._is_expecting = bool(finished)
-        elif not self.worker and finished and self.core.clock == self.num_begun:
-            self.core.expect_iteration()
-        yield from super().advance(sets, finished)
-
-    def train_once(self) -> Any:
-        self.num_begun = self.core.clock
-        yield from super().train_once()
+    expects = False
 
 
 def num_steps(job: VirtualJob) -> int:
@@ -159,13 +166,17 @@ def num_steps(job: VirtualJob) -> int:
 
 
 def test_who_expects_an_iteration_is_not_left_out_of_what_others_have_pushed_of_it() -> None:
-    schedule = replace(MEETING, more_sets=(), absent_rate=0.0)
-    whole = schedule.num_chunks * schedule.iterations[0]
-    late = play(schedule, make_worker=IsLate)
-    prove(late)
-    assert num_steps(late) == whole
-    left_out = play(schedule, make_worker=IsLateAndExpectsNothing)
+    few = replace(MEETING, more_sets=(), absent_rate=0.0)
+    many = replace(few, receive_buffers=6)
+    whole = few.num_chunks * few.iterations[0]
+    for schedule in (few, many):
+        late = play(schedule, make_worker=IsLate)
+        prove(late)
+        assert num_steps(late) == whole
+    left_out = play(many, make_worker=IsLateAndExpectsNothing)
     assert num_steps(left_out) > whole, "chunks were stepped without its gradient"
+    with pytest.raises(AssertionError, match="still waiting"):
+        play(few, make_worker=IsLateAndExpectsNothing)
 
 
 @pytest.mark.parametrize("clipping", [0.0, 0.1])

@@ -258,7 +258,7 @@ class WorkerCore:
         """Gradients of the next iteration are being made, and some may leave before the others:
         here, or in other groups, whose early chunks wait for this one's. Until :meth:`finish_push`
         none of :data:`ANY_TIME` suspends the group in this set."""
-        self._is_expecting = True
+        self._is_expecting = not self.is_pushing
 
     @property
     def is_open(self) -> bool:
