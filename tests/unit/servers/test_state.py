@@ -451,10 +451,10 @@ def test_more_is_outstanding_and_kept_the_deeper_the_pipeline_is(pipeline: int) 
         pull = Header(kind=Kind.PULL, sender=worker_id(1), clock=clock, pull_number=1)
         actions = core.handle(Arrived(worker_id(1), pull, None))
         assert bool(only(actions, Fail)) == (clock > 1 + pipeline)
-    for version in range(1, 5):  # under which settings it may still push
+    for version in range(1, 9):  # under which settings it may still push
         core.handle(ControlArrived(worker_id(1), Settings(version=version, hyper=HYPER, absent=[])))
-    known = [each for each in range(1, 5) if each in core._settings._known[worker_id(1)]]
-    assert known == list(range(max(1, 3 - pipeline), 5))
+    known = [each for each in range(1, 9) if each in core._settings._known[worker_id(1)]]
+    assert known == list(range(max(1, 6 - 2 * pipeline), 9))
     offer = Offered(worker_id(1), Kind.PUSH, 0, 4, "ticket")
     assert only(core.handle(offer), Accept)
     for _ in range(2 * (2 + pipeline)):
