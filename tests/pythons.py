@@ -46,7 +46,8 @@ FAST = (
     "tests/unit/test_regular_expressions.py",
 )
 PACKAGES = (
-    *("hypothesis", "msgpack", "numpy", "pydantic", "pytest", "pytest-timeout", "rich", "typer"),
+    *("hypothesis", "msgpack", "numpy", "pydantic", "pytest", "pytest-timeout", "pyyaml"),
+    *("rich", "typer"),
 )
 
 NAME = re.compile(r"python3(?:\.\d+)?")

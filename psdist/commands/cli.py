@@ -186,7 +186,7 @@ def check(
 
 
 _MACHINE_HELP = "lstopo's XML of the nodes; HOSTS=FILE for some. Else this machine."
-_RACKS_HELP = "topology.conf, scontrol show topology, ibnetdiscover, or a TOML table."
+_RACKS_HELP = "topology.conf or .yaml, scontrol show topology, ibnetdiscover, or a TOML table."
 
 
 @app.command()
@@ -210,7 +210,14 @@ def plan(
     server_nodes: Annotated[
         str | None, typer.Option(metavar="HOSTS", help="Only these have servers, and no workers.")
     ] = None,
-    workers_per_node: Annotated[int, typer.Option(min=0, max=100_000, metavar="N")] = 1,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The nodes: of Open MPI, PBS, Kubernetes, Flux ..."),
+    ] = None,
+    workers_per_node: Annotated[
+        int | None,
+        typer.Option(min=0, max=100_000, metavar="N", help="Else slots of --hostfile, or 1."),
+    ] = None,
     workers: Annotated[
         list[str] | None,
         typer.Option(metavar="HOSTS=N", help="Another number of workers on some nodes."),
@@ -230,7 +237,8 @@ def plan(
     emit: Annotated[
         str | None,
         typer.Option(
-            metavar="slurm|openmpi4|openmpi5|mpich|intel|json", help="Write this launcher's files."
+            metavar="slurm|openmpi4|openmpi5|mpich|intel|hostfile|pbs|flux|json",
+            help="Write this launcher's files.",
         ),
     ] = None,
     out: Annotated[
@@ -256,6 +264,7 @@ def plan(
         machines=machines or (),
         racks=racks,
         nodes=nodes,
+        hostfile=hostfile,
         network=network,
         link=link,
         servers=servers,

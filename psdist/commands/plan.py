@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from psdist.commands.given_hosts import beyond_slots, given_hosts
 from psdist.config.settings import (
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
@@ -37,6 +38,7 @@ from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import Machine
 from psdist.topology.network import catalogue as network
 from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
+from psdist.topology.network.host_files import HostFile
 from psdist.topology.network.rack_table import parse_speed
 from psdist.topology.network.sources import build_cluster, read_tree
 from psdist.topology.plan.plan import Plan
@@ -64,11 +66,13 @@ class PlanOptions:
     """``FILE`` for all nodes, or ``HOSTS=FILE``."""
     racks: Path | None = None
     nodes: str | None = None
+    hostfile: Path | None = None
     network: Path | None = None
     link: str | None = None
     servers: str = "auto"
     server_nodes: str | None = None
-    workers_per_node: int = 1
+    workers_per_node: int | None = None
+    """Without it: the slots of ``hostfile`` where it tells them, else 1."""
     workers: Sequence[str] = ()
     """``HOSTS=N``: other numbers of workers for some nodes."""
     group: str = "node"
@@ -95,10 +99,15 @@ def run(options: PlanOptions) -> int:
         placement=_one_of(options.placement, STRATEGIES, "--placement"),
         model_bytes=model_bytes,
     )
-    cluster = _cluster(options)
-    workers, server_nodes = _workers(options, [node.name for node in cluster.nodes])
+    given = given_hosts(options.hostfile, nodes=options.nodes, racks=options.racks)
+    cluster = _cluster(options, given)
+    workers, server_nodes = _workers(
+        options, [node.name for node in cluster.nodes], {} if given is None else given.slots
+    )
     chunks = _Chunks.of(model_bytes, options.chunk_bytes)
     plan = _plan(cluster, request, chunks, workers=workers, server_nodes=server_nodes)
+    if given is not None:
+        plan = replace(plan, notes=(*plan.notes, *given.notes, *beyond_slots(plan, given)))
     text = draw_text.tree(plan, cluster)
     if options.explain:
         alternatives = what_if(
@@ -228,9 +237,11 @@ def _servers(text: str) -> int | Literal["auto"]:
     raise PlacementError(f"--servers {text[:40]!r}: must be a whole number from 1 up, or auto")
 
 
-def _cluster(options: PlanOptions) -> Cluster:
+def _cluster(options: PlanOptions, given: HostFile | None) -> Cluster:
     tree = None if options.racks is None else read_tree(options.racks)
-    if options.nodes is not None:
+    if given is not None:
+        names = list(given.names)
+    elif options.nodes is not None:
         names = _hosts(options.nodes, "--nodes")
     elif tree is not None and tree.nodes:
         names = [node.name for node in tree.nodes]
@@ -254,7 +265,9 @@ def _cluster(options: PlanOptions) -> Cluster:
     )
 
 
-def _workers(options: PlanOptions, names: Sequence[str]) -> tuple[list[int], list[str]]:
+def _workers(
+    options: PlanOptions, names: Sequence[str], slots: Mapping[str, int]
+) -> tuple[list[int], list[str]]:
     """(number of workers on each of ``names``, the nodes that only serve)."""
     given: dict[str, int] = {}
     for host, count in _by_host(options.workers, "--workers", "N", names).items():
@@ -272,7 +285,11 @@ def _workers(options: PlanOptions, names: Sequence[str]) -> tuple[list[int], lis
                 f"--server-nodes: {host} has {given[host]} workers by --workers, but a server node "
                 "has none; leave one of the two out"
             )
-    return [given.get(name, options.workers_per_node) for name in names], server_nodes
+    usual = options.workers_per_node
+    workers = [
+        given.get(name, (slots.get(name) or 1) if usual is None else usual) for name in names
+    ]
+    return workers, server_nodes
 
 
 def _machines(options: PlanOptions, names: Sequence[str]) -> Mapping[str, Machine]:

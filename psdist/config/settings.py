@@ -96,7 +96,7 @@ class RunConfig(BaseModel):
     racks: _Path | None = _setting(
         None,
         allowed="the path of a file",
-        description="Switches: topology.conf, scontrol show topology, ibnetdiscover, or TOML.",
+        description="Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover or TOML.",
     )
     network: _Path | None = _setting(
         None,

@@ -28,7 +28,9 @@ from psdist.topology.plan.codec import encode
 from psdist.topology.plan.plan import Plan
 from psdist.topology.text.untrusted import shown
 
-Launcher: TypeAlias = Literal["slurm", "openmpi4", "openmpi5", "mpich", "intel", "json"]
+Launcher: TypeAlias = Literal[
+    "slurm", "openmpi4", "openmpi5", "mpich", "intel", "hostfile", "pbs", "flux", "json"
+]
 
 PLAN_FILE = "plan.json"
 

@@ -1,7 +1,7 @@
 """What each launcher is told: its file, its command line, and what it cannot be told.
 
 Owns the syntax, and only such syntax as the launchers were seen to take: Slurm 22.05, Open MPI
-4.1.4 and 5.0.11, MPICH 5.0.2; for Intel MPI, that of its Developer Reference. It is given sound
+4.1.4 and 5.0.11, MPICH 5.0.2; for Intel MPI, Flux and PBS, that of their manuals. It is given sound
 plans that fit their cluster, by :mod:`psdist.topology.emit.files`, and does no quoting.
 
     parts = BUILDERS["slurm"](plan, cluster)
@@ -149,12 +149,66 @@ def intel(plan: Plan, _cluster: Cluster) -> Parts:
     )
 
 
+def hostfile(plan: Plan, _cluster: Cluster) -> Parts:
+    """Hosts with their slots, as Open MPI takes them everywhere and Kubernetes' MPI operator
+    writes them; filled in order."""
+    _check_short_names(plan)
+    counts = [f"{host} slots={count}" for host, count in _filled_in_order(plan)]
+    return Parts(
+        files={"hostfile": _lines(counts)},
+        command=(
+            *("mpirun", "-n", str(len(plan.ranks)), "--hostfile", "hostfile"),
+            *("--map-by", "slot", "--bind-to", "none"),
+        ),
+        notes=(
+            f"{_SELF_BINDING}; in the launcher of an MPIJob, this file takes the place of "
+            "/etc/mpi/hostfile",
+        ),
+    )
+
+
+def pbs(plan: Plan, _cluster: Cluster) -> Parts:
+    """A host a line for each of its ranks, as in $PBS_NODEFILE; MPICH's and Intel MPI's mpiexec
+    fill it in order. To Open MPI 5 a host that is there once has as many slots as cores. PBS
+    itself takes words (-l select), and no file."""
+    chunks = [f"1:host={host}:mpiprocs={count}" for host, count in _filled_in_order(plan)]
+    return Parts(
+        files={
+            "pbs.nodes": _lines(each.host for each in plan.ranks),
+            "pbs.select": f"-l select={'+'.join(chunks)}\n",
+        },
+        command=("mpiexec", "-n", str(len(plan.ranks)), "-machinefile", "pbs.nodes"),
+        notes=(
+            "in place of $PBS_NODEFILE, for MPICH and Intel MPI; Open MPI reads it otherwise: "
+            f"--emit hostfile or openmpi5; {_SELF_BINDING}",
+            "a job that gets these hosts: qsub $(cat pbs.select)",
+        ),
+    )
+
+
+def flux(plan: Plan, _cluster: Cluster) -> Parts:
+    """A host per rank, in rank order: flux-run's task map of a host file."""
+    hosts = compress(plan.hosts)
+    needs = (f"--requires=hosts:{hosts}",) if len(hosts) <= MAX_ARGUMENT else ()
+    return Parts(
+        files={"flux.hosts": _lines(each.host for each in plan.ranks)},
+        command=(
+            *("flux", "run", "-N", str(len(plan.hosts)), "-n", str(len(plan.ranks))),
+            *("--exclusive", *needs, "--taskmap=hostfile:flux.hosts", "-o", "cpu-affinity=off"),
+        ),
+        notes=(f"{_SELF_BINDING}; Open MPI 5 may need -o pmi=pmix",),
+    )
+
+
 BUILDERS: Final[dict[str, Callable[[Plan, Cluster], Parts]]] = {
     "slurm": slurm,
     "openmpi4": partial(openmpi, version=4),
     "openmpi5": partial(openmpi, version=5),
     "mpich": mpich,
     "intel": intel,
+    "hostfile": hostfile,
+    "pbs": pbs,
+    "flux": flux,
 }
 
 
@@ -222,6 +276,18 @@ def _rankfile_entry(each: PlannedRank) -> str:
 def _runs(plan: Plan) -> list[tuple[str, int]]:
     """(host, number of ranks) for each run of neighbouring ranks on one host."""
     return [(host, len(list(run))) for host, run in groupby(plan.ranks, _host_of)]
+
+
+def _filled_in_order(plan: Plan) -> list[tuple[str, int]]:
+    """(host, number of ranks) for files that are filled from the top, rank by rank."""
+    runs = _runs(plan)
+    if len(runs) > len(plan.hosts):
+        host = next(host for host, count in Counter(host for host, _ in runs).items() if count > 1)
+        raise PlacementError(
+            f"plan: the ranks of {host} are not numbered one after another, and this file is "
+            "filled host by host: use --emit openmpi5, mpich, slurm or flux"
+        )
+    return runs
 
 
 def _cpus_by_local_rank(plan: Plan) -> list[tuple[int, ...]] | None:

@@ -1,6 +1,8 @@
 """Racks from Slurm: topology.conf, ``scontrol show topology``, and what each task is told.
 
-Owns the texts of the plugins topology/tree and topology/block. Nothing is run and no file is read.
+Owns the texts of the plugins topology/tree and topology/block, and what their switches and blocks
+mean; topology.yaml is :mod:`psdist.topology.network.topology_yaml`'s. Nothing is run and no file is
+read.
 
     tree = parse_topology_conf(text, where="topology.conf")
     tree = from_addresses({"h1": ("spine.rack1.h1", "switch.switch.node")})
@@ -41,7 +43,7 @@ def parse_topology_conf(text: str, *, where: str) -> Tree:
     for what is neither, for a switch or node in two places, a circle, or an unknown switch.
     """
     builder = TreeBuilder(where=where, source=where)
-    switches = _Switches(builder)
+    switches = Switches(builder)
     kinds: set[str] = set()
     has_speed = False
     for number, line in _joined_lines(text, where):
@@ -51,9 +53,15 @@ def parse_topology_conf(text: str, *, where: str) -> Tree:
         kinds.add("tree" if kind == "switchname" else "block")
         has_speed = has_speed or "linkspeed" in fields
         if kind == "switchname":
-            switches.add(fields, place)
+            switches.add(
+                fields["switchname"],
+                place,
+                switches=fields.get("switches", ""),
+                nodes=fields.get("nodes", ""),
+                is_shown="level" in fields,
+            )
         elif kind == "blockname":
-            _add_block(builder, fields, place)
+            add_block(builder, fields["blockname"], place, nodes=fields.get("nodes", ""))
         if len(kinds) > 1:
             raise PlacementError(
                 f"{place}: switches and blocks in one text: give the one or the other"
@@ -122,17 +130,27 @@ def from_addresses(addresses: Mapping[str, tuple[str, str]]) -> Tree:
     return builder.build()
 
 
-class _Switches:
-    """The lines that describe switches, until all are read and can be joined."""
+class Switches:
+    """The descriptions of switches, until all are read and can be joined.
 
-    def __init__(self, builder: TreeBuilder) -> None:
+    ``words`` are what the text calls the switches and the nodes below one.
+    """
+
+    def __init__(
+        self, builder: TreeBuilder, *, words: tuple[str, str] = ("Switches=", "Nodes=")
+    ) -> None:
         self._builder = builder
+        self._words = words
         self._places: dict[str, str] = {}
         self._above: dict[frozenset[str], list[str]] = {}  # what is below: the switches above it
         self._num_children = 0
 
-    def add(self, fields: dict[str, str], place: str) -> None:
-        name = _name(fields["switchname"], place)
+    def add(
+        self, name: str, place: str, *, switches: str, nodes: str, is_shown: bool = False
+    ) -> None:
+        """``switches`` and ``nodes`` are host lists; ``is_shown``: as scontrol shows it, where
+        the nodes are all below."""
+        name = _name(name, place)
         if name in self._places:
             raise PlacementError(
                 f"{place}: switch {shown(name)} is already at {self._places[name]}: name each "
@@ -141,15 +159,15 @@ class _Switches:
         if len(self._places) >= MAX_SWITCHES:
             raise too_many(place, MAX_SWITCHES, "switches")
         self._places[name] = place
-        switches, nodes = fields.get("switches", ""), fields.get("nodes", "")
-        if switches and nodes and "level" not in fields:
+        if switches and nodes and not is_shown:
             raise PlacementError(
-                f"{place}: switch {shown(name)} has both Switches= and Nodes=: Slurm takes one of "
-                "them"
+                f"{place}: switch {shown(name)} has both {' and '.join(self._words)}: Slurm takes "
+                "one of them"
             )
-        if not switches and not nodes and "level" not in fields:
+        if not switches and not nodes and not is_shown:
             raise PlacementError(
-                f"{place}: switch {shown(name)} has neither Switches= nor Nodes=: give one of them"
+                f"{place}: switch {shown(name)} has neither {' nor '.join(self._words)}: give one "
+                "of them"
             )
         if switches:
             children = _expanded(switches, place, _MAX_CHILDREN - self._num_children)
@@ -178,10 +196,11 @@ class _Switches:
                 self._builder.put_under(called.get(child, child), name, place=place)
 
 
-def _add_block(builder: TreeBuilder, fields: dict[str, str], place: str) -> None:
-    name = _name(fields["blockname"], place)
+def add_block(builder: TreeBuilder, name: str, place: str, *, nodes: str) -> None:
+    """A block is a rack; ``nodes`` is a host list."""
+    name = _name(name, place)
     builder.add_switch(name, place=place)
-    for node in _expanded(fields.get("nodes", ""), place, MAX_NODES):
+    for node in _expanded(nodes, place, MAX_NODES):
         builder.add_node(node, name, place=place)
 
 

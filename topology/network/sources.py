@@ -16,7 +16,7 @@ from pathlib import Path
 
 from psdist.errors import PlacementError
 from psdist.topology.machine.machine import Machine
-from psdist.topology.network import infiniband, rack_table, slurm
+from psdist.topology.network import host_files, infiniband, rack_table, slurm, topology_yaml
 from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
 from psdist.topology.network.cluster import (
     DEFAULT_LINK_BYTES_PER_S,
@@ -38,43 +38,59 @@ _INFINIBAND = re.compile(
     r'(?:vendid|devid|sysimgguid|switchguid|caguid)=|(?:Switch|Ca|Rt)\s+\d+\s+"'
 )
 _TOML = re.compile(r"\s*\[\[|\s*\[?\s*[A-Za-z_\"'-][\w\"'.-]*\s*[=\]]")
-_YAML = re.compile(r"---|%YAML|\s*-\s|\s*[A-Za-z_]\w*:(?:\s|$)")
+_YAML = re.compile(r"---|%YAML|\s*-(?:\s|$)|\s*[A-Za-z_]\w*:(?:\s|$)|\s*\[\s*\{")
 
 
 def read_tree(path: Path, *, hosts: Mapping[int, str] | None = None) -> Tree:
     """The tree in a file, of whichever format it is; ``hosts`` as for :func:`parse_tree`.
 
-    Raises PlacementError where it cannot be read or has none of them.
+    ``topology.yaml#NAME`` is the topology of that name in it. Raises PlacementError where the file
+    cannot be read or has none of the formats.
     """
-    data, where = file_bytes(path, max_bytes=MAX_BYTES)
-    return parse_tree(data, where=where, hosts=hosts)
+    file, mark, name = str(path).rpartition("#")
+    if not mark or path.exists():
+        file, name = str(path), ""
+    data, where = file_bytes(Path(file), max_bytes=MAX_BYTES)
+    return parse_tree(data, where=where, hosts=hosts, name=name)
 
 
-def parse_tree(data: bytes, *, where: str, hosts: Mapping[int, str] | None = None) -> Tree:
-    """The tree in a text: topology.conf, scontrol's, ibnetdiscover's, or a TOML table.
+def parse_tree(
+    data: bytes, *, where: str, hosts: Mapping[int, str] | None = None, name: str = ""
+) -> Tree:
+    """The tree in a text: topology.conf or .yaml, scontrol's, ibnetdiscover's, or a TOML table.
 
     Told apart by the first line that is neither empty nor a comment. ``hosts`` names hosts by
-    their port GUIDs (:func:`port_guids`), for ibnetdiscover. Raises PlacementError for all else.
+    their port GUIDs (:func:`port_guids`), for ibnetdiscover; ``name`` is that of a topology, for
+    topology.yaml. Raises PlacementError for all else.
     """
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     del data
     for number, line in numbered_lines(text):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+        is_yaml = _YAML.match(line) is not None
+        if name and not is_yaml:
+            raise PlacementError(
+                f"{where}:{number}: #{name[:40]}: only a topology.yaml has topologies with names: "
+                "leave it out"
+            )
         if _SLURM.match(line):
             return slurm.parse_topology_conf(text, where=where)
         if _INFINIBAND.match(line):
             return infiniband.parse_ibnetdiscover(text, where=where, hosts=hosts)
         if _TOML.match(line):
             return rack_table.parse(text, where=where)
-        if _YAML.match(line):
+        if is_yaml:
+            return topology_yaml.parse(text, where=where, name=name)
+        if host_files.begins_one(line):
             raise PlacementError(
-                f"{where}:{number}: a topology.yaml is not read: give the output of `scontrol show "
-                "topology` instead"
+                f"{where}:{number}: {shown(line.strip())} begins a list of hosts, which says "
+                "nothing of racks: give it to --hostfile"
             )
         raise PlacementError(
             f"{where}:{number}: {shown(line.strip())} begins no known format: expected "
-            "topology.conf, `scontrol show topology`, ibnetdiscover or a TOML table of [[switch]]"
+            "topology.conf, topology.yaml, `scontrol show topology`, ibnetdiscover or a TOML table "
+            "of [[switch]]"
         )
     raise PlacementError(f"{where}: nothing in it but comments: give the right file")
 

@@ -12,12 +12,14 @@ import pytest
 from psdist.errors import PlacementError
 from psdist.topology.emit.files import Emission, Launcher, files, write
 from psdist.topology.emit.launchers import MAX_RANKFILE_ENTRY, ranges
+from psdist.topology.network import host_files
 from psdist.topology.network.cluster import Cluster, one_rack
 from psdist.topology.plan.codec import decode
 from psdist.topology.plan.plan import Plan
 from tests.support.hand_made_plans import Place, hyperthreaded, machine_of, planned
 
-ALL: tuple[Launcher, ...] = ("slurm", "openmpi4", "openmpi5", "mpich", "intel", "json")
+ALL: tuple[Launcher, ...] = ("slurm", "openmpi4", "openmpi5", "mpich", "intel", "flux", "json")
+FILLED_IN_ORDER: tuple[Launcher, ...] = ("hostfile", "pbs")
 CLUSTER = one_rack(["n1", "n2"], machine_of(hyperthreaded(8)))
 MIXED: list[Place] = [
     ("n1", "server", [0]),
@@ -51,6 +53,52 @@ def test_every_emission_has_the_plan_as_psdist_reads_it(launcher: Launcher) -> N
     assert decode(emission.files["plan.json"].encode(), where="plan.json") == plan
     assert all(content.endswith("\n") for content in emission.files.values())
     assert all(line.isprintable() for line in (*emission.commands, *emission.notes))
+
+
+def test_a_host_file_has_slots_and_is_read_back_as_an_input() -> None:
+    emission, command = emitted(IN_BLOCKS, "hostfile")
+    assert emission.files["hostfile"] == "n2 slots=2\nn1 slots=1\n"
+    assert shlex.join(command) == ("mpirun -n 3 --hostfile hostfile --map-by slot --bind-to none")
+    assert host_files.parse(emission.files["hostfile"].encode(), where="").slots == {
+        "n2": 2,
+        "n1": 1,
+    }
+    assert "each rank binds itself" in emission.notes[0]
+    assert "/etc/mpi/hostfile" in emission.notes[0]
+
+
+def test_pbs_has_a_line_for_each_rank_and_the_words_that_ask_for_its_hosts() -> None:
+    emission, command = emitted(IN_BLOCKS, "pbs")
+    assert emission.files["pbs.nodes"] == "n2\nn2\nn1\n"
+    assert shlex.join(command) == "mpiexec -n 3 -machinefile pbs.nodes"
+    assert host_files.parse(emission.files["pbs.nodes"].encode(), where="").slots == {
+        "n2": 2,
+        "n1": 1,
+    }
+    assert emission.files["pbs.select"] == ("-l select=1:host=n2:mpiprocs=2+1:host=n1:mpiprocs=1\n")
+
+
+def test_flux_has_a_host_per_rank_and_asks_for_whole_nodes() -> None:
+    emission, command = emitted(MIXED, "flux")
+    assert emission.files["flux.hosts"] == "n1\nn2\nn1\nn2\n"
+    assert shlex.join(command) == (
+        "flux run -N 2 -n 4 --exclusive '--requires=hosts:n[1-2]' --taskmap=hostfile:flux.hosts "
+        "-o cpu-affinity=off"
+    )
+
+
+@pytest.mark.parametrize("launcher", FILLED_IN_ORDER)
+def test_a_file_that_is_filled_host_by_host_is_refused_where_ranks_mix_hosts(
+    launcher: Launcher,
+) -> None:
+    with pytest.raises(PlacementError, match="the ranks of n1 are not numbered one after another"):
+        emitted(MIXED, launcher)
+
+
+def test_a_host_file_is_refused_where_open_mpi_takes_two_hosts_for_one() -> None:
+    cluster = one_rack(["a.x", "a.y"], machine_of(hyperthreaded(2)))
+    with pytest.raises(PlacementError, match=r"hosts a\.x and a\.y are one to Open MPI"):
+        emitted([("a.x", "server", [0]), ("a.y", "worker", [0])], "hostfile", cluster)
 
 
 def test_slurm_has_a_host_per_rank_and_binds_nothing() -> None:
@@ -271,7 +319,7 @@ def test_a_plan_for_another_cluster_is_refused_in_one_line(change: Any, expected
 
 
 def test_a_launcher_that_is_not_known_is_refused() -> None:
-    unknown: Any = "pbs"
+    unknown: Any = "lsf"
     with pytest.raises(PlacementError, match="give one of slurm, openmpi4, openmpi5"):
         files(planned(CLUSTER, MIXED), CLUSTER, unknown)
 

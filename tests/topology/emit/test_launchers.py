@@ -248,6 +248,22 @@ def test_open_mpi_5_puts_ranks_on_hosts_where_it_cannot_be_told_their_cores(
     }
 
 
+@pytest.mark.mpi
+def test_open_mpi_5_fills_the_hosts_of_a_host_file_in_order(tmp_path: Path) -> None:
+    path = described("pack:2 numa:2 core:4 pu:1")(tmp_path)
+    machine = machine_in(path)
+    hosts = ["n2", "n2", "n2", "n1", "n3.example.org", "n3.example.org"]
+    places: list[Place] = [
+        (host, "worker" if rank else "server", [rank]) for rank, host in enumerate(hosts)
+    ]
+    plan = planned(one_rack(["n1", "n2", "n3.example.org"], machine), places)
+    _, command = emission_for(plan, machine, "hostfile", tmp_path)
+    # Mapping by slots it shows names as far as the first dot.
+    assert mapped_by_open_mpi(command, path, tmp_path) == {
+        rank: (host.partition(".")[0], None) for rank, host in enumerate(hosts)
+    }
+
+
 # --- MPICH
 
 
@@ -317,6 +333,18 @@ def test_mpich_starts_each_rank_on_its_host(hosts: list[str], tmp_path: Path) ->
     ]
     plan = planned(one_rack(sorted(set(hosts)), machine), places)
     emission, _ = emission_for(plan, machine, "mpich", tmp_path)
+    assert started_by_mpich(emission, tmp_path).hosts == dict(enumerate(hosts))
+
+
+@pytest.mark.mpi
+def test_mpich_fills_the_hosts_of_a_pbs_list_in_order(tmp_path: Path) -> None:
+    hosts = ["n2", "n2", "n1", "n3.example.org", "n3.example.org"]
+    machine = machine_of(hyperthreaded(8))
+    places: list[Place] = [
+        (host, "worker" if rank else "server", [rank]) for rank, host in enumerate(hosts)
+    ]
+    plan = planned(one_rack(sorted(set(hosts)), machine), places)
+    emission, _ = emission_for(plan, machine, "pbs", tmp_path)
     assert started_by_mpich(emission, tmp_path).hosts == dict(enumerate(hosts))
 
 

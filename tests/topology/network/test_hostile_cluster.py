@@ -19,6 +19,7 @@ from pathlib import Path
 
 from psdist.errors import PlacementError
 from psdist.topology.machine.machine import flat_machine
+from psdist.topology.network import host_files
 from psdist.topology.network.sources import build_cluster, parse_tree
 from psdist.topology.text import hostlist
 from tests.support.mpirun import REPOSITORY
@@ -72,13 +73,38 @@ nodes = "n[1-16]"
 link = "25Gbit"
 uplink = 12.5e9
 """
+YAML = b"""\
+---
+- topology: slow
+  flat: true
+- topology: fast
+  cluster_default: true
+  tree:
+    switches:
+      - switch: root
+        children: s[1-2]
+      - {switch: s1, nodes: "n[1-4]"}
+      - switch: s2
+        nodes: n[5-8]
+"""
+HOST_FILE = b"# of an MPI job\nn1.job slots=8 max_slots=9\nn2.job slots=8\nn3:4\nn3\n"
+FLUX = b"""\
+{"version": 1, "execution": {"R_lite": [{"rank": "0-3", "children": {"core": "0-15"}}],
+ "nodelist": ["n[1-4]"], "starttime": 0}}
+"""
+FLUX_LIST = b"""\
+     STATE NNODES   NCORES    NGPUS NODELIST
+      free      3       12        0 n[1-3]
+      down      1        4        0 n4
+"""
 HOSTS = b"n[1-3,07-12],gpu[0-1]-ib[0-3],login"
-GOOD = (CONF, SHOWN, BLOCKS, FABRIC, TABLE, HOSTS)
+GOOD = (CONF, SHOWN, BLOCKS, FABRIC, TABLE, HOSTS, YAML, HOST_FILE, FLUX, FLUX_LIST)
 
 TOKENS = (
     *(b"[", b"]", b"[[", b",", b"-", b"\\\n", b"\n", b"\0", b"\xff\xfe", b"\xc3\x28", b'"', b"'"),
     *(b"[1-999999999999]", b"[0-99999]", b"[1-9][1-9][1-9]", b"9" * 400, b"1e999", b"=", b"#"),
     *(b"Switches=s2", b"SwitchName=s0", b"Nodes=", b'parent = "rack1"', b"{", b"\xf0\x9f\x8e\x89"),
+    *(b"&x ", b"*x", b"!!int ", b"- ", b": ", b"? ", b"slots=", b"slots=99999999", b":0", b"\t"),
 )
 
 
@@ -186,6 +212,27 @@ def thought_out() -> Iterator[tuple[str, bytes]]:
     yield "a table of 300,000 quotes", b"a = '" + b"\\\"'" * 300_000
     yield "a table of 500,000 escapes", b'a = "' + b'\\"' * 500_000 + b"." * 40
     yield "a table of 500,000 quotes and no string", b"a = " + b"." * 40 + b"\"'" * 250_000
+    yield "YAML a million lists deep", b"- " * 1_000_000
+    yield "YAML a million brackets deep", b"- " + b"[" * 1_000_000
+    yield "YAML half a million mappings deep", b"- " + b"{a: " * 500_000
+    yield "YAML of a million lines", b"- a\n" * 490_000
+    yield "YAML of a million keys", b"- a\n" + b"? " * 1_000_000
+    yield "YAML of one word", b"- " + b"a" * 4_000_000
+    yield "YAML of quotes", b"- '" + b"''" * 1_900_000
+    yield "YAML of anchors", b"- " + b"&a " * 1_000_000
+    yield "YAML of tags", b"- " + b"!" * 3_000_000
+    yield "YAML of directives", b"%TAG ! a\n" * 400_000
+    yield (
+        "YAML of 30,000 switches",
+        b"- topology: a\n  tree:\n    switches:\n"
+        + b"".join(b"    - {switch: s%d, nodes: n%d}\n" % (i, i) for i in range(30_000)),
+    )
+    yield "a host file of 490,000 hosts", b"".join(b"n%d\n" % i for i in range(490_000))
+    yield "a host file of one host", b"n1 slots=1\n" * 490_000
+    yield "a host file of one line", b"n1" + b" user=me" * 900_000
+    yield "Flux with a huge set", FLUX.replace(b"0-3", b"0-1," * 1_000_000 + b"5")
+    yield "Flux with a huge range", FLUX.replace(b"0-3", b"0-999999999")
+    yield "Flux with a huge list", FLUX.replace(b"n[1-4]", b"n[1-999999999]")
     yield "a million unclosed brackets", b"n[" * 500_000
     yield "a bracket that is closed and one that is not", b"n[1-2]" * 160_000 + b"["
 
@@ -213,13 +260,14 @@ def peak_rss_bytes() -> int:
 def main() -> None:
     draw = random.Random(SEED)
     report: dict[str, list[str]] = {"slow": [], "bad": [], "big": []}
-    num_trees = num_complaints = 0
+    num_trees = num_complaints = num_host_files = 0
 
     def read(name: str, data: bytes) -> None:
-        nonlocal num_trees, num_complaints
+        nonlocal num_trees, num_complaints, num_host_files
         before = time.process_time()
         said = [outcome(lambda: plan_with(data))]
         said.append(outcome(lambda: hostlist.expand(data.decode("latin-1"))))
+        said.append(outcome(lambda: host_files.parse(data, where="hosts")))
         took = time.process_time() - before
         if took >= MAX_CPU_S:
             report["slow"].append(f"{name}: {took:.1f} s")
@@ -230,12 +278,14 @@ def main() -> None:
             report["big"].append(f"{name}: {peak_rss_bytes() / 1e6:.0f} MB")
         num_trees += not said[0]
         num_complaints += bool(said[0])
+        num_host_files += not said[2]
 
     for number in range(NUM_MUTATED):
         read(f"mutation {number}", mutated(GOOD[number % len(GOOD)], draw))
     for name, data in thought_out():
         read(name, data)
-    print(json.dumps({**report, "trees": num_trees, "complaints": num_complaints}))
+    found = {"trees": num_trees, "complaints": num_complaints, "host files": num_host_files}
+    print(json.dumps({**report, **found}))
 
 
 def test_hostile_files_of_racks_end_in_a_tree_or_in_one_line_within_time_and_memory() -> None:
@@ -253,6 +303,7 @@ def test_hostile_files_of_racks_end_in_a_tree_or_in_one_line_within_time_and_mem
     assert report["big"] == []
     assert report["trees"] > 300  # the wounds are not all deadly, and not all harmless
     assert report["complaints"] > 2000
+    assert report["host files"] > 200
 
 
 if __name__ == "__main__":

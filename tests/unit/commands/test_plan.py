@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with node.xml, small.xml, racks.toml and train.py, and nothing of Slurm's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.delenv("PBS_NODEFILE", raising=False)
     (tmp_path / "node.xml").write_text(xml())
     (tmp_path / "small.xml").write_text(xml(packages=1))
     (tmp_path / "racks.toml").write_text(RACKS)
@@ -136,12 +138,82 @@ def test_the_printed_loads_are_those_of_the_ranks(
     assert sum(plan["weights"]) == pytest.approx(1)
 
 
+def test_a_host_file_gives_hosts_and_a_worker_for_each_slot(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "hosts").write_text("n3 slots=3\nn1 slots=1\n")
+    asked = options(nodes=None, hostfile=Path("hosts"), servers="1", launcher="hostfile")
+    assert run(asked) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    ranks = json.loads((here / "plan" / "plan.json").read_text())["ranks"]
+    workers = [each["host"] for each in ranks if each["role"] == "worker"]
+    assert workers == ["n3", "n3", "n3", "n1"]
+    serving = next(each["host"] for each in ranks if each["role"] == "server")
+    counts = Counter(each["host"] for each in ranks)
+    assert (here / "plan" / "hostfile").read_text() == (
+        f"n3 slots={counts['n3']}\nn1 slots={counts['n1']}\n"
+    )
+    slots = {"n3": 3, "n1": 1}
+    assert (
+        f"{serving}: more ranks than slots in hosts ({serving}: {counts[serving]} of "
+        f"{slots[serving]}), servers come in addition to workers"
+    ) in text
+
+
+def test_workers_that_are_told_come_before_slots(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "hosts").write_text("n1 slots=4\nn2 slots=4\n")
+    asked = options(nodes=None, hostfile=Path("hosts"), launcher="json")
+    for changes, expected in (
+        ({"workers_per_node": 2}, {"n1": 2, "n2": 2}),
+        ({"workers": ["n2=1"]}, {"n1": 4, "n2": 1}),
+        ({"server_nodes": "n2"}, {"n1": 4}),
+    ):
+        assert run(replace(asked, **changes)) == 0
+        ranks = json.loads((here / "plan" / "plan.json").read_text())["ranks"]
+        assert Counter(each["host"] for each in ranks if each["role"] == "worker") == expected
+    capsys.readouterr()
+    assert run(replace(asked, workers_per_node=1)) == 0
+    assert "more ranks than slots" not in capsys.readouterr().out
+
+
+def test_a_pbs_job_says_its_hosts_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "nodes").write_text("n7\nn7\nn8\n")
+    monkeypatch.setenv("PBS_NODEFILE", "nodes")
+    assert run(options(nodes=None, launcher="json")) == 0
+    ranks = json.loads((here / "plan" / "plan.json").read_text())["ranks"]
+    assert Counter(each["host"] for each in ranks if each["role"] == "worker") == {"n7": 2, "n8": 1}
+    for changes in ({"nodes": "n1"}, {"nodes": None, "racks": Path("racks.toml")}):
+        assert run(options(launcher="json", **changes)) == 0
+        ranks = json.loads((here / "plan" / "plan.json").read_text())["ranks"]
+        assert "n7" not in {each["host"] for each in ranks}, changes
+
+
+def test_two_sources_of_hosts_are_refused(here: Path) -> None:
+    (here / "hosts").write_text("n1\n")
+    with pytest.raises(PlacementError, match="--hostfile and --nodes both name the hosts"):
+        run(options(hostfile=Path("hosts")))
+
+
+def test_hosts_that_flux_leaves_out_are_a_note(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "hosts").write_text("STATE NNODES NODELIST\nfree 2 n[1-2]\ndown 1 n3\n")
+    assert run(options(nodes=None, hostfile=Path("hosts"))) == 0
+    text = capsys.readouterr().out
+    assert "hosts: without n3, which are down or drained" in text
+    assert "2 workers" in text
+
+
 def test_every_launcher_gets_the_host_of_every_rank(here: Path) -> None:
     for launcher in LAUNCHERS:
         run(options(nodes="n[1-3]", workers_per_node=2, launcher=launcher, out=Path(launcher)))
     ranks = json.loads((here / "json" / "plan.json").read_text())["ranks"]
     hosts = [each["host"] for each in ranks]
     assert (here / "slurm" / "slurm.hosts").read_text().split() == hosts
+    assert (here / "flux" / "flux.hosts").read_text().split() == hosts
+    assert (here / "pbs" / "pbs.nodes").read_text().split() == hosts
     for name in ("mpich/mpich.hosts", "intel/intel.machines"):
         lines = [line.split(":") for line in (here / name).read_text().split()]
         assert [host for host, count in lines for _ in range(int(count))] == hosts, name

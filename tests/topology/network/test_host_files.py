@@ -1,0 +1,183 @@
+"""Host files: names in order, slots, and one line with its number for what is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psdist.errors import PlacementError
+from psdist.topology.network.host_files import MAX_SLOTS, HostFile, begins_one, parse, read
+from psdist.topology.text.hostlist import compress
+
+# As `flux resource list` of flux-core 0.4x and 0.7x prints it.
+FLUX_TABLE = """\
+     STATE NNODES   NCORES    NGPUS NODELIST
+      free      3       12        0 corona[36,11-12]
+ allocated      1        4        0 corona2
+      down      0        0        0
+"""
+FLUX_QUEUES = """\
+     STATE QUEUE      PROPERTIES NNODES NCORES NGPUS NODELIST
+     avail debug      debug           1     48     4 tioga10
+     avail batch                      2     96     8 tioga[12-13]
+   drained batch      pbatch          2     96     8 tioga[14,9]
+"""
+
+
+def given_text(text: str) -> HostFile:
+    return parse(text.encode(), where="hosts")
+
+
+def resources(ranks: list[str], nodelist: list[str], **more: Any) -> str:
+    execution = {
+        "R_lite": [{"rank": rank, "children": {"core": "0-3", "gpu": "0"}} for rank in ranks],
+        "nodelist": nodelist,
+        "starttime": 1.5,
+        "properties": {"debug": "0"},
+    }
+    return json.dumps({"version": 1, "execution": execution, "scheduling": {"graph": {}}} | more)
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("n2 slots=4\nn1 slots=2 max_slots=8\n", {"n2": 4, "n1": 2}),
+        ("# operator\nj-worker-0.j.ns.svc slots=8\nj-worker-1.j.ns.svc slots=8 # two\n",
+         {"j-worker-0.j.ns.svc": 8, "j-worker-1.j.ns.svc": 8}),
+        ("j-worker-0.j:8\nj-worker-1.j:8\n", {"j-worker-0.j": 8, "j-worker-1.j": 8}),
+        ("n1:2\nn2:1\nn1:3\n", {"n1": 5, "n2": 1}),
+        ("n1:2 binding=user:0,1 ifname=ib0\n", {"n1": 2}),
+        ("n1\nn1\nn2\nn1\n", {"n1": 3, "n2": 1}),
+        ("n1\nn2 Slots=3\nn3:2\n", {"n1": 1, "n2": 3, "n3": 2}),
+        ("\ufeff\n\n  n1\t slots=2 \r\nn2 user=me\r\n", {"n1": 2, "n2": 1}),
+        ("10.0.0.1 slots=2\n", {"10.0.0.1": 2}),
+        (f"n1 slots={MAX_SLOTS}\n", {"n1": MAX_SLOTS}),
+    ],
+)  # fmt: skip
+def test_hosts_are_in_the_order_of_the_file_with_their_slots(
+    text: str, slots: dict[str, int]
+) -> None:
+    found = given_text(text)
+    assert found.names == tuple(slots)
+    assert found.slots == slots
+    assert found.source == "hosts"
+    assert found.notes == ()
+
+
+def test_flux_names_hosts_by_rank_and_no_slots() -> None:
+    found = given_text(resources(["0-2", "3,5"], ["n[9-10]", "n1", "gpu[0-1]"]))
+    assert found.names == ("n9", "n10", "n1", "gpu0", "gpu1")
+    assert set(found.slots.values()) == {0}
+
+
+def test_a_table_of_flux_leaves_out_what_is_down_and_sorts_as_people_count() -> None:
+    assert given_text(FLUX_TABLE).names == ("corona2", "corona11", "corona12", "corona36")
+    found = given_text(FLUX_QUEUES)
+    assert found.names == ("tioga10", "tioga12", "tioga13")
+    assert found.notes == ("hosts: without tioga[9,14], which are down or drained",)
+    assert given_text(FLUX_TABLE).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "hosts: nothing in it but comments"),
+        ("# only\n\n", "hosts: nothing in it but comments"),
+        ("n1\nn 2\n", "hosts:2: '2' is not known here: expected slots=N after the host"),
+        ("n1\n-n2\n", "hosts:2: '-n2' is not a host"),
+        ("n1;rm\n", "hosts:1: 'n1;rm' is not a host: expected lines like 'n1 slots=8'"),
+        ("me@n1\n", "hosts:1: 'me@n1' is not a host"),
+        ("n[1-2]\n", "hosts:1: 'n[1-2]' is not a host"),
+        ("n1:\n", "hosts:1: 'n1:' is not a host"),
+        ("n1 slots=\n", "hosts:1: 'slots=' is not known here"),
+        ("n1 slots=x\n", "hosts:1: slots='x' is not a whole number"),
+        ("n1 slots=-1\n", "hosts:1: slots='-1' is not a whole number"),
+        ("n1 slots=2 slots=3\n", "hosts:1: n1 has two numbers of slots"),
+        ("n1:2 slots=2\n", "hosts:1: n1 has two numbers of slots"),
+        ("n1 slots=0\n", "hosts:1: n1 has 0 slots: give it 1 to 65,536"),
+        (f"n1\nn1:{MAX_SLOTS}\n", "hosts:2: n1 has 65,537 slots"),
+        ("n1 speed=2\n", "hosts:1: 'speed=2' is not known here"),
+        ("n1\n\0", "hosts: a NUL byte at offset 3"),
+        ("{", "hosts:1: no JSON"),
+        ("{}", "hosts: the content has no key 'version': give what `flux job info ID R`"),
+        (resources(["0"], ["n1"], version=2), "hosts: version 2 of Flux's R"),
+        (resources(["0"], ["n1"], version="1"), "hosts: version is '1', not a whole number"),
+        (resources(["0"], ["n1"], execution=[]), "hosts: execution is a list, not an object"),
+        (resources(["0"], ["n[1-2]"]), "hosts: R_lite has 1 ranks and nodelist 2 hosts"),
+        (resources(["0-1"], ["n1"]), "hosts: R_lite has 2 ranks and nodelist 1 hosts"),
+        (resources(["x"], ["n1"]), "hosts: execution.R_lite[0].rank: 'x' is no set of ranks"),
+        (resources(["0", "2-1"], ["n1"]), "execution.R_lite[1].rank: '2-1' goes down, or there"),
+        (resources(["0-100000"], ["n1"]), "'0-100000' goes down, or there are more than 100,000"),
+        (resources(["0"], ["n[1-"]), "hosts: execution.nodelist: host list: "),
+        (resources(["0-1"], ["n[1-100001]"]), "hosts: execution.nodelist: host list: "),
+        (resources([], []), "hosts: no host in it"),
+        ("STATE NCORES NODELIST\nfree 4 n1\n", "hosts:1: no column NNODES"),
+        (FLUX_TABLE.replace("corona2", "corona[2+"), "hosts:3: host list: "),
+        (FLUX_TABLE.replace("corona2", "corona[2-3]"), "hosts:3: NNODES does not count the hosts"),
+        ("STATE NNODES NODELIST\nfree n1\n", "hosts:2: NNODES does not count"),
+        ("STATE NNODES NODELIST\nn1\n", "hosts:2: NNODES does not count"),
+        ("STATE NNODES NODELIST\ndown 1 n1\n", "hosts: no host in it"),
+        ("STATE NNODES NODELIST\n", "hosts: no host in it"),
+    ],
+)  # fmt: skip
+def test_what_is_no_host_file_is_refused_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        given_text(text)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+HOSTS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,8}", fullmatch=True)
+SLOTS = st.dictionaries(HOSTS, st.integers(1, 9), min_size=1, max_size=6)
+
+
+@given(SLOTS, st.data())
+def test_all_forms_of_a_host_file_say_the_same(slots: dict[str, int], data: st.DataObject) -> None:
+    lines = []
+    for host, count in slots.items():
+        form = data.draw(st.sampled_from(("slots", "colon", "lines")))
+        lines += {
+            "slots": [f"{host} slots={count}"],
+            "colon": [f"{host}:{count}"],
+            "lines": [host] * count,
+        }[form]
+    assert given_text("\n".join(lines)).slots == slots
+    assert begins_one(lines[0])
+    extra = data.draw(st.sampled_from(sorted(slots)))
+    again = given_text("\n".join([*lines, f"{extra}:2"]))
+    assert again.names == tuple(slots)
+    assert again.slots == slots | {extra: slots[extra] + 2}
+
+
+@given(st.lists(HOSTS, unique=True, min_size=1, max_size=8))
+def test_flux_and_its_table_name_the_same_hosts(hosts: list[str]) -> None:
+    found = given_text(resources([f"0-{len(hosts) - 1}"], [compress(hosts)]))
+    assert found.names == tuple(hosts)
+    table = f"STATE NNODES NCORES NODELIST\nfree {len(hosts)} 8 {compress(hosts)}\n"
+    assert set(given_text(table).names) == set(hosts)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_host_file_or_one_line(text: str) -> None:
+    said = ""
+    try:
+        found = given_text(text)
+        assert found.names
+        assert set(found.names) == set(found.slots)
+    except PlacementError as error:
+        said = str(error)
+    assert said.isprintable()
+
+
+def test_a_host_file_is_read_from_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("n1:3\n")
+    assert read(path).slots == {"n1": 3}
+    assert read(path).source == str(path)
+    with pytest.raises(PlacementError, match="cannot be read"):
+        read(tmp_path / "none")

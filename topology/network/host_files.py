@@ -1,0 +1,261 @@
+"""The hosts of an allocation, as a batch system or a launcher writes them: names, in order, slots.
+
+    found = read(Path("hostfile"))
+    found.names, found.slots             # ("n1", "n2"), {"n1": 8, "n2": 8}
+
+| | |
+|---|---|
+| Open MPI, Kubernetes' MPI operator | ``n1 slots=8`` |
+| MPICH, Intel MPI, the operator for them | ``n1:8`` |
+| PBS and Torque ($PBS_NODEFILE), Slurm's hostfile | ``n1``, once for each slot |
+| Flux: R (``flux job info ID R``, ``flux R encode``) | JSON with R_lite and nodelist |
+| Flux: ``flux resource list`` | a table of STATE ... NODELIST |
+
+Told apart by content. A host that is named again gets more slots; its first place counts. A slot is
+a rank that the launcher would start there. Flux has cores and no slots: the number is 0 there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from psdist.errors import PlacementError
+from psdist.topology.network.tree import MAX_NODES, too_many
+from psdist.topology.text import hostlist, strict_json
+from psdist.topology.text.models import FIRST_FAULT, String, Whole, validated
+from psdist.topology.text.untrusted import (
+    HOST_NAME,
+    decoded,
+    file_bytes,
+    numbered_lines,
+    shown,
+)
+
+MAX_BYTES: Final = 8 << 20
+MAX_SLOTS: Final = 65_536
+"""Of a host."""
+
+_COUNTED: Final = re.compile(rf"({HOST_NAME.pattern})(?::([0-9]{{1,9}}))?")
+_KEY: Final = re.compile(r"([A-Za-z_-]{1,32})=(\S{1,200})")
+_SLOTS_KEY: Final = "slots"
+# What says nothing of where ranks go: a bound for oversubscription, logins, interfaces, bindings.
+_OTHER_KEYS: Final = (
+    *("max_slots", "max-slots", "slots_max", "user", "username", "port"),
+    *("binding", "ifname"),
+)
+_COUNT: Final = re.compile(r"[0-9]{1,9}")
+_TABLE: Final = re.compile(r"\s*STATE\s.*\bNODELIST\s*")
+_IDS: Final = re.compile(r"[0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*")
+_LIMITS: Final = strict_json.Limits(depth=24, brackets=300_000, commas=1_000_000)
+_REMEDY: Final = "give what `flux job info ID R` or `flux R encode` wrote"
+_MAX_NOTED: Final = 200
+_UNUSABLE: Final = ("down", "drain", "exclude", "offline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFile:
+    """Hosts in the order of the file, each once."""
+
+    names: tuple[str, ...]
+    slots: dict[str, int]
+    """By host; 0: the file does not say."""
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def read(path: Path) -> HostFile:
+    """The hosts in a file, of whichever format. PlacementError where there are none."""
+    data, where = file_bytes(path, max_bytes=MAX_BYTES)
+    return parse(data, where=where)
+
+
+def parse(data: bytes, *, where: str) -> HostFile:
+    """The hosts in a text. Raises PlacementError, with the line, for what is no such list."""
+    text = decoded(data, where=where, max_bytes=MAX_BYTES)
+    for _, line in _significant(text):
+        if line.startswith("{"):
+            return _flux_resources(text, where)
+        return _flux_table(text, where) if _TABLE.fullmatch(line) else _lines(text, where)
+    raise PlacementError(f"{where}: nothing in it but comments: give the right file")
+
+
+def begins_one(line: str) -> bool:
+    """Whether a text that begins so may be a list of hosts."""
+    words = line.split()
+    if line.lstrip().startswith("{") or _TABLE.fullmatch(line):
+        return True
+    return bool(
+        words and _COUNTED.fullmatch(words[0]) and all(_KEY.fullmatch(word) for word in words[1:])
+    )
+
+
+def _significant(text: str) -> Iterator[tuple[int, str]]:
+    """(number, line) without comments and blanks at the ends, of the lines that have anything."""
+    for number, raw in numbered_lines(text):
+        if line := raw.split("#", 1)[0].strip():
+            yield number, line
+
+
+def _lines(text: str, where: str) -> HostFile:
+    slots: dict[str, int] = {}
+    for number, line in _significant(text):
+        place = f"{where}:{number}"
+        host, count = _entry(line, place)
+        if host not in slots and len(slots) >= MAX_NODES:
+            raise too_many(place, MAX_NODES, "hosts")
+        slots[host] = slots.get(host, 0) + count
+        if not 1 <= slots[host] <= MAX_SLOTS:
+            raise PlacementError(
+                f"{place}: {host} has {slots[host]:,} slots: give it 1 to {MAX_SLOTS:,}, or leave "
+                "it out"
+            )
+    return HostFile(names=tuple(slots), slots=slots, source=where)
+
+
+def _entry(line: str, place: str) -> tuple[str, int]:
+    """(host, slots) of a line."""
+    first, *words = line.split()
+    match = _COUNTED.fullmatch(first)
+    if match is None:
+        raise PlacementError(
+            f"{place}: {shown(first)} is not a host: expected lines like 'n1 slots=8', 'n1:8' or "
+            "'n1'"
+        )
+    count = match[2]
+    for word in words:
+        pair = _KEY.fullmatch(word)
+        key = "" if pair is None else pair[1].lower()
+        if pair is None or key not in (_SLOTS_KEY, *_OTHER_KEYS):
+            raise PlacementError(
+                f"{place}: {shown(word)} is not known here: expected slots=N after the host"
+            )
+        if key != _SLOTS_KEY:
+            continue
+        if count is not None:
+            raise PlacementError(f"{place}: {match[1]} has two numbers of slots: leave one")
+        if not _COUNT.fullmatch(pair[2]):
+            raise PlacementError(
+                f"{place}: slots={shown(pair[2])} is not a whole number: write slots=8"
+            )
+        count = pair[2]
+    return match[1], int(count or 1)
+
+
+# --- Flux
+
+_Extra: Final = ConfigDict(extra="ignore")
+_IdSet: TypeAlias = Annotated[String, Field(max_length=1 << 20)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranks:
+    __pydantic_config__ = _Extra
+
+    rank: _IdSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Execution:
+    __pydantic_config__ = _Extra
+
+    R_lite: Annotated[tuple[_Ranks, ...], FIRST_FAULT]  # as RFC 20 spells it
+    nodelist: Annotated[tuple[String, ...], FIRST_FAULT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Resources:
+    __pydantic_config__ = _Extra
+
+    version: Whole
+    execution: _Execution
+
+
+@cache
+def _adapter() -> TypeAdapter[_Resources]:
+    return TypeAdapter(_Resources)
+
+
+def _flux_resources(text: str, where: str) -> HostFile:
+    """R, version 1 (RFC 20): nodelist names the hosts of R_lite's ranks, in ascending order."""
+    content = strict_json.parse(text, where=where, made_by="Flux", limits=_LIMITS)
+    found = validated(_adapter(), content, where=where, remedy=_REMEDY)
+    if found.version != 1:
+        raise PlacementError(
+            f"{where}: version {shown(found.version)} of Flux's R: this psdist reads version 1"
+        )
+    names: list[str] = []
+    for words in found.execution.nodelist:
+        names += _expanded(words, f"{where}: execution.nodelist", MAX_NODES - len(names))
+    ranks = 0
+    for number, each in enumerate(found.execution.R_lite):
+        ranks += _num_ids(each.rank, f"{where}: execution.R_lite[{number}].rank")
+    if ranks != len(names):
+        raise PlacementError(
+            f"{where}: R_lite has {ranks:,} ranks and nodelist {len(names):,} hosts, not one for "
+            f"each: {_REMEDY}"
+        )
+    return _unique(names, where, notes=())
+
+
+def _num_ids(text: str, where: str) -> int:
+    if not _IDS.fullmatch(text):
+        raise PlacementError(f"{where}: {shown(text)} is no set of ranks like 0-3,7: {_REMEDY}")
+    total = 0
+    for word in text.split(","):
+        first, _, last = word.partition("-")
+        total += int(last or first) - int(first) + 1
+        if int(last or first) < int(first) or total > MAX_NODES:
+            raise PlacementError(
+                f"{where}: {shown(word)} goes down, or there are more than {MAX_NODES:,}: {_REMEDY}"
+            )
+    return total
+
+
+def _flux_table(text: str, where: str) -> HostFile:
+    """``flux resource list``: a line for each state; NODELIST is its last word."""
+    names: list[str] = []
+    left_out: list[str] = []
+    after = 0  # columns behind NNODES, NODELIST among them
+    for number, line in _significant(text):
+        words, place = line.split(), f"{where}:{number}"
+        if not after:
+            if "NNODES" not in words:
+                raise PlacementError(f"{place}: no column NNODES: give `flux resource list`")
+            after = len(words) - 1 - words.index("NNODES")
+            continue
+        if words[-after:][0] == "0" and all(map(str.isdecimal, words[-after:])):
+            continue  # no node in this state, and so no list
+        found = _expanded(words[-1], place, MAX_NODES - len(names) - len(left_out))
+        if words[:-after][-1:] != [str(len(found))]:
+            raise PlacementError(
+                f"{place}: NNODES does not count the hosts of NODELIST {shown(words[-1])}: give "
+                "the whole output of `flux resource list`"
+            )
+        is_unusable = words[0].lower().startswith(_UNUSABLE)
+        (left_out if is_unusable else names).extend(found)
+    notes: tuple[str, ...] = ()
+    if left_out:
+        without = hostlist.compress(sorted(left_out, key=hostlist.natural_key))
+        notes = (f"{where}: without {without[:_MAX_NOTED]}, which are down or drained",)
+    return _unique(sorted(names, key=hostlist.natural_key), where, notes=notes)
+
+
+def _expanded(words: str, where: str, room: int) -> list[str]:
+    try:
+        return hostlist.expand(words, max_hosts=room)
+    except PlacementError as error:
+        raise PlacementError(f"{where}: {error}") from None
+
+
+def _unique(names: list[str], where: str, *, notes: tuple[str, ...]) -> HostFile:
+    if not names:
+        raise PlacementError(f"{where}: no host in it: give the right file")
+    slots = dict.fromkeys(names, 0)
+    return HostFile(names=tuple(slots), slots=slots, source=where, notes=notes)

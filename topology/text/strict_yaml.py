@@ -1,0 +1,163 @@
+"""YAML from outside, with limits and without YAML's liberties. What it means is its reader's.
+
+    found = parse(text, where="topology.yaml", limits=Limits(depth=8, nodes=100_000))
+    for item in found.items("the file"): ...
+
+PyYAML tells what it sees, event by event, and builds nothing here: a tag that would make an object
+is refused, and so are an alias (a few lines of them stand for gigabytes), a second document, a key
+that is no text or is there twice. Every scalar stays the text that was written, with its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from psdist.errors import PlacementError
+from psdist.topology.text.untrusted import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_CHARACTERS: Final = 4 << 20
+_WHOLE: Final = ("StreamStartEvent", "DocumentStartEvent", "DocumentEndEvent", "StreamEndEvent")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    depth: int
+    """Lists and mappings in each other."""
+    nodes: int
+    """Scalars, lists and mappings together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A text, a list or a mapping, and where it begins."""
+
+    content: str | list[Node] | dict[str, Node]
+    where: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """``topology.yaml:3``, for messages."""
+        return f"{self.where}:{self.line}"
+
+    def text(self, what: str) -> str:
+        """The text that this is; PlacementError where it is none."""
+        if not isinstance(self.content, str):
+            raise PlacementError(f"{self.place}: {what} is {self._words()}, not a text: correct it")
+        return self.content
+
+    def items(self, what: str) -> list[Node]:
+        """The list that this is; PlacementError where it is none."""
+        if not isinstance(self.content, list):
+            raise PlacementError(
+                f"{self.place}: {what} is {self._words()}, not a list: write each item after '- '"
+            )
+        return self.content
+
+    def members(self, what: str) -> Mapping[str, Node]:
+        """The mapping that this is; PlacementError where it is none."""
+        if not isinstance(self.content, dict):
+            raise PlacementError(
+                f"{self.place}: {what} is {self._words()}, not 'key: value' lines: correct it"
+            )
+        return self.content
+
+    def _words(self) -> str:
+        if isinstance(self.content, str):
+            return shown(self.content)
+        return "a list" if isinstance(self.content, list) else "a mapping"
+
+
+def parse(text: str, *, where: str, limits: Limits) -> Node:
+    """The one document in ``text``. Raises PlacementError, with the line, for what is none.
+
+    The limits are looked at while it is read: no more than they allow is ever built.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise PlacementError(
+            f"{where}: {len(text):,} characters, more than {MAX_CHARACTERS:,}: write host lists "
+            "with ranges, n[1-16]"
+        )
+    import yaml  # needed by few: not when the program starts
+
+    try:
+        return _document(_events(yaml, text), where, limits)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = where if mark is None else f"{where}:{mark.line + 1}"
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())[:120]
+        raise PlacementError(f"{place}: not YAML ({reason}): correct it") from None
+
+
+def _events(yaml: Any, text: str) -> Iterator[Any]:
+    # libyaml's parser is twenty times as fast; a PyYAML that was built without it has its own.
+    yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping that has not ended; ``key``: read, and its value is still to come."""
+
+    node: Node
+    key: str | None = None
+
+
+def _document(events: Iterator[Any], where: str, limits: Limits) -> Node:
+    root: Node | None = None
+    above: list[_Open] = []
+    count = 0
+    for event in events:
+        kind = type(event).__name__
+        place = f"{where}:{event.start_mark.line + 1}"
+        if kind in _WHOLE:
+            if kind == "DocumentStartEvent" and root is not None:
+                raise PlacementError(f"{place}: a second document begins: leave one in the file")
+            continue
+        if kind in ("SequenceEndEvent", "MappingEndEvent"):
+            above.pop()
+            continue
+        if kind == "AliasEvent":
+            raise PlacementError(f"{place}: *{event.anchor[:40]} is an alias: write out its value")
+        count += 1
+        if count > limits.nodes or len(above) >= limits.depth:
+            raise PlacementError(
+                f"{place}: more than {limits.nodes:,} values, or more than {limits.depth} lists "
+                "and mappings in each other: give the right file"
+            )
+        if event.tag not in (None, "!"):
+            raise PlacementError(f"{place}: the tag {shown(event.tag)}: leave it out")
+        node = _node(kind, event, where)
+        if above:
+            _put(above[-1], node)
+        else:
+            root = node
+        if not isinstance(node.content, str):
+            above.append(_Open(node=node))
+    if root is None:
+        raise PlacementError(f"{where}: nothing in it but comments: give the right file")
+    return root
+
+
+def _node(kind: str, event: Any, where: str) -> Node:
+    line = event.start_mark.line + 1
+    if kind == "ScalarEvent":
+        return Node(content=event.value, where=where, line=line)
+    return Node(content=[] if kind == "SequenceStartEvent" else {}, where=where, line=line)
+
+
+def _put(above: _Open, node: Node) -> None:
+    content = above.node.content
+    if isinstance(content, list):
+        content.append(node)
+    elif isinstance(content, dict) and above.key is None:
+        above.key = node.text("a key")
+        if above.key in content:
+            raise PlacementError(f"{node.place}: the key {shown(above.key)} is there twice")
+    elif isinstance(content, dict) and above.key is not None:
+        content[above.key] = node
+        above.key = None
