@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from psdist import sizes
 from psdist.commands.given_hosts import beyond_slots, given_hosts
 from psdist.config.settings import (
     MAX_CHUNK_BYTES,
@@ -46,7 +47,6 @@ from psdist.topology.plan.planning import Grouping, PlanRequest, Strategy, plan_
 from psdist.topology.plan.what_if import what_if
 from psdist.topology.text import hostlist
 
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGTP]?)(i?)B?", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,6}")
 GROUPINGS: Mapping[str, Grouping] = {each: each for each in get_args(Grouping)}
 STRATEGIES: Mapping[str, Strategy] = {each: each for each in get_args(Strategy)}
@@ -55,7 +55,6 @@ _MAX_LISTED = 200
 """Characters of a host list in a message."""
 _PLAIN = str.maketrans("│├└─━╌", "||`-#.")
 _Choice = TypeVar("_Choice")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +198,7 @@ def _plan(
 
 def parse_bytes(text: str) -> float:
     """``4G`` is 4e9, ``4GiB`` is 4 * 2**30. Raises PlacementError for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    found = 0.0
-    if match is not None:
-        found = float(match[1]) * float((1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
+    found = float(sizes.parse_bytes(text) or 0)
     if found < 1:
         raise PlacementError(
             f"--model-bytes {text[:40]!r}: not a size; write bytes, or a number with K, M, G, T "

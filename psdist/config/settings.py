@@ -10,12 +10,12 @@ other ranks. Where values come from is psdist.config.sources. It never touches t
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from psdist.errors import ProtocolError
+from psdist.sizes import parse_bytes
 
 MAX_ENCODED_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 4096
@@ -30,17 +30,11 @@ _SECONDS_MAX: Final = 1e9
 _COUNT: Final = f"a whole number from 1 to {_COUNT_MAX}"
 _SECONDS: Final = f"a number of seconds > 0 and <= {_SECONDS_MAX:.0f}"
 
-_SIZE_UNITS: Final = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_SIZE: Final = re.compile(r"([0-9]{1,18}) ?(b|kib|mib|gib)?", re.IGNORECASE)
-
 
 def parse_size(value: object) -> object:
     """``"4MiB"`` -> 4194304; what is not a size is returned as it came, for the type check."""
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    number, unit = match.groups()
-    return int(number) * _SIZE_UNITS[(unit or "b").lower()]
+    found = parse_bytes(value) if isinstance(value, str) else None
+    return found if isinstance(found, int) else value
 
 
 def _list_as_tuple(value: object) -> object:
@@ -96,7 +90,7 @@ class RunConfig(BaseModel):
     racks: _Path | None = _setting(
         None,
         allowed="the path of a file",
-        description="Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover or TOML.",
+        description="Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover, TOML.",
     )
     network: _Path | None = _setting(
         None,
@@ -148,7 +142,7 @@ class RunConfig(BaseModel):
         BeforeValidator(parse_size),
     ] = _setting(
         "auto",
-        allowed="a size from 4KiB to 256MiB (bytes, or with KiB or MiB), or auto",
+        allowed="a size from 4KiB to 256MiB (bytes, or with KiB, MiB, KB, MB), or auto",
         description="Size of a chunk, the unit of transfer and of consistency.",
     )
     credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] | Literal["auto"] = _setting(

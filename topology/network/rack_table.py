@@ -22,6 +22,7 @@ import re
 import tomllib
 
 from psdist.errors import PlacementError
+from psdist.sizes import parse_rate
 from psdist.topology.network.tree import MAX_NODES, Tree, TreeBuilder
 from psdist.topology.text import hostlist
 from psdist.topology.text.untrusted import HOST_NAME, numbered_lines, shown
@@ -32,10 +33,6 @@ MIN_BYTES_PER_S = 1e5
 MAX_BYTES_PER_S = 1e15
 
 _KEYS = ("name", "parent", "nodes", "link", "uplink")
-_SPEED = re.compile(
-    r"([0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)\s*(?:([kMGT]?)(bps|bit(?:/s)?|B(?:/s)?))?"
-)
-_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _MAX_DOTS = 32
 _DOT_OR_QUOTED = re.compile(r"""[."'#]""")
 _QUOTE_OR_ESCAPE = re.compile(r'["\\]')
@@ -77,22 +74,17 @@ def parse_speed(value: object, *, where: str) -> float:
     Prefixes are decimal. ``Gb`` is refused: it is read as bits by some and as bytes by others.
     Raises PlacementError for that, and for speeds below 10^5 bytes/s or above 10^15.
     """
-    found = -1.0
+    found: float | None = None
     if isinstance(value, str):
-        match = _SPEED.fullmatch(value.strip())
-        if match is not None:
-            number, prefix, unit = match.groups()
-            found = (
-                float(number) * _PREFIXES[prefix or ""] / (8 if (unit or "").startswith("b") else 1)
-            )
+        found = parse_rate(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value) if abs(value) <= MAX_BYTES_PER_S else -1.0
-    if 0 < found < MIN_BYTES_PER_S:
+        found = float(value) if abs(value) <= MAX_BYTES_PER_S else None
+    if found is not None and 0 < found < MIN_BYTES_PER_S:
         raise PlacementError(
             f"{where}: {shown(value)} is {found:g} bytes per second, too slow for a network: write "
             "25Gbit, 12GB, or bytes per second like 12e9"
         )
-    if not MIN_BYTES_PER_S <= found <= MAX_BYTES_PER_S:
+    if found is None or not MIN_BYTES_PER_S <= found <= MAX_BYTES_PER_S:
         raise PlacementError(
             f"{where}: {shown(value)} is not a speed: write 25Gbit, 12GB, or bytes per second like "
             "12e9"

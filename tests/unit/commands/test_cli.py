@@ -190,8 +190,8 @@ def test_options_are_settings_from_the_command_line(
         (["rnu"], "No such command 'rnu'"),
         (["bench"], "Missing command"),
         (
-            ["bench", "pushpull", "--sizes", "4KiB,4MB"],
-            "'4MB' is no size; write bytes or a size such as 64KiB or 4MiB",
+            ["bench", "pushpull", "--sizes", "4KiB,4Mbit"],
+            "'4Mbit' is no size; write bytes or a size such as 64KiB or 4MiB",
         ),
         (["run", "-n", "0", "train.py"], "'-n' / '--ranks'"),
         (["run", "-n", "two", "train.py"], "'-n' / '--ranks'"),

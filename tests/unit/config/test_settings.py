@@ -220,8 +220,8 @@ def test_a_key_like_no_other_gets_the_list_of_settings() -> None:
         ("seed", str(2**63)),
         ("record", "maybe"),
         ("checksum_every", "0"),
-        ("chunk_bytes", "4MB"),
-        ("chunk_bytes", "1.5MiB"),
+        ("chunk_bytes", "4Mbit"),
+        ("chunk_bytes", "4096.5"),
         ("chunk_bytes", "4095"),
         ("chunk_bytes", "257MiB"),
         ("receive_buffers", "2"),
@@ -441,8 +441,10 @@ def test_no_file_raises_anything_but_a_configuration_error(
         assert str(file) in report
 
 
-def test_sizes_have_binary_units_only() -> None:
+def test_sizes_are_whole_bytes_and_what_is_none_comes_back_as_it_is() -> None:
     assert parse_size("1GiB") == 1 << 30
     assert parse_size("12b") == 12
-    assert parse_size("1GB") == "1GB"
+    assert parse_size("1GB") == 10**9
+    assert parse_size("0.5") == "0.5"
+    assert parse_size("1Gb/s") == "1Gb/s"
     assert parse_size(5) == 5
