@@ -38,7 +38,7 @@ from psdist.topology.machine import live
 from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import Machine
 from psdist.topology.network import catalogue as network
-from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
+from psdist.topology.network.cluster import Cluster
 from psdist.topology.network.host_files import HostFile
 from psdist.topology.network.rack_table import parse_speed
 from psdist.topology.network.sources import build_cluster, read_tree
@@ -249,9 +249,7 @@ def _cluster(options: PlanOptions, given: HostFile | None) -> Cluster:
         twice = next(name for name in names if names.count(name) > 1)
         raise PlacementError(f"--nodes: {twice} is named twice; name each node once")
     machines = _machines(options, names)
-    speed = DEFAULT_LINK_BYTES_PER_S
-    if options.link is not None:
-        speed = parse_speed(options.link, where="--link")
+    speed = None if options.link is None else parse_speed(options.link, where="--link")
     return build_cluster(
         names,
         machines,

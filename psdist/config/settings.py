@@ -102,6 +102,11 @@ class RunConfig(BaseModel):
         allowed="auto or off",
         description="Ranks bind themselves to their cores, unless the launcher has; off: never.",
     )
+    nics: Literal["auto", "off"] = _setting(
+        "auto",
+        allowed="auto or off",
+        description="Ranks are confined to a network card near them, of several; off: MPI chooses.",
+    )
     group: Literal["node", "socket", "numa", "rank"] = _setting(
         "node",
         allowed="node, socket, numa or rank",

@@ -30,6 +30,8 @@ class Place:
     """Boot id: hosts of different names with the same one share their processors."""
     switches: tuple[str, str] = ("", "")
     """SLURM_TOPOLOGY_ADDR and its pattern, where Slurm gave them."""
+    nic: str = ""
+    """The network card that its MPI is confined to; "" where MPI chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,9 +170,13 @@ def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) ->
     raise AgreedExit(failed[0][1])
 
 
-def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[Place], Resolved]:
+def exchange(
+    comm: MPI.Intracomm, outcome: Resolved | UserError, *, nic: str = ""
+) -> tuple[list[Place], Resolved]:
     """Everybody's place, and rank 0's configuration; errors and differences of version or
-    configuration end the job. Not of its sources: what rank 0 has them decide, all do."""
+    configuration end the job. Not of its sources: what rank 0 has them decide, all do.
+
+    ``nic``: the network card that this rank is confined to."""
     resolved = agreed(comm, outcome)
     sources = dict(resolved.sources)
     mine = [VERSION, socket.gethostname(), encode(resolved.config), sources]
@@ -187,6 +191,7 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
         "gpus": visible_gpus(os.environ),
         "kernel": boot_id(),
         "switches": slurm_switches(os.environ),
+        "nic": nic,
     }
     everybody = [msgpack.unpackb(each) for each in allgather(comm, msgpack.packb(place))]
     places = [
@@ -198,6 +203,7 @@ def exchange(comm: MPI.Intracomm, outcome: Resolved | UserError) -> tuple[list[P
             gpus=None if each["gpus"] is None else tuple(each["gpus"]),
             kernel=str(each["kernel"]),
             switches=(str(each["switches"][0]), str(each["switches"][1])),
+            nic=str(each["nic"]),
         )
         for rank, each in enumerate(everybody)
     ]

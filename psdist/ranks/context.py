@@ -34,6 +34,7 @@ from psdist.protocol.control import Failure
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
+from psdist.ranks.cards import choose_card
 from psdist.ranks.failure import (
     end_all,
     flush_output,
@@ -311,6 +312,7 @@ def connect(
     if not launcher.is_present:
         _current = _connect_alone(outcome, num_workers, started_s)
         return _current
+    nic = choose_card(outcome, launcher)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A launcher's pipe would make it a block buffer, which the end of a failing job discards.
         sys.stdout.reconfigure(line_buffering=True)
@@ -325,7 +327,7 @@ def connect(
         if comm.Get_size() == 1:  # mpirun -n 1 is no launcher
             _current = _connect_alone(outcome, num_workers, started_s)
         else:
-            _current = _connect(comm, outcome, num_workers, started_s, parent)
+            _current = _connect(comm, outcome, num_workers, started_s, parent, nic=nic)
     except AgreedExit:
         raise
     except BaseException as error:  # the others wait for this rank in the next exchange
@@ -344,8 +346,10 @@ def _connect(
     num_workers: int | None,
     started_s: float,
     parent: ParentLink | None,
+    *,
+    nic: str,
 ) -> RankContext:
-    places, resolved = exchange(comm, outcome)
+    places, resolved = exchange(comm, outcome, nic=nic)
     config = resolved.config
     if parent is not None:
         parent.reach("placing")

@@ -23,6 +23,7 @@ from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
+from psdist.ranks.cards import card_notes
 from psdist.topology.draw import text as draw_text
 from psdist.topology.emit.files import PLAN_FILE
 from psdist.topology.machine import binding, live
@@ -72,6 +73,10 @@ def agree_on_plan(
         try:
             cluster = _cluster(places, machines, config)
             plan = _make_plan(cluster, places, config)
+            of_cards = card_notes(plan, cluster, places, config)
+            for note in of_cards:
+                print(f"psdist: note: {note}", file=sys.stderr, flush=True)
+            plan = replace(plan, notes=(*plan.notes, *of_cards))
             error = unexpected_workers(
                 num_workers, num_servers=len(plan.server_ranks), num_ranks=len(places)
             )
@@ -150,6 +155,7 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
             cpus=frozenset(each.cores),
             gpus=each.gpus,
             kernel=each.kernel,
+            nic=each.nic,
         )
         for each in places
     ]

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import sysfs
+from psdist.topology.machine import cards, sysfs
 from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.hwloc.elements import MAX_BYTES
-from psdist.topology.machine.machine import Machine, flat_machine
+from psdist.topology.machine.machine import Device, Machine, flat_machine
 from psdist.topology.text.untrusted import HOST_NAME
 
 LSTOPO_TIMEOUT_S: Final = 5.0
@@ -56,7 +56,20 @@ def this_machine(
         machine = flat_machine(usable)
         notes.append("nothing tells of the processors: each PU counts as a core")
     machine = machine.restricted(usable)
-    return replace(machine, name=_host_name(), notes=(*notes, *machine.notes))
+    return replace(
+        machine,
+        name=_host_name(),
+        devices=tuple(_with_port_speed(each, root) for each in machine.devices),
+        notes=(*notes, *machine.notes),
+    )
+
+
+def _with_port_speed(device: Device, root: Path) -> Device:
+    """lstopo tells of a card's bus only."""
+    if device.kind != "nic" or not device.pci or device.port_bytes_per_s:
+        return device
+    folder = root / "sys/bus/pci/devices" / device.pci
+    return replace(device, port_bytes_per_s=cards.port_bytes_per_s(folder))
 
 
 def _host_name() -> str:

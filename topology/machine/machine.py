@@ -86,10 +86,17 @@ class Device:
     """InfiniBand: the port GUIDs, by which a fabric's listing knows it."""
     bytes_per_s: Speed = 0.0
     """Of its PCI link, one direction; 0 unknown."""
+    port_bytes_per_s: Speed = 0.0
+    """A network card's: of its ports that are up together, one direction; 0 unknown."""
 
     @property
     def name(self) -> str:
         return self.names[0] if self.names else self.pci
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s, one direction: what its ports and its bus let through; 0 unknown."""
+        return min(filter(None, (self.bytes_per_s, self.port_bytes_per_s)), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

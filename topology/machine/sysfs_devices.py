@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from psdist.topology.machine import kernel_files, pci
+from psdist.topology.machine import cards, kernel_files, pci
 from psdist.topology.machine.machine import UNKNOWN, Device
 
 MAX_DEVICES: Final = 4096
@@ -86,6 +86,7 @@ def _device(
             kernel_files.text(folder / "current_link_speed"),
             kernel_files.text(folder / "current_link_width"),
         ),
+        port_bytes_per_s=cards.port_bytes_per_s(folder) if kind == "nic" else 0.0,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from psdist.errors import PlacementError
+from psdist.topology.machine import cards
 from psdist.topology.machine.machine import Machine
 from psdist.topology.network import host_files, infiniband, rack_table, slurm, topology_yaml
 from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
@@ -115,7 +116,7 @@ def build_cluster(
     *,
     tree: Tree | None,
     network: Network | None = None,
-    default_bytes_per_s: float = DEFAULT_LINK_BYTES_PER_S,
+    default_bytes_per_s: float | None = None,
 ) -> Cluster:
     """The cluster of a job on the hosts ``names``, in that order.
 
@@ -124,10 +125,11 @@ def build_cluster(
     the slower of both uplinks. Hosts that the tree does not have hang under the root.
 
     A link's speed (bytes/s, one direction): measured for it in ``network``, else of the tree, else
-    for hosts' links typical between nodes in ``network``, else ``default_bytes_per_s``; an uplink
-    of which nothing is known carries all that is below it (no oversubscription). A measurement
-    that is a lower bound only raises what would be taken without it. Without a tree: one flat
-    rack. What was assumed is in the notes.
+    for hosts' links typical between nodes in ``network``, else ``default_bytes_per_s``, else that
+    of the host's network cards, else DEFAULT_LINK_BYTES_PER_S; an uplink of which nothing is known
+    carries all that is below it (no oversubscription). A measurement that is a lower bound only
+    raises what would be taken without it. Without a tree: one flat rack. What was assumed is in the
+    notes.
 
     Raises PlacementError for no or repeated names, a host without a machine, and if none of the
     hosts is in the tree.
@@ -232,31 +234,47 @@ def _slower(first: float, second: float) -> float:
 
 
 def _with_node_speeds(
-    nodes: Iterable[Node], network: Network | None, default: float, notes: list[str]
+    nodes: Iterable[Node], network: Network | None, default: float | None, notes: list[str]
 ) -> list[Node]:
     nodes = list(nodes)
     links = network.node_links if network is not None else {}
     measured = by_name([node.name for node in nodes], links)
     typical = network.classes.get("node", UNMEASURED).bytes_per_s if network is not None else 0.0
-    filled, guessed = [], []
+    filled: list[Node] = []
+    guessed: dict[tuple[float, str], list[str]] = {}
     for node in nodes:
         own = links[measured[node.name]] if node.name in measured else UNMEASURED
         rate = _known(own, node.bytes_per_s)
         if not rate:
-            rate = max(typical or default, own.bytes_per_s)
-            guessed.append(node.name)
+            guess, how = _guess(node.machine, typical, default)
+            rate = max(guess, own.bytes_per_s)
+            guessed.setdefault((guess, how), []).append(node.name)
         filled.append(replace(node, bytes_per_s=rate))
     if network is not None and not measured and not typical:
         notes.append(
             f"the measured network has no link of these nodes (measured: {_listed(network.hosts)})"
         )
-    if guessed:
-        how = "typical of those measured" if typical else "by default"
-        notes.append(
-            f"speed of the links of {_listed(guessed)} not known: {(typical or default) / 1e9:.3g} "
-            f"GB/s, {how}"
-        )
+    notes += [
+        f"speed of the links of {_listed(names)} not known: {guess / 1e9:.3g} GB/s, {how}"
+        for (guess, how), names in guessed.items()
+    ]
     return filled
+
+
+def _guess(machine: Machine, typical: float, default: float | None) -> tuple[float, str]:
+    """(bytes/s of a host's link, where that is from)."""
+    if typical:
+        return typical, "typical of those measured"
+    if default is not None:
+        return default, "by default"
+    of_cards = cards.link_bytes_per_s(machine)
+    if not of_cards:
+        return DEFAULT_LINK_BYTES_PER_S, "by default"
+    used = cards.fabric_cards(machine) or machine.nics
+    is_told = all(card.port_bytes_per_s for card in used)
+    number = len(cards.fabric_cards(machine))
+    what = f"its {number} network cards" if number > 1 else "its network card"
+    return of_cards, f"{what}, by {'its ports' if is_told else 'the PCI bus, so at most'}"
 
 
 def _with_uplink_speeds(

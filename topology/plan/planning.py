@@ -54,6 +54,8 @@ class RankFacts:
     """PCI bus ids of the GPUs it can see; None where nobody could ask."""
     kernel: str = ""
     """Boot id of its kernel: hosts that have the same one share their processors."""
+    nic: str = ""
+    """The network card that its MPI is confined to already, or ""."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,7 +293,7 @@ class _Seats:
 
     def of(self, host: _Host) -> tuple[tuple[Role, Seat], ...]:
         """Role and seat of each of the host's ranks."""
-        facts = tuple((facts.cpus, facts.gpus) for facts in host.facts)
+        facts = tuple((facts.cpus, facts.gpus, facts.nic) for facts in host.facts)
         node = self.cluster.nodes[host.node]
         needed = cores_to_apply(node.bytes_per_s, host.num_servers)
         sizes = (len(host.ranks), host.num_servers, needed)
@@ -335,6 +337,7 @@ def _seats(
         roles,
         masks=[facts.cpus for facts in host.facts],
         gpus=seen if len(seen) == len(host.facts) else None,
+        nics=[facts.nic for facts in host.facts],
         may_bind=host.may_bind,
         server_cores=server_cores,
     )
@@ -448,7 +451,7 @@ def _cards_s(
             continue
         sent[node, each.nic] += share
     speeds = {
-        (node, card.name): card.bytes_per_s
+        (node, card.name): card.speed
         for node in {node for node, _ in sent}
         for card in cluster.nodes[node].machine.nics
     }

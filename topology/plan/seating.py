@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from psdist.topology.machine.cards import network_cards
 from psdist.topology.machine.machine import UNKNOWN, Core, Device, Machine
 
 Role: TypeAlias = Literal["server", "worker"]
@@ -28,8 +29,6 @@ _Cell: TypeAlias = tuple[int, int, int, int]
 _Place: TypeAlias = tuple[int, int]
 """(package, NUMA node); UNKNOWN as a node: the package as a whole."""
 
-# InfiniBand and RoCE, Omni-Path, Slingshot, EFA.
-_FABRIC_NAMES = ("mlx", "ib", "hfi", "opa", "hsi", "cxi", "rdmap", "efa", "bnxt_re")
 # Names that a compute runtime gives to its GPUs, and to no other.
 _COMPUTE_NAMES = ("cuda", "nvml", "rsmi", "opencl", "ze")
 
@@ -58,14 +57,6 @@ def compute_gpus(machine: Machine) -> tuple[Device, ...]:
     return tuple(sorted(named or machine.gpus, key=lambda gpu: gpu.pci))
 
 
-def network_cards(machine: Machine) -> tuple[Device, ...]:
-    """The cards that MPI will use: of a fast fabric if there are any, fastest first."""
-    fast = [
-        card for card in machine.nics if any(name.startswith(_FABRIC_NAMES) for name in card.names)
-    ]
-    return tuple(sorted(fast or machine.nics, key=lambda card: -card.bytes_per_s))
-
-
 def are_disjoint(masks: Sequence[frozenset[int]]) -> bool:
     """Whether no PU is in two masks, and none is empty: somebody has bound the ranks already."""
     return bool(masks) and all(masks) and sum(map(len, masks)) == len(frozenset().union(*masks))
@@ -77,6 +68,7 @@ def seat(
     *,
     masks: Sequence[frozenset[int]] | None = None,
     gpus: Sequence[Sequence[str]] | None = None,
+    nics: Sequence[str] = (),
     may_bind: bool = True,
     server_cores: int = 1,
 ) -> tuple[Seat, ...]:
@@ -87,6 +79,8 @@ def seat(
     ``masks`` are the PUs (OS numbers) that each rank may use now; without, all of ``machine``.
     ``gpus`` are the PCI bus ids that each rank can see; without, workers share
     :func:`compute_gpus` evenly.
+    ``nics`` are the cards that the ranks' MPI is confined to already, "" for none: of equally near
+    ones a rank has its own.
     """
     fixed = masks if masks is not None and are_disjoint(masks) else None
     own_gpus = _share_out_gpus(machine, roles, gpus, fixed)
@@ -95,7 +89,9 @@ def seat(
             tuple(core for core in machine.cores if mask.intersection(core.cpus)) for mask in fixed
         ]
     elif may_bind and len(machine.cores) >= len(roles):
-        chosen = _choose_cores(machine, roles, own_gpus, server_cores)
+        known = {name: card for card in machine.nics for name in card.names}
+        own_cards = [known.get(name) for name in nics] or [None] * len(roles)
+        chosen = _choose_cores(machine, roles, own_gpus, own_cards, server_cores)
     else:
         chosen = [()] * len(roles)
     cards = network_cards(machine)
@@ -108,7 +104,8 @@ def seat(
         bound = fixed[index] if fixed is not None else {cpu for core in cores for cpu in core.cpus}
         gpu = own_gpus[index]
         begins = cores[0].numa if cores else numa  # a share on several nodes is near its first
-        nic = _nearest(cards, package, begins, used).name if cards else ""
+        taken = nics[index] if nics else ""
+        nic = _nearest(cards, package, begins, used, taken).name if cards else ""
         used[nic] += 1
         seats.append(
             Seat(
@@ -246,9 +243,13 @@ def _choose_cores(
     machine: Machine,
     roles: Sequence[Role],
     gpus: Sequence[Device | None],
+    own_cards: Sequence[Device | None],
     server_cores: int,
 ) -> list[tuple[Core, ...]]:
-    """Workers first: equal shares up to one core, each in one package, begun beside its GPU."""
+    """Workers first: equal shares up to one core, each in one package, begun beside its GPU.
+
+    A rank without a GPU sits beside the card that it is confined to, if it is to any.
+    """
     if list(roles) == ["worker"]:  # nobody else is here
         gpu = gpus[0]
         return [_from(UNKNOWN if gpu is None else gpu.numa, machine.cores)]
@@ -258,13 +259,14 @@ def _choose_cores(
     servers = [index for index, role in enumerate(roles) if role == "server"]
     homes: dict[int, _Place] = {}
     for index in sorted(workers, key=lambda index: _has_no_place(gpus[index])):
-        homes[index] = room.seat_worker(gpus[index])
+        homes[index] = room.seat_worker(gpus[index] or own_cards[index])
     # A server needs one core; beyond that, never more than half of an equal share.
     most = max(1, min(server_cores, len(machine.cores) // len(roles) // 2))
-    at = {
-        index: room.seat_server(cards[turn % len(cards)] if cards else None, most)
+    beside = {
+        index: own_cards[index] or (cards[turn % len(cards)] if cards else None)
         for turn, index in enumerate(servers)
     }
+    at = {index: room.seat_server(beside[index], most) for index in servers}
     level = room.level(room.served)
     spare = Counter(
         {
@@ -284,9 +286,9 @@ def _choose_cores(
         home = homes[index]
         quota = min(shares[index], max(1, room.cores[home] // room.workers[home]))
         taken[index] = room.take(quota, home, only=home, is_light=False)
-    for turn, index in enumerate(servers):
+    for index in servers:
         package, count = at[index]
-        card = cards[turn % len(cards)] if cards else None
+        card = beside[index]
         numa = card.numa if card is not None and card.package == package else UNKNOWN
         home = (package, numa)
         taken[index] = room.take(count, home, only=(package, UNKNOWN), is_light=True)
@@ -371,13 +373,16 @@ def _share_out_gpus(
     return found
 
 
-def _nearest(nics: Sequence[Device], package: int, numa: int, used: Counter[str]) -> Device:
-    """Of those that are equally near, the one that fewest ranks have yet."""
+def _nearest(
+    nics: Sequence[Device], package: int, numa: int, used: Counter[str], taken: str
+) -> Device:
+    """Of those that are equally near, ``taken`` or the one that fewest ranks have yet."""
     return min(
         nics,
         key=lambda nic: (
             nic.package not in (package, UNKNOWN),
             nic.numa not in (numa, UNKNOWN),
+            taken not in nic.names,
             used[nic.name],
         ),
     )

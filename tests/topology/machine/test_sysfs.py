@@ -13,8 +13,6 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,119 +22,13 @@ from psdist.topology.machine import codec as machine_codec
 from psdist.topology.machine import live, pci, sysfs
 from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import UNKNOWN, Machine
-from psdist.topology.text import bitmap
 from tests.support.mpirun import skip_or_fail
-
-CPU = "sys/devices/system/cpu"
-
-
-@dataclass
-class Root:
-    """A folder with the files of /sys and /proc that the kernel would have."""
-
-    path: Path
-
-    def write(self, name: str, text: object) -> None:
-        file = self.path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n", encoding="utf-8")
-
-    def write_set(self, name: str, cpus: Iterable[int]) -> None:
-        """As the kernel: a mask, and a list beside it."""
-        cpus = sorted(cpus)
-        text = bitmap.format(cpus).replace("0x", "") or "0"
-        self.write(name, text)
-        self.write(name.replace("_map", "") + "_list", bitmap.format_list(cpus))
-
-    def cpu(
-        self, cpu: int, *, package: int, die: int = 0, core: Iterable[int], l3: Iterable[int]
-    ) -> None:
-        folder = f"{CPU}/cpu{cpu}"
-        self.write(f"{folder}/topology/physical_package_id", package)
-        self.write(f"{folder}/topology/die_id", die)
-        self.write(f"{folder}/topology/core_id", min(core))
-        self.write_set(f"{folder}/topology/core_cpus", core)
-        self.write_set(f"{folder}/topology/thread_siblings", core)
-        for index, (level, kind, shared) in enumerate(
-            ((1, "Data", core), (1, "Instruction", core), (2, "Unified", core), (3, "Unified", l3))
-        ):
-            cache = f"{folder}/cache/index{index}"
-            self.write(f"{cache}/level", level)
-            self.write(f"{cache}/type", kind)
-            self.write(f"{cache}/size", "1024K")
-            shared = sorted(shared)
-            self.write(f"{cache}/shared_cpu_map", bitmap.format(shared).replace("0x", ""))
-            self.write(f"{cache}/shared_cpu_list", bitmap.format_list(shared))
-
-    def packages(self, groups: dict[tuple[int, int], Iterable[int]]) -> None:
-        """(package, die) to PUs: after all ``cpu``."""
-        for package in {package for package, _ in groups}:
-            whole = [cpu for (each, _), cpus in groups.items() if each == package for cpu in cpus]
-            for (each, _), cpus in groups.items():
-                if each != package:
-                    continue
-                for cpu in cpus:
-                    folder = f"{CPU}/cpu{cpu}/topology"
-                    for name in ("package_cpus", "core_siblings"):
-                        self.write_set(f"{folder}/{name}", whole)
-                    self.write_set(f"{folder}/die_cpus", cpus)
-
-    def online(self, cpus: Iterable[int]) -> None:
-        for name in ("online", "possible", "present"):
-            self.write(f"{CPU}/{name}", bitmap.format_list(cpus))
-
-    def node(self, number: int, cpus: Iterable[int], *, gib: int = 1) -> None:
-        folder = f"sys/devices/system/node/node{number}"
-        cpus = sorted(cpus)
-        self.write(f"{folder}/cpumap", bitmap.format(cpus).replace("0x", ""))
-        self.write(f"{folder}/cpulist", bitmap.format_list(cpus))
-        self.write(f"{folder}/meminfo", f"Node {number} MemTotal:  {gib << 20} kB")
-
-    def device(
-        self, bus: str, pci_class: str, vendor: str, *, node: int = -1, near: str = "", **more: str
-    ) -> str:
-        folder = f"sys/bus/pci/devices/{bus}"
-        self.write(f"{folder}/class", pci_class)
-        self.write(f"{folder}/vendor", vendor)
-        self.write(f"{folder}/device", "0x1234")
-        self.write(f"{folder}/numa_node", node)
-        self.write(f"{folder}/local_cpulist", near)
-        for name, text in more.items():
-            self.write(f"{folder}/{name}", text)
-        return folder
+from tests.support.sys_files import CPU, Root, two_sockets
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     return Root(tmp_path)
-
-
-def two_sockets(root: Root, *, num_cores: int = 4, is_interleaved: bool = False) -> Root:
-    """Two packages of two L3 each, two threads a core; PU n and n + 8 share a core."""
-    num_all = 2 * num_cores
-    groups: dict[tuple[int, int], list[int]] = {}
-    for core in range(num_all):
-        package = core % 2 if is_interleaved else core // num_cores
-        inside = core // 2 if is_interleaved else core % num_cores
-        groups.setdefault((package, inside // (num_cores // 2)), []).append(core)
-    for (package, _), cores in groups.items():
-        l3 = [cpu for core in cores for cpu in (core, core + num_all)]
-        for core in cores:
-            for cpu in (core, core + num_all):
-                root.cpu(cpu, package=package, core=(core, core + num_all), l3=l3)
-    for package in (0, 1):
-        cpus = [
-            cpu
-            for (each, _), cores in groups.items()
-            if each == package
-            for core in cores
-            for cpu in (core, core + num_all)
-        ]
-        root.packages({(package, 0): cpus})
-        root.node(package, cpus, gib=4)
-    root.online(range(2 * num_all))
-    root.write("proc/sys/kernel/hostname", "n7")
-    return root
 
 
 def by_lstopo(folder: Path) -> Machine:

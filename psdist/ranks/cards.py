@@ -1,0 +1,201 @@
+"""Which network card a rank's MPI and NCCL use: chosen before either starts.
+
+    nic = choose_card(resolved, detect(os.environ))       # sets variables; "" where MPI chooses
+
+MPI reads its variables in MPI_Init, and ranks can agree on a plan only after that. So a rank
+chooses by itself: from the plan's file where the job starts from one, else from its own processors,
+or, where its launcher has not bound it, from its number on the host, as the plan will seat it. What
+the plan then says in addition is :func:`card_notes`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from psdist.config.settings import RunConfig
+from psdist.config.sources import Resolved
+from psdist.errors import PlacementError, UserError
+from psdist.install.launcher import Launcher
+from psdist.protocol.roles import Place
+from psdist.topology.machine import cards, sysfs
+from psdist.topology.machine.machine import Device, Machine
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.network.same_host import is_same_host
+from psdist.topology.plan import codec as plan_codec
+from psdist.topology.plan import seating
+from psdist.topology.plan.plan import Plan
+from psdist.topology.text.untrusted import file_bytes
+
+_STRATEGIES: Final = ("auto", "block", "cyclic")
+_TASKS: Final = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+
+
+def choose_card(
+    outcome: Resolved | UserError,
+    launcher: Launcher,
+    *,
+    environment: MutableMapping[str, str] | None = None,
+    root: Path = Path("/"),
+    usable: Iterable[int] | None = None,
+) -> str:
+    """Confine this process's MPI and NCCL to one card, by variables; its name, or "".
+
+    ``environment``, ``root`` and ``usable`` (PUs) are this process's and host's where not given.
+
+    Nothing is done where the user has set one of the variables, where the job lies on one host,
+    where ranks are fewer than cards (MPI may use several), or where it is not certain that every
+    card reaches every other (:mod:`psdist.topology.machine.cards`).
+    """
+    found = os.environ if environment is None else environment
+    if isinstance(outcome, UserError) or outcome.config.nics == "off":
+        return ""
+    if any(name in found for name in cards.VARIABLES):
+        return ""
+    here = ranks_here(launcher, found)
+    if here is None:
+        return ""
+    local_rank, local_size = here
+    ports = cards.read_ports(root)
+    if launcher.size == local_size or len({port.pci for port in ports}) < 2:
+        return ""
+    try:
+        machine = sysfs.read_machine(root)
+    except PlacementError:
+        return ""
+    choice = cards.selectable(machine, ports)
+    mine = frozenset(os.sched_getaffinity(0) if usable is None else usable) & machine.cpus
+    if not choice or local_size < len(choice) or not mine:
+        return ""
+    card = _planned(outcome.config, launcher, choice) or nearest(
+        machine, mine, choice, local_rank=local_rank, local_size=local_size
+    )
+    found.update(cards.variables(card, ports))
+    return card.name
+
+
+def ranks_here(launcher: Launcher, environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """(number of this rank among those of its host, how many they are), or None."""
+    size = launcher.local_size
+    if size is None and launcher.name == "slurm":
+        node = environment.get("SLURM_NODEID", "")
+        tasks = tasks_of_nodes(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        if node.isascii() and node.isdecimal() and int(node[:6]) < len(tasks):
+            size = tasks[int(node[:6])]
+    if launcher.local_rank is None or size is None or launcher.local_rank >= size:
+        return None
+    return launcher.local_rank, size
+
+
+def tasks_of_nodes(text: str) -> list[int]:
+    """Slurm's ``2(x3),1`` as ``[2, 2, 2, 1]``; [] for anything else."""
+    tasks: list[int] = []
+    for word in text.split(","):
+        match = _TASKS.fullmatch(word)
+        if match is None or len(tasks) > 1 << 16:
+            return []
+        tasks += [int(match[1])] * min(int(match[2] or 1), 1 << 16)
+    return tasks
+
+
+def nearest(
+    machine: Machine,
+    usable: frozenset[int],
+    choice: Sequence[Device],
+    *,
+    local_rank: int,
+    local_size: int,
+) -> Device:
+    """The card for a rank that may use the processors ``usable`` of ``machine``.
+
+    Ranks that cannot all have as much to themselves share it: the plan will seat them, as it seats
+    workers. Others have been bound: those of a package (or NUMA node) divide its cards by where in
+    it they are.
+    """
+    mine = machine.restricted(usable)
+    if len(mine.cores) * local_size > len(machine.cores):
+        among = replace(mine, devices=(*mine.gpus, *choice))
+        name = seating.seat(among, ["worker"] * local_size)[local_rank].nic
+        return next(each for each in choice if each.name == name)
+    packages = {core.package for core in mine.cores}
+    nodes = {core.numa for core in mine.cores}
+    in_package = [each for each in choice if {each.package} == packages]
+    in_node = [each for each in in_package if {each.numa} == nodes]
+    equals = in_node or in_package or list(choice)
+    around = [
+        core
+        for core in machine.cores
+        if not in_package or (core.numa in nodes if in_node else core.package in packages)
+    ]
+    before = sum(core.logical < mine.cores[0].logical for core in around)
+    return equals[before * len(equals) // len(around)]
+
+
+def _planned(config: RunConfig, launcher: Launcher, choice: Sequence[Device]) -> Device | None:
+    """The card that a plan's file gives to this rank on this host."""
+    if config.placement in _STRATEGIES or launcher.rank is None:
+        return None
+    try:
+        data, where = file_bytes(Path(config.placement), max_bytes=plan_codec.MAX_BYTES)
+        plan = plan_codec.decode(data, where=where)
+    except (PlacementError, OSError):
+        return None  # rank 0 says what is wrong with it, once
+    if launcher.rank >= len(plan.ranks):
+        return None
+    mine = plan.ranks[launcher.rank]
+    if not is_same_host(mine.host, socket.gethostname()):
+        return None
+    return next((each for each in choice if mine.nic in each.names), None)
+
+
+def card_notes(
+    plan: Plan, cluster: Cluster, places: Sequence[Place], config: RunConfig
+) -> list[str]:
+    """What to know of network cards: who uses another one than planned, and where MPI chooses."""
+    if len({each.host for each in places}) < 2:
+        return []
+    several = {
+        node.name: [card.name for card in cards.fabric_cards(node.machine)]
+        for node in cluster.nodes
+        if len(cards.fabric_cards(node.machine)) > 1
+    }
+    notes = []
+    names = {
+        (node.name, name): card.names
+        for node in cluster.nodes
+        for card in node.machine.nics
+        for name in card.names
+    }
+    other = [
+        planned.rank
+        for planned, found in zip(plan.ranks, places, strict=True)
+        if found.nic and found.nic not in names.get((found.host, planned.nic), (found.nic,))
+    ]
+    if other:
+        notes.append(
+            f"network cards are chosen before the plan is made: {_ranks(other)} not on the one "
+            "that the plan names; --placement with this run's plan.json starts them there"
+        )
+    free = [each for each in places if each.host in several and not each.nic]
+    if free:
+        host = free[0].host
+        why = "nics = off" if config.nics == "off" else "MPI chooses among network cards"
+        notes.append(
+            f"{why}: {_ranks([each.rank for each in free])} (on {host}: "
+            f"{', '.join(several[host])}); to confine a rank to the one that the plan names, set "
+            "UCX_NET_DEVICES (UCX), FI_CXI_DEVICE_NAME (Slingshot) or HFI_UNIT (Omni-Path), and "
+            "NCCL_IB_HCA, for it before it starts"
+        )
+    return notes
+
+
+def _ranks(found: Iterable[int]) -> str:
+    numbers = list(found)
+    more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+    word = "rank" if len(numbers) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, numbers[:5]))}{more}"
