@@ -72,7 +72,12 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'psdist' has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "psdist.errors")), name)
+    if name not in _MODULES:
+        return getattr(import_module("psdist.errors"), name)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -36,6 +36,7 @@ Mpi = Literal["openmpi", "mpich"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MARKER = "PSDIST_INTERNAL_TEST_RUN"
+STARTUP = str(REPOSITORY / "tests" / "support" / "startup")
 # After the launcher has returned: how long its helpers may take to be gone.
 LINGER_S = 5.0
 # Between asking the ranks for their stacks (SIGABRT) and ending everything (SIGKILL).
@@ -218,7 +219,12 @@ def program_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]
     # One thread each: ranks share few cores, and sums must not depend on how many there are.
     # faulthandler makes the SIGABRT of a timeout print where every thread stood.
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    return {**kept, **defaults, **extra, MARKER: marker}
+    found = {**kept, **defaults, **extra, MARKER: marker}
+    # After the test's own places; a test that gives an empty path wants a user's start.
+    places = extra.get("PYTHONPATH", kept.get("PYTHONPATH") or STARTUP)
+    if places and STARTUP not in places.split(os.pathsep):
+        places += os.pathsep + STARTUP
+    return {**found, "PYTHONPATH": places}
 
 
 def processes_of(marker: str) -> Iterator[int]:

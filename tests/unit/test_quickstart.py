@@ -55,6 +55,7 @@ def test_the_quickstart_trains_and_proves_its_run_from_any_directory(tmp_path: P
         pytest.skip(f"{sys.prefix} was not made by slurm/venv.sh; tests/run.sh makes one")
     run_dir = tmp_path / "run of mine"
     env = {"VENV": sys.prefix, "PSDIST_RUN_DIR": str(run_dir), "PATH": os.environ["PATH"]}
+    env["PYTHONPATH"] = ""  # as a user's: nothing of tests/support/startup
     done = run_program(["bash", str(QUICKSTART)], timeout_s=280, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.text
     assert "test accuracy" in done.stdout
