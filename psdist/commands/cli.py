@@ -248,6 +248,9 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
     ] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Of each node, how GPUs and cards reach each other.")
+    ] = False,
     script: Annotated[
         str | None,
         typer.Option(metavar="SCRIPT", help="For the command line of --emit; else train.py."),
@@ -279,6 +282,7 @@ def plan(
         out=out,
         svg=svg,
         explain=explain,
+        matrix=matrix,
         script=script,
     )
     return lambda: make_plan(options)

@@ -29,6 +29,7 @@ from psdist.config.settings import (
 )
 from psdist.errors import PlacementError
 from psdist.protocol.partition import auto_chunk_bytes, chunk_bytes_for_all, empty_servers
+from psdist.topology.draw import matrix as draw_matrix
 from psdist.topology.draw import svg as draw_svg
 from psdist.topology.draw import text as draw_text
 from psdist.topology.draw.drawing import size as draw_size
@@ -51,6 +52,8 @@ _COUNT = re.compile(r"[0-9]{1,6}")
 GROUPINGS: Mapping[str, Grouping] = {each: each for each in get_args(Grouping)}
 STRATEGIES: Mapping[str, Strategy] = {each: each for each in get_args(Strategy)}
 LAUNCHERS: Mapping[str, Launcher] = {each: each for each in get_args(Launcher)}
+_MIN_WIDTH, _PIPE_WIDTH, _MAX_WIDTH = 60, 100, 200
+"""Columns of text."""
 _MAX_LISTED = 200
 """Characters of a host list in a message."""
 _PLAIN = str.maketrans("│├└─━╌", "||`-#.")
@@ -82,6 +85,7 @@ class PlanOptions:
     out: Path | None = None
     svg: Path | None = None
     explain: bool = False
+    matrix: bool = False
     script: str | None = None
 
 
@@ -107,7 +111,10 @@ def run(options: PlanOptions) -> int:
     plan = _plan(cluster, request, chunks, workers=workers, server_nodes=server_nodes)
     if given is not None:
         plan = replace(plan, notes=(*plan.notes, *given.notes, *beyond_slots(plan, given)))
-    text = draw_text.tree(plan, cluster)
+    width = _width()
+    text = draw_text.tree(plan, cluster, width=width)
+    if options.matrix:
+        text += "\n" + draw_matrix.tables(plan, cluster, width=width)
     if options.explain:
         alternatives = what_if(
             cluster,
@@ -117,7 +124,7 @@ def run(options: PlanOptions) -> int:
             server_nodes=server_nodes,
             is_useful=lambda other: not chunks.empty_servers(other),
         )
-        text += "\n" + draw_text.explain(plan, cluster, alternatives=alternatives)
+        text += "\n" + draw_text.explain(plan, cluster, alternatives=alternatives, width=width)
     drawing = "" if options.svg is None else draw_svg.picture(plan, cluster)
     if launcher is not None:
         script = "train.py" if options.script is None else options.script
@@ -125,7 +132,7 @@ def run(options: PlanOptions) -> int:
         emission = emit.files(plan, cluster, launcher, script=path)
         out = Path("plan") if options.out is None else options.out
         emit.write(emission, out)
-        text += "\n" + _emitted(emission, out, path)
+        text += "\n" + _emitted(emission, out, path, width)
     if options.svg is not None:
         _write(options.svg, drawing)
     _show(text)
@@ -353,7 +360,16 @@ def _listed(names: Sequence[str]) -> str:
     return text if len(text) <= _MAX_LISTED else f"{text[:_MAX_LISTED]}..."
 
 
-def _emitted(emission: Emission, out: Path, script: str) -> str:
+def _width() -> int:
+    """Columns of the terminal, or of COLUMNS; into a pipe 100."""
+    given = os.environ.get("COLUMNS", "")
+    found = int(given) if given.isascii() and given.isdecimal() and len(given) < 6 else 0
+    if not found and sys.stdout.isatty():
+        found = os.get_terminal_size(sys.stdout.fileno()).columns
+    return min(max(found, _MIN_WIDTH), _MAX_WIDTH) if found else _PIPE_WIDTH
+
+
+def _emitted(emission: Emission, out: Path, script: str, width: int) -> str:
     notes = list(emission.notes)
     if not os.path.exists(script):
         notes.append("the script is not there yet; --script names another")
@@ -361,7 +377,7 @@ def _emitted(emission: Emission, out: Path, script: str) -> str:
     for note in notes:
         lines += textwrap.wrap(
             f"note: {note}",
-            100,
+            width,
             subsequent_indent=" " * len("note: "),
             break_long_words=False,
             break_on_hyphens=False,

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from psdist.topology.machine.machine import UNKNOWN, Machine
-from psdist.topology.plan.seating import Role, Seat, compute_gpus
+from psdist.topology.plan.gpu_shares import Role, compute_gpus
+from psdist.topology.plan.seating import Seat
 
 
 def complaints(machine: Machine, roles: Sequence[Role], seats: Sequence[Seat]) -> list[str]:

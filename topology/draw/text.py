@@ -132,9 +132,22 @@ def _network_entries(scene: Scene) -> list[tuple[str, str]]:
     return [
         ("exchange", exchange),
         ("worst link", worst_words(scene)),
+        *_group_entries(plan),
         ("bound", bound),
         ("others", "; ".join(gain_words(plan)) or "not compared"),
         ("tree from", plan.source),
+    ]
+
+
+def _group_entries(plan: Plan) -> list[tuple[str, str]]:
+    if not plan.groups_s:
+        return []
+    return [
+        (
+            "groups",
+            f"{duration(plan.groups_s)} predicted in addition for reducing between the GPUs of a "
+            "host, and handing parameters round",
+        )
     ]
 
 

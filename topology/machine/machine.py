@@ -88,6 +88,8 @@ class Device:
     """Of its PCI link, one direction; 0 unknown."""
     port_bytes_per_s: Speed = 0.0
     """A network card's: of its ports that are up together, one direction; 0 unknown."""
+    bridges: Annotated[tuple[Text, ...], MANY] = ()
+    """What identifies the PCI bridges above it, that of the host first; () where not told."""
 
     @property
     def name(self) -> str:

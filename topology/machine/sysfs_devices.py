@@ -20,6 +20,7 @@ from psdist.topology.machine.machine import UNKNOWN, Device
 
 MAX_DEVICES: Final = 4096
 MAX_NAMED: Final = 8
+_MAX_BRIDGES: Final = 16
 
 Place: TypeAlias = tuple[frozenset[int] | None, int, int]
 """PUs nearby (None unknown), package, NUMA node."""
@@ -29,6 +30,7 @@ to the place."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _GID: Final = re.compile(r"(?:[0-9a-fA-F]{4}:){7}[0-9a-fA-F]{4}")
+_HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _UUID: Final = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]{36})$", re.MULTILINE)
 
 
@@ -86,6 +88,7 @@ def _device(
             kernel_files.text(folder / "current_link_speed"),
             kernel_files.text(folder / "current_link_width"),
         ),
+        bridges=_bridges(folder),
         port_bytes_per_s=cards.port_bytes_per_s(folder) if kind == "nic" else 0.0,
     )
 
@@ -94,6 +97,16 @@ def _names(folder: Path, kind: pci.Kind) -> tuple[str, ...]:
     patterns = ("drm/card*",) if kind == "gpu" else ("net/*", "virtio*/net/*", "infiniband/*")
     found = (path.name for pattern in patterns for path in kernel_files.entries(folder, pattern))
     return tuple(dict.fromkeys(name for name in found if _NAME.fullmatch(name)))
+
+
+def _bridges(folder: Path) -> tuple[str, ...]:
+    """The folders that the device lies in, from that of the host's bridge on."""
+    try:
+        above = folder.resolve().parts[:-1]
+    except OSError:
+        return ()
+    first = next((at for at, name in enumerate(above) if _HOST_BRIDGE.fullmatch(name)), len(above))
+    return above[first:][:_MAX_BRIDGES]
 
 
 def _port_guids(folder: Path) -> tuple[int, ...]:

@@ -102,7 +102,10 @@ class Plan:
     servers_s: Amount = 0.0
     """Predicted time in which the busiest server applies what one exchange brings it."""
     cards_s: Amount = 0.0
-    """The same of the busiest network card, as far as its host's bus limits it; 0: not known."""
+    """The same of the busiest network card, as far as its speed is known; 0: not known."""
+    groups_s: Amount = 0.0
+    """Predicted time in which the slowest group reduces on its host, between its GPUs, before an
+    exchange and after it; not part of the exchange. 0 where that is not known."""
 
     @property
     def exchange_s(self) -> float:

@@ -20,8 +20,10 @@ from psdist.errors import PlacementError
 from psdist.topology.machine.machine import UNKNOWN, Machine
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan import seating
+from psdist.topology.plan.gpu_shares import Role
+from psdist.topology.plan.group_time import groups_s
 from psdist.topology.plan.plan import MAX_RANKS, Plan, PlannedRank
-from psdist.topology.plan.seating import Role, Seat
+from psdist.topology.plan.seating import Seat
 from psdist.topology.plan.serving_hosts import (
     LEAST_SHARE,
     Choice,
@@ -100,7 +102,7 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             facts=tuple(here[node]),
         )
 
-    seats = _Seats(cluster)
+    seats = _Seats(cluster, request.group)
 
     @cache
     def groups_on(node: int, num_servers: int) -> float:
@@ -154,7 +156,7 @@ def plan_ahead(
     if not any(workers):
         raise PlacementError("no node has a worker; ask for at least one")
 
-    seats = _Seats(cluster)
+    seats = _Seats(cluster, request.group)
 
     def host_with(node: int, num_servers: int) -> _Host:
         ranks = tuple(range(num_servers + workers[node]))
@@ -277,8 +279,9 @@ def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
 class _Seats:
     """Seats of hosts; those of hosts that are alike are found once."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, group: Grouping) -> None:
         self.cluster = cluster
+        self._are_one_group = group == "node"
         same: dict[int, int] = {}  # machines that are one object, as psdist plan has them
         kinds: dict[Machine, int] = {}
         self._kinds = [
@@ -300,7 +303,7 @@ class _Seats:
         key = (self._kinds[host.node], sizes, host.may_bind, facts)
         if key not in self._found:
             roles = _roles(node.machine, host)
-            seats = _seats(node.machine, host, roles, needed)
+            seats = _seats(node.machine, host, roles, needed, are_one_group=self._are_one_group)
             self._found[key] = tuple(zip(roles, seats, strict=True))
         return self._found[key]
 
@@ -327,10 +330,21 @@ def _roles(machine: Machine, host: _Host) -> list[Role]:
 
 
 def _seats(
-    machine: Machine, host: _Host, roles: Sequence[Role], server_cores: int
+    machine: Machine,
+    host: _Host,
+    roles: Sequence[Role],
+    server_cores: int,
+    *,
+    are_one_group: bool,
 ) -> tuple[Seat, ...]:
     if not host.facts:
-        return seating.seat(machine, roles, may_bind=host.may_bind, server_cores=server_cores)
+        return seating.seat(
+            machine,
+            roles,
+            may_bind=host.may_bind,
+            server_cores=server_cores,
+            are_one_group=are_one_group,
+        )
     seen = [facts.gpus for facts in host.facts if facts.gpus is not None]
     return seating.seat(
         machine,
@@ -340,6 +354,7 @@ def _seats(
         nics=[facts.nic for facts in host.facts],
         may_bind=host.may_bind,
         server_cores=server_cores,
+        are_one_group=are_one_group,
     )
 
 
@@ -387,6 +402,7 @@ def _assemble(
         source=cluster.source,
         servers_s=apply_s(groups, weights, cores, request),
         cards_s=_cards_s(cluster, ranks, weights, groups, shares, request),
+        groups_s=groups_s(cluster, ranks, model_bytes=request.planned_bytes),
     )
     limits = _limit_notes(plan, request) if links else []
     if choice.tried:

@@ -16,21 +16,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from psdist.topology.machine.cards import network_cards
 from psdist.topology.machine.machine import UNKNOWN, Core, Device, Machine
-
-Role: TypeAlias = Literal["server", "worker"]
+from psdist.topology.plan.gpu_shares import Role, share_out
 
 # Cores that are as near to each other as they get: (package, NUMA node, L3, kind).
 _Cell: TypeAlias = tuple[int, int, int, int]
 
 _Place: TypeAlias = tuple[int, int]
 """(package, NUMA node); UNKNOWN as a node: the package as a whole."""
-
-# Names that a compute runtime gives to its GPUs, and to no other.
-_COMPUTE_NAMES = ("cuda", "nvml", "rsmi", "opencl", "ze")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +40,6 @@ class Seat:
     numa: int
     gpu: str
     nic: str
-
-
-def compute_gpus(machine: Machine) -> tuple[Device, ...]:
-    """The GPUs that a worker could use, in PCI order: those that a compute runtime has named.
-
-    Where none is named (no runtime was asked), all of them.
-    """
-    named = [
-        gpu for gpu in machine.gpus if any(name.startswith(_COMPUTE_NAMES) for name in gpu.names)
-    ]
-    return tuple(sorted(named or machine.gpus, key=lambda gpu: gpu.pci))
 
 
 def are_disjoint(masks: Sequence[frozenset[int]]) -> bool:
@@ -71,19 +56,20 @@ def seat(
     nics: Sequence[str] = (),
     may_bind: bool = True,
     server_cores: int = 1,
+    are_one_group: bool = False,
 ) -> tuple[Seat, ...]:
     """A seat for each rank of a host, in the order of ``roles``.
 
     ``server_cores`` are what a server needs; it gets fewer where workers would have less than it.
 
     ``masks`` are the PUs (OS numbers) that each rank may use now; without, all of ``machine``.
-    ``gpus`` are the PCI bus ids that each rank can see; without, workers share
-    :func:`compute_gpus` evenly.
+    ``gpus`` are the PCI bus ids that each rank can see; without, workers share those of the machine
+    (:mod:`psdist.topology.plan.gpu_shares`); ``are_one_group``: they reduce gradients together.
     ``nics`` are the cards that the ranks' MPI is confined to already, "" for none: of equally near
     ones a rank has its own.
     """
     fixed = masks if masks is not None and are_disjoint(masks) else None
-    own_gpus = _share_out_gpus(machine, roles, gpus, fixed)
+    own_gpus = share_out(machine, roles, gpus, fixed, are_one_group=are_one_group)
     if fixed is not None:
         chosen: list[tuple[Core, ...]] = [
             tuple(core for core in machine.cores if mask.intersection(core.cpus)) for mask in fixed
@@ -129,12 +115,6 @@ def nearest_to_network(machine: Machine, masks: Sequence[frozenset[int]]) -> lis
         return (bool(near) and not packages <= near, index)
 
     return sorted(range(len(masks)), key=distance)
-
-
-def package_of(machine: Machine, mask: Iterable[int]) -> int:
-    """The package that holds most of ``mask`` (OS numbers), lowest on a tie; UNKNOWN if none."""
-    wanted = frozenset(mask)
-    return _most(core.package for core in machine.cores for cpu in core.cpus if cpu in wanted)
 
 
 class _Room:
@@ -339,40 +319,6 @@ def _cost(
     )
 
 
-def _share_out_gpus(
-    machine: Machine,
-    roles: Sequence[Role],
-    visible: Sequence[Sequence[str]] | None,
-    masks: Sequence[frozenset[int]] | None,
-) -> list[Device | None]:
-    """A GPU for each worker: its own where there are enough, else shared evenly."""
-    known = {gpu.pci: gpu for gpu in machine.gpus if gpu.pci}
-    everybodys = [gpu.pci for gpu in compute_gpus(machine) if gpu.pci]
-    workers = [index for index, role in enumerate(roles) if role == "worker"]
-    owners: Counter[str] = Counter()
-    found: list[Device | None] = [None] * len(roles)
-    for turn, index in enumerate(workers):
-        seen = everybodys if visible is None else [pci for pci in visible[index] if pci in known]
-        if not seen:
-            continue
-        # Evenly over the list, so that two workers of a host with eight GPUs sit on two sockets.
-        wanted = seen[turn * len(seen) // len(workers)]
-        home = package_of(machine, masks[index]) if masks is not None else UNKNOWN
-
-        most = -(-len(workers) // len(seen))  # neighbours share: no GPU has more than others must
-
-        def cost(
-            pci: str, home: int = home, wanted: str = wanted, most: int = most
-        ) -> tuple[bool, bool, bool, int, str]:
-            is_far = home != UNKNOWN and known[pci].package not in (UNKNOWN, home)
-            return (is_far, owners[pci] >= most, pci != wanted, owners[pci], pci)
-
-        best = min(seen, key=cost)
-        owners[best] += 1
-        found[index] = known[best]
-    return found
-
-
 def _nearest(
     nics: Sequence[Device], package: int, numa: int, used: Counter[str], taken: str
 ) -> Device:
@@ -391,8 +337,3 @@ def _nearest(
 def _common(values: Iterable[int]) -> int:
     different = set(values)
     return different.pop() if len(different) == 1 else UNKNOWN
-
-
-def _most(values: Iterable[int]) -> int:
-    counts = Counter(values)
-    return min(counts, key=lambda value: (-counts[value], value), default=UNKNOWN)

@@ -325,12 +325,13 @@ def test_fast_memory_beside_dram_is_not_ordinary_memory(
     ("name", "gpus_of_a_board", "switches_of_a_board"),
     [("nvlink-switches.xml", 4, 3), *real(("nvidiaDGX2.v2.xml", 8, 6))],
 )
-def test_gpus_behind_the_same_switches_are_linked(
+def test_gpus_behind_switches_are_linked_also_between_boards(
     name: str, gpus_of_a_board: int, switches_of_a_board: int
 ) -> None:
     links = machine_in(name).links
-    # Each GPU has 25 GB/s to each switch of its board; there are two boards.
-    assert len(links) == 2 * gpus_of_a_board * (gpus_of_a_board - 1) // 2
+    # Each GPU has 25 GB/s to each switch of its board; trunks join the two boards.
+    num_gpus = 2 * gpus_of_a_board
+    assert len(links) == num_gpus * (num_gpus - 1) // 2
     assert {link.bytes_per_s for link in links} == {switches_of_a_board * 25e9}
 
 

@@ -24,6 +24,7 @@ from psdist.topology.machine.machine import Machine, flat_machine
 from psdist.topology.network.cluster import Cluster, Node, Switch
 from psdist.topology.network.same_host import is_same_host
 from psdist.topology.plan import planning
+from psdist.topology.plan.gpu_shares import Role
 from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import (
     Grouping,
@@ -33,7 +34,7 @@ from psdist.topology.plan.planning import (
     plan_ahead,
     plan_job,
 )
-from psdist.topology.plan.seating import Role, seat
+from psdist.topology.plan.seating import seat
 from psdist.topology.plan.serving_hosts import problem_of
 from psdist.topology.plan.what_if import what_if
 from tests.support.exact_placement import linear_bound_s

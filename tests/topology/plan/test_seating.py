@@ -10,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psdist.topology.machine.cards import network_cards
 from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import UNKNOWN, Core, Device, Machine, NumaNode, Package
-from psdist.topology.plan.seating import (
-    Role,
-    Seat,
-    compute_gpus,
-    nearest_to_network,
-    network_cards,
-    package_of,
-    seat,
-)
+from psdist.topology.plan.gpu_shares import Role, compute_gpus, package_of
+from psdist.topology.plan.seating import Seat, nearest_to_network, seat
 from tests.support.machine_files import REAL_FOLDER, SHAPES, machine_file, real
 from tests.support.seats import complaints
 
@@ -332,3 +326,22 @@ def test_a_share_on_several_numa_nodes_has_the_card_where_it_begins() -> None:
     cards = {card.name: card.numa for card in here.nics}
     seats = seat(here, ["worker", "worker"])
     assert [cards[each.nic] for each in seats] == [nodes_of(here, each)[0] for each in seats]
+
+
+@pytest.mark.parametrize("name", ["nvlink-to-processors.xml", *real("power8gpudistances.v3.xml")])
+def test_workers_of_a_group_get_gpus_that_nvlinks_join(name: str) -> None:
+    here = hwloc_xml.read(machine_file(name))
+    together = seat(here, ["worker", "worker"], are_one_group=True)
+    assert [each.gpu for each in together] == ["0002:01:00.0", "0003:01:00.0"]
+    assert complaints(here, ["worker", "worker"], together) == []
+    apart = seat(here, ["worker", "worker"])
+    assert [each.package for each in apart] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["nvlink-switches.xml", *real("nvidiaDGX2.v2.xml", "eas-tioga.xml")]
+)
+def test_workers_of_a_group_are_spread_where_all_gpus_are_joined(name: str) -> None:
+    here = hwloc_xml.read(machine_file(name))
+    roles: list[Role] = ["worker", "worker"]
+    assert seat(here, roles, are_one_group=True) == seat(here, roles)

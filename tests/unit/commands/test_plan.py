@@ -374,3 +374,36 @@ def test_where_the_terminal_has_only_ascii_the_tree_is_drawn_in_it(
     done = command("--machine node.xml --nodes n[1-2] --model-bytes 100M")
     assert done.returncode == 0, done.stderr
     assert "|- n1  2 packages, 8 cores" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120", "200"])
+def test_text_is_as_wide_as_the_terminal(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    run(options(racks=here / "racks.toml", explain=True, matrix=True, nodes="n[1-5]"))
+    widest = max(map(len, capsys.readouterr().out.splitlines()))
+    assert int(columns) - 12 <= widest <= int(columns)
+
+
+@pytest.mark.parametrize("columns", ["", "0", "many", "-5"])
+def test_a_width_that_is_none_is_a_pipes(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    run(options(racks=here / "racks.toml", nodes="n[1-5]"))
+    assert 88 <= max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_the_matrix_is_printed_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(options())
+    assert "ranks that compute" not in capsys.readouterr().out
+    run(options(matrix=True))
+    assert "n1; alike: n2\nno GPU and no network card is known here" in capsys.readouterr().out
+    assert here

@@ -25,6 +25,8 @@ from psdist.topology.machine.numa import nearest, node_of
 
 MAX_DEVICES: Final = 4096
 MAX_NAMED: Final = 8
+_MAX_BRIDGES: Final = 16
+"""Levels of them above a device; deeper ones are as one."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _GUID: Final = re.compile(r"Port[0-9]{1,2}GID0")
@@ -53,6 +55,7 @@ class _Function:
     pci: str
     near: Element
     bytes_per_s: float = 0.0
+    bridges: tuple[str, ...] = ()
     is_display: bool = False
     """By its class; a GPU all the same where a compute runtime has named it."""
     names: list[str] = field(default_factory=list)
@@ -135,9 +138,20 @@ def _function(element: Element, near: Element, by_pci: dict[str, _Function]) -> 
             pci=bus,
             near=near,
             bytes_per_s=_speed(element.attributes.get("pci_link_speed", "")),
+            bridges=_bridges(element),
             is_display=pci.is_display(numbers[0], vendor=numbers[1], device=numbers[2]),
         )
     return by_pci[bus]
+
+
+def _bridges(element: Element) -> tuple[str, ...]:
+    """Numbers of the bridges above a device, that of the host first."""
+    found: list[str] = []
+    above = element.parent
+    while above is not None and above.kind == "Bridge":
+        found.append(above.gp_index)
+        above = above.parent
+    return tuple(found[: -_MAX_BRIDGES - 1 : -1])
 
 
 def _speed(text: str) -> float:
@@ -228,6 +242,7 @@ class _Places:
             uuid=function.uuid,
             port_guids=tuple(function.guids),
             bytes_per_s=function.bytes_per_s,
+            bridges=function.bridges,
         )
 
     def _place(self, near: Element) -> tuple[frozenset[int] | None, int, int]:

@@ -5,7 +5,8 @@ Owns those matrices; hwloc 1 has none. What cannot be read is left out with a no
     read_links(document, devices, notes)[0].bytes_per_s
 
 NVSwitches have no place among devices. GPUs that share switches count as linked, by the sum over
-the switches of the slower of the two ways.
+the switches of the slower of the two ways. GPUs on different switches do, too: where a host has two
+boards of them (DGX-2), trunks join the boards at full speed, which the driver does not report.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _pairs(
         direct = max(rows[one][other], rows[other][one])
         switched = sum(
             min(rows[one][switch], rows[switch][other], rows[other][switch]) for switch in switches
-        )
+        ) or min(sum(rows[end][switch] for switch in switches) for end in (one, other))
         if ends[one] != ends[other] and direct + switched > 0:
             pair = (min(ends[one], ends[other]), max(ends[one], ends[other]))
             pairs.append((pair, float(direct + switched)))
