@@ -28,6 +28,8 @@ __all__ = ["slurm_cluster"]
 # A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster.
 STAGES = ("mpi", "slurm")
 ON_THE_CLUSTER = "tests/slurm/"
+# Folders whose files share what is started once: the cluster, and the mpirun of all training jobs.
+TOGETHER = (ON_THE_CLUSTER, "tests/training/")
 # The longest file. Its tests share nothing: dealt out one by one, and last, they fill what the
 # others leave, so that all processes end together.
 ONE_BY_ONE = "tests/mpi/test_bad_input.py"
@@ -82,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             if file == ONE_BY_ONE:
                 return nodeid
-            return ON_THE_CLUSTER if file.startswith(ON_THE_CLUSTER) else file
+            return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
     return ByFile(config, log)
 

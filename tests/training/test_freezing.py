@@ -16,10 +16,11 @@ from psdist.errors import ModelError, UsageError
 from psdist.job import Job
 from psdist.transport.virtual import LinkModel
 from tests.support.programs.training import freezing_cases as cases
-from tests.support.programs.training.cases import Case, Outcome, Result, run_over_mpi
+from tests.support.programs.training.cases import Case, Outcome, Result
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.virtual_job import run_virtually
 
+OVER_MPI = "freezing_cases"
 LAYOUTS = list(cases.LAYOUTS)
 OPTIMIZERS = list(cases.OPTIMIZERS)
 Groups = tuple[tuple[int, ...], ...]
@@ -82,11 +83,6 @@ def test_in_other_modes_the_check_proves_it_and_frozen_chunks_cost_nothing_eithe
     frozen, after = (stage[0] for stage in moved(outcome)[1:])
     assert frozen == cases.FROZEN * cases.head_bytes() * 2
     assert after == cases.FROZEN * cases.all_bytes() * 2
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return run_over_mpi("freezing_cases", tmp_path_factory.mktemp("freezing"), timeout_s=240)
 
 
 @pytest.mark.mpi

@@ -11,11 +11,12 @@ from torch import nn
 from psdist.errors import HyperparameterError
 from psdist.job import Job
 from tests.support.programs.training import group_cases
-from tests.support.programs.training.cases import Case, Outcome, Result, Stage, run_over_mpi
+from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.problems import Batch, flat, relative_distance, train
 from tests.support.programs.training.sync_cases import OPTIMIZERS
 from tests.support.programs.training.virtual_job import run_virtually
 
+OVER_MPI = "group_cases"
 PROBLEM = group_cases.PROBLEM
 ITERATIONS = group_cases.ITERATIONS
 SIZE = group_cases.SIZE
@@ -23,11 +24,6 @@ NUM_WORKERS = group_cases.NUM_WORKERS
 GROUP_OF = [0, 1, 1, 1]
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return run_over_mpi("group_cases", tmp_path_factory.mktemp("group"), timeout_s=240)
 
 
 def parameters(outcome: Outcome) -> torch.Tensor:

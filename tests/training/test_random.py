@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.programs.training.cases import run_over_mpi
+from tests.support.programs.training.cases import Outcome
 from tests.support.programs.training.random_scripts import CASES, RandomJob
 
+OVER_MPI = "random_scripts"
 NUM_JOBS = 90
 NUM_LARGE_JOBS = 40
 BLOCK = 10
@@ -48,9 +49,8 @@ def test_a_random_job_with_large_groups_ends_and_keeps_its_modes_rules(
 
 @pytest.mark.mpi
 def test_random_jobs_with_large_groups_over_mpi_end_and_keep_their_modes_rules(
-    tmp_path: Path,
+    outcomes: dict[str, Outcome],
 ) -> None:
-    outcomes = run_over_mpi("random_scripts", tmp_path, timeout_s=240)
     assert len(outcomes) == len(CASES)
     for name, outcome in outcomes.items():
         outcome.checked()

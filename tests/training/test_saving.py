@@ -20,7 +20,7 @@ from psdist.errors import CollectiveError, UsageError
 from psdist.job import Job
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 from tests.support.programs.training import saving_cases, sync_cases
-from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage, run_over_mpi
+from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.saving_cases import (
     BATCH_SIZE,
@@ -31,12 +31,8 @@ from tests.support.programs.training.saving_cases import (
 )
 from tests.support.programs.training.virtual_job import DeadlockError, run_virtually
 
+OVER_MPI = "saving_cases"
 MODES = ["sync", "ssp", "async"]
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return run_over_mpi("saving_cases", tmp_path_factory.mktemp("saving"), timeout_s=240)
 
 
 def virtually(script: Script, path: Path, *, workers: int = 2, **settings: object) -> Outcome:

@@ -11,18 +11,14 @@ import torch
 from psdist.history.writers import EventKind
 from psdist.transport.virtual import LinkModel
 from tests.support.programs.training import ssp_cases
-from tests.support.programs.training.cases import Outcome, run_over_mpi
+from tests.support.programs.training.cases import Outcome
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.virtual_job import run_virtually
 
+OVER_MPI = "ssp_cases"
 BOUNDS = ssp_cases.BOUNDS
 ITERATIONS = ssp_cases.ITERATIONS
 WILD = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.05)
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return run_over_mpi("ssp_cases", tmp_path_factory.mktemp("ssp"), timeout_s=240)
 
 
 def virtually(name: str, path: Path, *, seed: int = 0, link: LinkModel | None = WILD) -> Outcome:

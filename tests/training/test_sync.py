@@ -9,10 +9,11 @@ import torch
 
 from psdist.transport.virtual import LinkModel
 from tests.support.programs.training import sync_cases
-from tests.support.programs.training.cases import Outcome, cases_of, run_over_mpi
+from tests.support.programs.training.cases import Outcome, cases_of
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.virtual_job import run_virtually
 
+OVER_MPI = "sync_cases"
 OPTIMIZERS = list(sync_cases.OPTIMIZERS)
 LAYOUTS = sync_cases.LAYOUTS
 
@@ -22,11 +23,6 @@ def plain_parameters(optimizer: str) -> torch.Tensor:
     batches = sync_cases.PROBLEM.batches(size=sync_cases.JOINT_BATCH, count=sync_cases.ITERATIONS)
     train(model, sync_cases.OPTIMIZERS[optimizer](model), batches)
     return flat(model)
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return run_over_mpi("sync_cases", tmp_path_factory.mktemp("sync"), timeout_s=240)
 
 
 def over_mpi(

@@ -115,6 +115,9 @@ class Outcome:
         return report
 
 
+Outcomes = dict[str, dict[str, Outcome]]
+
+
 def result_path(path: Path, worker: int) -> Path:
     return path / f"worker-{worker}.pt"
 
@@ -124,12 +127,17 @@ def cases_of(module: str) -> Sequence[Case]:
     return cases
 
 
-def run_over_mpi(module: str, folder: Path, *, timeout_s: float) -> dict[str, Outcome]:
-    """All cases of ``module`` beside this one in one mpirun; their outcomes by name."""
-    cases = cases_of(module)
-    program = ["-W", "error", "-m", f"{__package__}.run_cases", module, str(folder)]
-    done = run_mpi(max(case.num_ranks for case in cases), program, timeout_s=timeout_s)
+def run_over_mpi(modules: Sequence[str], folder: Path, *, timeout_s: float) -> Outcomes:
+    """All cases of these modules beside this one in one mpirun; their outcomes by both names."""
+    cases = {module: cases_of(module) for module in modules}
+    program = ["-W", "error", "-m", f"{__package__}.run_cases", str(folder), *modules]
+    most = max(case.num_ranks for each in cases.values() for case in each)
+    done = run_mpi(most, program, timeout_s=timeout_s)
     assert done.returncode == 0, done.text
     return {
-        case.name: Outcome(path=folder / case.name, num_workers=case.num_workers) for case in cases
+        module: {
+            case.name: Outcome(path=folder / module / case.name, num_workers=case.num_workers)
+            for case in each
+        }
+        for module, each in cases.items()
     }

@@ -1,13 +1,14 @@
 """Run many jobs one after another in one mpirun: starting one costs more than most jobs.
 
-    mpiexec -n 6 python -m tests.support.programs.training.run_cases sync_cases OUT one two
+    mpiexec -n 6 python -m tests.support.programs.training.run_cases OUT sync_cases group_cases/bf16
 
-Runs those cases of ``sync_cases`` beside it (all without names), each on as many of the ranks as it
-needs and in OUT/<case>/. The first failure ends everything, told as a job tells it.
+Runs the cases of these modules beside it, or single ones of them, each on as many of the ranks as
+it needs and in OUT/<module>/<case>/. The first failure ends everything, told as a job tells it.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -30,12 +31,14 @@ with uncollected():
 
 
 def main(arguments: Sequence[str]) -> int:
-    module, folder, *names = arguments
-    cases = [case for case in cases_of(module) if not names or case.name in names]
+    folder, *wanted = arguments
     comm = MPI.COMM_WORLD
-    for case in cases:
-        _run(case, comm, Path(folder) / case.name)
-        _wait_for_all(comm)
+    for module, _, name in (each.partition("/") for each in wanted):
+        for case in cases_of(module):
+            if name in ("", case.name):
+                _run(case, comm, Path(folder) / module / case.name)
+                _wait_for_all(comm)
+    gc.freeze()  # the interpreter's end need not look for cycles in what the cases have imported
     return 0
 
 
