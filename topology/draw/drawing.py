@@ -226,6 +226,14 @@ def shortened(text: str, num_chars: int) -> str:
     return text[: max(0, num_chars - 3)] + "..."[: max(0, num_chars)]
 
 
+def middle_cut(name: str, num_chars: int) -> str:
+    """A name, or its beginning and its end, by which names differ."""
+    if len(name) <= num_chars:
+        return name
+    kept = max(0, num_chars - 3)
+    return name[: kept // 2] + "..."[: max(0, num_chars)] + name[len(name) - (kept - kept // 2) :]
+
+
 def short_pci(pci: str) -> str:
     """Without the domain where it is the usual one: ``3b:00.0``."""
     return pci.removeprefix("0000:")

@@ -23,18 +23,24 @@ from psdist.topology.draw.drawing import (
     worst_words,
 )
 from psdist.topology.draw.svg_canvas import INK, MUTED, Canvas, text_width, wrapped
+from psdist.topology.draw.svg_node_full import has_inner_nodes
 from psdist.topology.draw.svg_racks import Racks
 from psdist.topology.draw.svg_style import (
+    BAR,
     EDGE,
     FRAME,
     FREE,
     LOADS,
+    NEXT_WORKER,
     NIC,
     NO_LOAD,
+    NUMA_FILL,
+    PACKAGE_FILL,
     SERVER,
     WORKER,
     Level,
     on_load,
+    users,
 )
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan.plan import Plan
@@ -42,6 +48,7 @@ from psdist.topology.plan.plan import Plan
 MAX_FULL = 16
 MAX_NOTES = 12
 MARGIN, MIN_WIDTH = 28.0, 900.0
+TITLE_SIZES = (22.0, 20.0, 18.0)
 
 
 def picture(plan: Plan, cluster: Cluster) -> str:
@@ -75,7 +82,13 @@ def _draw_title(canvas: Canvas, scene: Scene, title: str, width: float) -> float
     """Returns where the next thing begins, as all these do."""
     plan, room = scene.plan, width - 2 * MARGIN
     y = MARGIN + 16
-    canvas.text(MARGIN, y, title, size=22, bold=True, room=room)
+    fitting = (each for each in TITLE_SIZES if text_width(title, each, bold=True) <= room)
+    title_size = next(fitting, TITLE_SIZES[-1])
+    first, *rest = wrapped(title, title_size * 1.1, room)  # bold
+    canvas.text(MARGIN, y, first, size=title_size, bold=True, room=room)
+    for line in rest:
+        y += title_size + 6
+        canvas.text(MARGIN, y, line, size=title_size, bold=True, room=room)
     gains = "; ".join(gain_words(plan))
     paragraphs = [
         f"Predicted for a push and a pull of {size(plan.model_bytes)}: {bound_words(plan)}.",
@@ -101,22 +114,38 @@ def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: fl
             x, y = MARGIN, y + 24
 
     def entry(
-        words: str, fill: str, *, swatch: float = 16, stroke: str = "", radius: float = 2
+        words: str,
+        fill: str,
+        *,
+        swatch: float = 16,
+        stroke: str = "",
+        radius: float = 2,
+        dashed: bool = False,
     ) -> None:
         nonlocal x
         room_for(words, swatch)
-        canvas.rect(x, y, swatch, height, fill=fill, stroke=stroke, radius=radius)
+        canvas.rect(x, y, swatch, height, fill=fill, stroke=stroke, radius=radius, dashed=dashed)
         canvas.text(x + swatch + 6, y + 11, words, size=11)
         x += swatch + 6 + text_width(words, 11) + 10
 
+    entry("switch", BAR)
     if level == "boxes":
         entry("a server (at most 3 shown)", SERVER, swatch=14)
     else:
         entry("server", SERVER)
         entry("worker", WORKER)
+        entry("the next worker", NEXT_WORKER)
         entry("free core", FREE, stroke=EDGE)
-        entry("GPU", WORKER, stroke=FRAME)
-        entry("NIC", NIC, stroke=FRAME, radius=7, swatch=20)
+        entry("package", PACKAGE_FILL, stroke=EDGE)
+        if any(has_inner_nodes(place) for place in scene.nodes):
+            entry("NUMA node in it", NUMA_FILL, stroke=EDGE)
+        entry("GPU, as its worker", WORKER, stroke=FRAME)
+        entry("network card", NIC, stroke=FRAME, radius=7, swatch=20)
+        if any(
+            not users(place, each) for place in scene.nodes for each in place.node.machine.devices
+        ):
+            entry("not used", "#ffffff", stroke=FRAME, dashed=True)
+        x, y = MARGIN - 6, y + 24
     words = "a node, by the time of its link:" if level == "boxes" else "time of a link:"
     x += 6
     room_for(words, 5 * 40)

@@ -61,9 +61,12 @@ class Canvas:
         anchor: str = "start",
         bold: bool = False,
         room: float | None = None,
+        is_name: bool = False,
     ) -> None:
-        """``y`` is the base line; ``room`` is the width beyond which the words are cut."""
-        words = words if room is None else fitted(words, size, room, bold=bold)
+        """``y`` is the base line; ``room`` is the width beyond which the words are cut, a name in
+        its middle."""
+        if room is not None:
+            words = (middle_cut if is_name else fitted)(words, size, room, bold=bold)
         extra = ("" if anchor == "start" else f' text-anchor="{anchor}"') + (
             ' font-weight="bold"' if bold else ""
         )
@@ -103,6 +106,19 @@ def fitted(words: str, size: float, room: float, *, bold: bool = False) -> str:
     while words and text_width(words + "…", size, bold=bold) > room:
         words = words[:-1]
     return words.rstrip() + "…" if words else ""
+
+
+def middle_cut(words: str, size: float, room: float, *, bold: bool = False) -> str:
+    """A name, or its beginning and its end, by which names differ, with an ellipsis between."""
+    if text_width(words, size, bold=bold) <= room:
+        return words
+    left = min(len(words) - 1, int(room / (0.3 * size)) + 1)
+    while left > 0:
+        cut = f"{words[: left // 2]}…{words[len(words) - (left - left // 2) :]}"
+        if text_width(cut, size, bold=bold) <= room:
+            return cut
+        left -= 1
+    return ""
 
 
 def wrapped(words: str, size: float, room: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""A host of the picture in full: packages with their cores, ranks, GPUs and NICs.
+"""A host of the picture in full: packages and NUMA nodes with their cores, ranks, GPUs and NICs.
 
     width, height = full_size(place)
     draw_full(canvas, scene, place, Box(x=0, y=0, width=width, height=height))
@@ -28,6 +28,8 @@ from psdist.topology.draw.svg_style import (
     FRAME,
     FREE,
     NIC,
+    NUMA_FILL,
+    PACKAGE_FILL,
     Box,
     fills,
     ink,
@@ -44,6 +46,7 @@ CELL_HEIGHT, CHIP_HEIGHT = 18.0, 20.0
 DEVICE_HEIGHT, ALONE_HEIGHT = 34.0, 20.0
 NODE_HEADER, PACKAGE_HEADER = 28.0, 20.0
 NOWHERE = "near no package that is known"
+NO_NODE = "near no NUMA node of it"
 MAX_DEVICES = 8
 """Of a kind and package; what more there is (virtual functions) is only counted."""
 
@@ -65,6 +68,9 @@ class _Part:
     ranks: tuple[PlannedRank, ...] = ()
     gpus: tuple[Device, ...] = ()
     nics: tuple[Device, ...] = ()
+    inner: tuple[_Part, ...] = ()
+    """Its NUMA nodes where there are several, and what is near none of them."""
+    is_inner: bool = False
 
     @property
     def width(self) -> float:
@@ -80,22 +86,7 @@ class _Part:
 def _rows(place: Place) -> list[list[_Part]]:
     """Packages two a row, or one as wide as the node; below that what is on none of them."""
     machine = place.node.machine
-    taken = place.rank_of_core()
-    parts: list[_Part] = []
-    for index, package in enumerate(machine.packages):
-        cores = tuple(core.logical for core in machine.cores if core.package == index)
-        num_free = sum(core not in taken for core in cores)
-        parts.append(
-            _Part(
-                heading=f"{package_name(package, index)}: {num_free} of "
-                f"{counted(len(cores), 'core')} free",
-                columns=1 if len(machine.packages) > 1 else 2,
-                cores=cores,
-                ranks=place.on_package(index),
-                gpus=tuple(each for each in machine.gpus if each.package == index),
-                nics=tuple(each for each in machine.nics if each.package == index),
-            )
-        )
+    parts = [_package(place, index) for index in range(len(machine.packages))]
     known = range(len(machine.packages))
     gpus = tuple(each for each in machine.gpus if each.package not in known)
     nics = tuple(each for each in machine.nics if each.package not in known)
@@ -109,19 +100,96 @@ def _rows(place: Place) -> list[list[_Part]]:
     return rows or [others[:1]]
 
 
+def has_inner_nodes(place: Place) -> bool:
+    """Whether a package of it has several NUMA nodes."""
+    packages = range(len(place.node.machine.packages))
+    return any(len(_nodes_of(place, package)) > 1 for package in packages)
+
+
+def _nodes_of(place: Place, package: int) -> list[int]:
+    """The NUMA nodes of its cores."""
+    cores = place.node.machine.cores
+    return sorted({each.numa for each in cores if each.package == package and each.numa >= 0})
+
+
+def _package(place: Place, index: int) -> _Part:
+    machine = place.node.machine
+    cores = tuple(core.logical for core in machine.cores if core.package == index)
+    ranks = place.on_package(index)
+    gpus = tuple(each for each in machine.gpus if each.package == index)
+    nics = tuple(each for each in machine.nics if each.package == index)
+    columns = 1 if len(machine.packages) > 1 else 2
+    name = package_name(machine.packages[index], index)
+    nodes = _nodes_of(place, index)
+    heading = f"{name}: {_free(place, cores)}"
+    if len(nodes) == 1:
+        number = _free(place, cores).replace(" cores", "").replace(" core", "")
+        heading = f"{name}, {_numa_name(place, nodes[0])}: {number}"
+    if len(nodes) < 2:
+        return _Part(
+            heading=heading, columns=columns, cores=cores, ranks=ranks, gpus=gpus, nics=nics
+        )
+    numa = {core.logical: core.numa for core in machine.cores}
+    begins = {each.rank: numa.get(each.cores[0], -1) if each.cores else -1 for each in ranks}
+    inner = []
+    for node in [*nodes, -1]:
+        near = tuple(core for core in cores if numa[core] == node)
+        of_node = _Part(
+            heading=f"{_numa_name(place, node)}: {_free(place, near)}" if near else NO_NODE,
+            columns=1,
+            cores=near,
+            ranks=tuple(each for each in ranks if begins[each.rank] == node),
+            gpus=tuple(each for each in gpus if (each.numa if each.numa in nodes else -1) == node),
+            nics=tuple(each for each in nics if (each.numa if each.numa in nodes else -1) == node),
+            is_inner=True,
+        )
+        if of_node.cores or of_node.ranks or of_node.gpus or of_node.nics:
+            inner.append(of_node)
+    return _Part(heading=heading, columns=columns, inner=tuple(inner))
+
+
+def _free(place: Place, cores: Sequence[int]) -> str:
+    taken = place.rank_of_core()
+    return f"{sum(core not in taken for core in cores)} of {counted(len(cores), 'core')} free"
+
+
+def _numa_name(place: Place, node: int) -> str:
+    """By its logical number, and the system's where that is another one."""
+    os_index = place.node.machine.numa_nodes[node].os_index
+    return f"NUMA {node}" + (f" (P#{os_index})" if os_index not in (node, -1) else "")
+
+
 def _part_height(part: _Part) -> float:
+    if part.inner:
+        rows = _inner_rows(part)
+        return PACKAGE_HEADER + sum(max(map(_part_height, row)) + GAP for row in rows)
     rows_of_cells = -(-len(part.cores) // part.per_row)
     height = PACKAGE_HEADER + rows_of_cells * CELL_HEIGHT + 4
     height += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3)
-    height += _devices_height(part.gpus, part.columns) + _devices_height(part.nics, part.columns)
+    height += _devices_height(part.gpus, part) + _devices_height(part.nics, part)
     return height + 6
+
+
+def _inner_rows(part: _Part) -> list[tuple[_Part, ...]]:
+    return [
+        part.inner[first : first + part.columns]
+        for first in range(0, len(part.inner), part.columns)
+    ]
 
 
 def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
     words = machine_words(place.node.machine)
     room = box.width - 2 * NODE_PAD
     name_room = max(room - text_width(words, 10) - 10, 0.45 * room)
-    canvas.text(box.x + NODE_PAD, box.y + 19, place.node.name, size=14, bold=True, room=name_room)
+    canvas.text(
+        box.x + NODE_PAD,
+        box.y + 19,
+        place.node.name,
+        size=14,
+        bold=True,
+        room=name_room,
+        is_name=True,
+    )
     canvas.text(
         box.x + box.width - NODE_PAD,
         box.y + 19,
@@ -142,10 +210,20 @@ def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
 
 
 def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> None:
-    canvas.rect(box.x, box.y, box.width, box.height, fill="#fafbfc", stroke=EDGE, radius=4)
+    fill = NUMA_FILL if part.is_inner else PACKAGE_FILL
+    canvas.rect(box.x, box.y, box.width, box.height, fill=fill, stroke=EDGE, radius=4)
     x, y, room = box.x + PACKAGE_PAD, box.y, box.width - 2 * PACKAGE_PAD
     canvas.text(x, y + 14, part.heading, size=10, fill=MUTED, room=room)
     y += PACKAGE_HEADER
+    for row in _inner_rows(part):
+        width = (room + GAP) / part.columns - GAP
+        height = max(map(_part_height, row))
+        for column, inner in enumerate(row):
+            area = Box(x=x + column * (width + GAP), y=y, width=width, height=height)
+            _draw_part(canvas, scene, place, inner, area)
+        y += height + GAP
+    if part.inner:
+        return
     taken, colours = place.rank_of_core(), fills(place)
     pitch = room / part.per_row
     widest = max((text_width(str(each.rank), 9.5) for each in place.ranks), default=0.0)
@@ -179,8 +257,8 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
         top = y + position // part.columns * (CHIP_HEIGHT + 3)
         _draw_rank(canvas, scene, rank, colours[rank.rank], (left, top, chip_width))
     y += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3) + 3
-    y = _draw_devices(canvas, place, part.gpus, part.columns, (x, y, room))
-    _draw_devices(canvas, place, part.nics, part.columns, (x, y, room))
+    y = _draw_devices(canvas, place, part.gpus, part, (x, y, room))
+    _draw_devices(canvas, place, part.nics, part, (x, y, room))
 
 
 def _draw_rank(
@@ -191,35 +269,32 @@ def _draw_rank(
     canvas.rect(x, y, width, CHIP_HEIGHT, fill=fill, radius=3, title=title)
     name = f"rank {rank.rank}"
     canvas.text(x + 6, y + 14, name, size=10.5, bold=True, fill=ink(rank))
-    canvas.text(
-        x + width - 6,
-        y + 14,
-        rank_words(scene, rank),
-        size=10.5,
-        fill=ink(rank),
-        anchor="end",
-        room=width - text_width(name, 10.5, bold=True) - 18,
-    )
+    room = width - text_width(name, 10.5, bold=True) - 18
+    words = rank_words(scene, rank)
+    if text_width(words, 10.5) > room and rank.role == "worker":
+        words = words.partition(",")[0]
+    canvas.text(x + width - 6, y + 14, words, size=10.5, fill=ink(rank), anchor="end", room=room)
 
 
-def _devices_height(devices: Sequence[Device], columns: int) -> float:
-    if len(devices) == 1:
-        return ALONE_HEIGHT + 4
-    return -(-min(MAX_DEVICES, len(devices)) // (2 * columns)) * (DEVICE_HEIGHT + 4)
+def _devices_height(devices: Sequence[Device], part: _Part) -> float:
+    if len(devices) == 1 or part.is_inner:
+        return min(MAX_DEVICES, len(devices)) * (ALONE_HEIGHT + 4)
+    return -(-min(MAX_DEVICES, len(devices)) // (2 * part.columns)) * (DEVICE_HEIGHT + 4)
 
 
 def _draw_devices(
     canvas: Canvas,
     place: Place,
     devices: Sequence[Device],
-    columns: int,
+    part: _Part,
     at: tuple[float, float, float],
 ) -> float:
-    """One alone in a line, otherwise side by side; returns where the next row begins."""
+    """One alone and those of a NUMA node in a line each, otherwise side by side; returns where the
+    next row begins."""
     x, y, room = at
-    is_alone = len(devices) == 1
-    per_row = 2 * columns
-    width = room / columns if is_alone else (room + 6) / per_row - 6
+    is_alone = len(devices) == 1 or part.is_inner
+    per_row = 1 if is_alone else 2 * part.columns
+    width = room / part.columns if is_alone else (room + 6) / per_row - 6
     height = ALONE_HEIGHT if is_alone else DEVICE_HEIGHT
     colours = fills(place)
     shown = devices if len(devices) <= MAX_DEVICES else devices[: MAX_DEVICES - 1]
@@ -227,7 +302,7 @@ def _draw_devices(
         ranks = users(place, device)
         is_gpu = device.kind == "gpu"
         left = x + index % per_row * (width + 6)
-        top = y + index // per_row * (DEVICE_HEIGHT + 4)
+        top = y + index // per_row * (height + 4)
         name = (short_pci(device.pci) or device.name) if is_gpu else device.name
         words = f"{'GPU' if is_gpu else 'NIC'} {name}"
         words_room = 0.6 * width - 10 if is_alone else width - 12
@@ -253,10 +328,12 @@ def _draw_devices(
         canvas.text(x_used, y_used, used_by, size=9.5, anchor=anchor, room=used_room)
     if len(shown) < len(devices):
         left = x + len(shown) % per_row * (width + 6)
-        top = y + len(shown) // per_row * (DEVICE_HEIGHT + 4)
+        top = y + len(shown) // per_row * (height + 4)
         more = f"and {len(devices) - len(shown)} more"
-        canvas.text(left + 7, top + 20, more, size=10, fill=MUTED, room=width - 12)
-    return y + _devices_height(devices, columns)
+        canvas.text(
+            left + 7, top + (14 if is_alone else 20), more, size=10, fill=MUTED, room=width - 12
+        )
+    return y + _devices_height(devices, part)
 
 
 def _used_by(ranks: Sequence[PlannedRank]) -> str:

@@ -13,10 +13,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from psdist.topology.draw.drawing import Scene, counted, duration, names, percent, size
+from psdist.topology.draw.drawing import Scene, counted, duration, names, percent, size, speed
 from psdist.topology.draw.svg_canvas import INK, Canvas, text_width
 from psdist.topology.draw.svg_node import draw_node, node_size
-from psdist.topology.draw.svg_style import EDGE, NO_LOAD, Box, Level, load_colour, load_title
+from psdist.topology.draw.svg_style import (
+    BAR,
+    EDGE,
+    NO_LOAD,
+    Box,
+    Level,
+    load_colour,
+    load_title,
+)
 from psdist.topology.plan.plan import LinkLoad
 
 MAX_NESTED = 6
@@ -25,7 +33,7 @@ SHAPE, RACK_SHAPE = 1.5, 1.2
 """Width over height aimed at, of the whole picture and of a rack."""
 STROKE_INSET = 20.0
 """From the left edge of a rack or node to the stroke that leads to it."""
-BAR, BRANCH = "#3b4558", "#7d889c"
+BRANCH = "#7d889c"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,13 +208,19 @@ class Racks:
             for words in (counted(num_switches, "switch", "switches"), counted(len(nodes), "node"))
             if not words.startswith("0 ")
         )
+        options = [amounts]
         if self._level == "boxes" and not num_switches:  # the boxes of the nodes hold no names
             amounts = names([scene.nodes[index].node.name for index in nodes])
+            speeds = {speed(scene.nodes[index].node.bytes_per_s) for index in nodes}
+            each = f", {speeds.pop()} each" if len(speeds) == 1 else ""
+            options = [amounts + each, amounts]
         base = box.y + style.bar / 2 + 4.5
         size_name, size_rest = style.words + 1.5, style.words
         room = box.width - 24
+        most = max(0.5 * room, room - text_width(name, size_name, bold=True) - 12)
+        amounts = next((each for each in options if text_width(each, size_rest) < most), "")
         rest = text_width(amounts, size_rest)
-        has_rest = rest < 0.5 * room
+        has_rest = bool(amounts)
         canvas.text(
             box.x + 12,
             base,
@@ -215,6 +229,7 @@ class Racks:
             fill="#ffffff",
             bold=True,
             room=room - (rest + 12 if has_rest else 0),
+            is_name=True,
         )
         if has_rest:
             right = box.x + box.width - 12
@@ -242,11 +257,12 @@ class Racks:
         )
         share = percent(scene.share(link))
         short = f"{duration(link.seconds)} · {share}"
-        long = f"{size(link.num_bytes)} · {short}"
+        longest = f"{size(link.num_bytes)} at {speed(link.bytes_per_s)}: {short}"
         prefix = "worst link: " if is_worst else ""
         label_x = left + style.stroke + 8
         available = x + room - label_x - 6
-        options = [prefix + long, prefix + short, short]
+        with_speed = f"{duration(link.seconds)} at {speed(link.bytes_per_s)} · {share}"
+        options = [*(prefix + each for each in (longest, with_speed, short)), short]
         words = next(
             (each for each in options if text_width(each, style.words, bold=is_worst) <= available),
             options[-1],

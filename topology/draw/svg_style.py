@@ -37,6 +37,7 @@ NEXT_WORKER = "#8dbfe6"
 ON_SERVER, ON_WORKER = "#ffffff", "#12304d"
 EDGE, FRAME = "#c3cad5", "#8791a3"
 NIC = "#e4def2"
+PACKAGE_FILL, NUMA_FILL, BAR = "#f3f5f8", "#ffffff", "#3b4558"
 LOADS = ("#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")
 """By fifths of the worst link's time."""
 NO_LOAD = "#dde1e8"

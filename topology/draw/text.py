@@ -45,7 +45,11 @@ MAX_INDENT = 30
 LABEL_COLUMN = 12
 """Columns before the text of a line of the summary."""
 BAR = 8
-LOAD_COLUMNS = len("  123 GB    123 ms  ") + BAR + len("  <= 100 %  worst")
+MIN_NAME = 16
+"""Characters of a name that are shown in the narrowest tree."""
+LOAD_COLUMNS = len("  123 GB    123 ms  ") + len("<= 100 %  worst")
+"""Without the bar, for which a terminal of fewer columns than WIDTH_OF_BARS has no room."""
+WIDTH_OF_BARS = 80
 
 
 def tree(plan: Plan, cluster: Cluster, *, width: int = 100) -> str:
@@ -59,7 +63,8 @@ def tree(plan: Plan, cluster: Cluster, *, width: int = 100) -> str:
     lines: list[Line] = []
     for detail in Detail:
         most = MAX_TREE_LINES + 1 if detail < Detail.SWITCHES else None
-        lines = list(islice(Tree(scene, detail).lines(), most))
+        shown = Tree(scene, detail, name_room=max(MIN_NAME, _room(width) // 2))
+        lines = list(islice(shown.lines(), most))
         if len(lines) <= MAX_TREE_LINES:
             break
     left_out = len(lines) - MAX_TREE_LINES
@@ -71,8 +76,8 @@ def tree(plan: Plan, cluster: Cluster, *, width: int = 100) -> str:
 
 
 def _drawn(scene: Scene, line: Line, width: int) -> str:
-    room = width - (LOAD_COLUMNS if line.loads else 0)
-    text = shortened(line.indent + _plain(line.label), room)
+    room = _room(width) if line.loads else width
+    text = shortened(line.indent + _plain(line.label), room - 1 if line.loads else room)
     if not line.loads:
         return text.rstrip()
     most = max(line.loads, key=lambda link: link.seconds)
@@ -81,11 +86,16 @@ def _drawn(scene: Scene, line: Line, width: int) -> str:
     uneven = percent(min(map(scene.share, line.loads))) != percent(share)
     load = (
         f"{size(most.num_bytes):>8}  {duration(most.seconds):>8}  "
-        f"{'━' * filled}{'╌' * (BAR - filled)}  "
+        f"{'━' * filled + '╌' * (BAR - filled) + '  ' if width >= WIDTH_OF_BARS else ''}"
         f"{'<= ' if uneven else '   '}{percent(share):>5}"
         f"{'  worst' if scene.is_worst(most) else ''}"
     )
     return f"{text:<{room}}{load}"
+
+
+def _room(width: int) -> int:
+    """Columns before a load."""
+    return width - LOAD_COLUMNS - (BAR + 2 if width >= WIDTH_OF_BARS else 0)
 
 
 def _plain(text: str) -> str:

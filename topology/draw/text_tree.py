@@ -22,6 +22,7 @@ from psdist.topology.draw.drawing import (
     Scene,
     counted,
     machine_words,
+    middle_cut,
     names,
     package_name,
     percent,
@@ -60,9 +61,11 @@ class Line:
 class Tree:
     """The lines of the tree at one level of detail. Walks with a stack: trees may be very deep."""
 
-    def __init__(self, scene: Scene, detail: Detail) -> None:
+    def __init__(self, scene: Scene, detail: Detail, *, name_room: int = 1000) -> None:
+        """Names of more characters than ``name_room`` are cut in their middle."""
         self._scene = scene
         self._detail = detail
+        self._name_room = name_room
         self._numbers: dict[Hashable, int] = {}
         self._node_keys = [self._number(self._node_key(place)) for place in scene.nodes]
         self._switch_keys = self._keys_of_switches()
@@ -176,7 +179,10 @@ class Tree:
             if not words.startswith("0 ")
         )
         up = f", {speed(switch.bytes_per_s)} up" if uplink is not None else ""
-        return Line(indent, f"{switch.name}  {holds}{up}", _known([uplink]))
+        return Line(indent, f"{self._name(switch.name)}  {holds}{up}", _known([uplink]))
+
+    def _name(self, name: str) -> str:
+        return middle_cut(name, self._name_room)
 
     def _folded_line(self, indent: str, switches: list[int]) -> Line:
         scene = self._scene
@@ -184,14 +190,14 @@ class Tree:
         folded = names([scene.cluster.switches[each].name for each in others])
         return Line(
             indent,
-            f"{folded}  as {scene.cluster.switches[first].name}"
+            f"{self._name(folded)}  as {self._name(scene.cluster.switches[first].name)}"
             f"{_rank_numbers(scene.below_switches(others))}",
             _known(scene.uplinks[each] for each in others),
         )
 
     def _node_lines(self, indent: str, is_last: bool, members: list[Place]) -> Iterator[Line]:
         if self._detail >= Detail.WITHOUT_RANKS:
-            label = names([place.node.name for place in members])
+            label = self._name(names([place.node.name for place in members]))
             each = " each" if len(members) > 1 else ""
             seats = f"{roles_words(members[0].ranks)}{each}{_rank_numbers(members)}"
             yield Line(
@@ -202,11 +208,12 @@ class Tree:
             return
         first, others = members[0], members[1:]
         own, below = _branch(indent, is_last and not others)
-        label = f"{first.node.name}  {machine_words(first.node.machine)}"
+        label = f"{self._name(first.node.name)}  {machine_words(first.node.machine)}"
         yield Line(own, label, _known([first.link]))
         yield from self._seat_lines(below, first)
         if others:
-            label = f"{names([place.node.name for place in others])}  as {first.node.name}"
+            folded = self._name(names([place.node.name for place in others]))
+            label = f"{folded}  as {self._name(first.node.name)}"
             yield Line(
                 _branch(indent, is_last)[0],
                 f"{label}{_rank_numbers(others)}",
