@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psdist.commands.check import Report, Verdict, check, main
+from psdist.commands.check import Report, Verdict, check, check_sets_of, main
 from psdist.history.records import HEADER, EventFlag, Records
 from psdist.history.rules import replay
 from psdist.history.rules.findings import Rule
@@ -306,6 +306,26 @@ def test_violations_beyond_the_listed_ones_are_counted() -> None:
     assert len(report.violations) == 3
     assert report.num_violations > 100
     assert len(check(history).violations) == 20
+
+
+def test_violations_of_a_runs_sets_are_counted_together_and_told_by_set() -> None:
+    first = honest()
+    second = dataclasses.replace(first, run=first.run.model_copy(update={"set_index": 1}))
+    uses = second.workers[0].uses.copy()
+    uses["crc"][uses["has_crc"] == 1] ^= 1
+    second = with_uses(second, 0, uses)
+    alone = check(second)
+    assert alone.num_violations > 20
+    report = check_sets_of([first, second], None)
+    assert report.num_violations == alone.num_violations
+    assert report.violations == tuple(f"set 1: {line}" for line in alone.violations)
+    assert broken(report) == broken(alone)
+    # What is wrong between them counts as well.
+    other = dataclasses.replace(second, run=second.run.model_copy(update={"psdist": "0.0"}))
+    report = check_sets_of([first, other], None)
+    assert report.num_violations == alone.num_violations + 1
+    assert report.violations[0] == "run.json of set 1 is of another job than that of set 0"
+    assert broken(report) == {*broken(alone), Rule.SUMMARY}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -340,6 +340,8 @@ def test_state_of_no_parameter_is_refused_not_forgotten() -> None:
         describe_state(optimizer, model)
     optimizer.state["all"] = {}
     assert describe_state(optimizer, model) == {}
+    optimizer.state[next(module.parameters())] = {"count": 1}
+    assert describe_state(optimizer, model) == {0: {"count": Plain(1)}}
 
 
 def test_more_keys_than_a_message_carries_are_refused() -> None:
