@@ -382,8 +382,8 @@ def step(
     from psdist.ranks.loading import uncollected
 
     with uncollected():
-        from psdist.commands.bench.step import StepOptions
         from psdist.commands.bench.step import step as measure
+        from psdist.commands.bench.step_report import StepOptions
 
     options = StepOptions(
         num_bytes=num_bytes[0],

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from psdist.protocol.partition import Partition, Piece
+
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
@@ -60,3 +62,25 @@ class Sleepers(torch.nn.Module):
 def _sleep(seconds: float) -> None:
     if seconds > 0:
         time.sleep(seconds)
+
+
+def layer_sizes(num_bytes: int, layers: int) -> list[int]:
+    """Float32 elements of each layer: as even as it goes, one at least."""
+    elements = max(num_bytes // 4, layers)
+    least, more = divmod(elements, layers)
+    return [least + (index < more) for index in range(layers)]
+
+
+def cut(sizes: Sequence[int], chunk_bytes: int | str) -> Partition:
+    """As ``job.prepare`` cuts the layers."""
+    pieces = [
+        Piece(
+            name=f"layers.{index}.weight",
+            shape=(size,),
+            stride=(1,),
+            dtype="float32",
+            optimizer_group=0,
+        )
+        for index, size in enumerate(sizes)
+    ]
+    return Partition.cut(pieces, chunk_bytes=chunk_bytes if isinstance(chunk_bytes, int) else None)

@@ -1,0 +1,168 @@
+"""What ``psdist bench step`` compares and tells: options, ways to exchange, the result, a table.
+
+    report(result_of(context, options, everybody), options)
+
+Owns no measuring: ``step`` does that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from psdist.commands.bench.raw import size_text, time_text
+from psdist.commands.bench.sleeping import cut, layer_sizes
+from psdist.ranks.context import RankContext
+
+RAW_WHOLE, RAW_CHUNKS = "raw MPI, whole", "raw MPI, chunks"
+ALLREDUCE, PSDIST = "MPI_Allreduce", "psdist step"
+DDP, DDP_FP16 = "DDP (gloo) step", "DDP (gloo, fp16 hook) step"
+WAYS: Final = (RAW_WHOLE, RAW_CHUNKS, ALLREDUCE, PSDIST, DDP, DDP_FP16)
+
+Compute: TypeAlias = tuple[float, bool]
+"""How long the layers of a step sleep: seconds, or (True) so many times the raw exchange."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    num_bytes: int
+    layers: int
+    compute: Compute
+    repeats: int
+    servers: int | None
+    json_path: Path | None
+
+
+def result_of(
+    context: RankContext, options: StepOptions, everybody: list[dict[str, Any]]
+) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    workers = [each for each in everybody if "times" in each]
+    rows = []
+    for way in WAYS:
+        slowest = [max(each) for each in zip(*(it["times"][way] for it in workers), strict=True)]
+        most_sent = max(each["sent"][way] for each in everybody) / options.repeats
+        rows.append({"way": way, "sent_bytes": round(most_sent), "all_s": slowest})
+    roles, plan, config = context.roles, context.plan, context.config
+    partition = cut(layer_sizes(options.num_bytes, options.layers), config.chunk_bytes)
+    link_s = plan.cost_s * partition.num_bytes / plan.model_bytes if plan and plan.links else None
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "mpi": MPI.Get_library_version().split(",")[0].strip("\0 \n"),
+        "components": {
+            key: os.environ.get(f"OMPI_MCA_{key}", "default") for key in ("pml", "mtl", "btl")
+        },
+        "gloo_interface": workers[0]["gloo"],
+        "servers": roles.num_servers,
+        "workers": roles.num_workers,
+        "hosts": len({place.host for place in roles.places}),
+        "ranks_to_cores": ranks_to_cores(context),
+        "load": round(os.getloadavg()[0], 1),
+        "mode": config.mode,
+        "num_bytes": partition.num_bytes,
+        "layers": options.layers,
+        "chunks": len(partition.chunks),
+        "chunk_bytes": partition.max_chunk_bytes,
+        "credits": config.credits,
+        "receive_buffers": config.receive_buffers,
+        "slots": [each["slots"] for each in everybody if "slots" in each],
+        "compute_s": workers[0]["compute_s"],
+        "prepare_s": max(each["prepare_s"] for each in workers),
+        "repeats": options.repeats,
+        "link_limit_s": link_s,
+        "rows": rows,
+    }
+
+
+def ranks_to_cores(context: RankContext) -> tuple[int, int]:
+    """Of the machine where they are scarcest: its ranks, and the cores that they share. Hosts of
+    one kernel share theirs, whatever they claim."""
+    machines: dict[str, list[tuple[int, ...]]] = {}
+    for place in context.roles.places:
+        machines.setdefault(place.kernel or place.host, []).append(place.cores)
+    counted = [
+        (len(ranks), max(1, len(set(itertools.chain.from_iterable(ranks)))))
+        for ranks in machines.values()
+    ]
+    return max(counted, key=lambda each: each[0] / each[1])
+
+
+def report(result: dict[str, Any], options: StepOptions) -> None:
+    print(header(result), flush=True)
+    Console(width=None if sys.stdout.isatty() else 110).print(table(result))
+    if options.json_path is not None:
+        options.json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {options.json_path}")
+
+
+def header(result: dict[str, Any]) -> str:
+    """What was measured, where, and what carried the bytes."""
+    ranks, cores = result["ranks_to_cores"]
+    crowded = f"{ranks} ranks share {cores} cores" + (
+        ": they take turns on them, so only ratios count" if ranks > cores else ""
+    )
+    components = ", ".join(f"{key} {name}" for key, name in result["components"].items())
+    hosts = result["hosts"]
+    carried = "nothing left a host" if hosts == 1 else "bytes sent are those of the hosts' links"
+    return "\n".join(
+        [
+            f"step of {size_text(result['num_bytes'])} in {result['layers']} layers, "
+            f"{result['compute_s']:.3f} s of sleep a step; {result['mode']}, "
+            f"{result['servers']} servers, {result['workers']} workers on {hosts} hosts",
+            f"{result['mpi']}, {components}; gloo over {result['gloo_interface']}; {carried}",
+            f"{crowded}; load {result['load']}",
+            f"{result['chunks']} chunks of at most {size_text(result['chunk_bytes'])}, credits "
+            f"{result['credits']}, receive_buffers {result['receive_buffers']}: "
+            f"{max(each['receive_slots'] for each in result['slots'])} slots a server, "
+            f"{max(each['most_slots_used'] for each in result['slots'])} used",
+        ]
+    )
+
+
+def table(result: dict[str, Any]) -> Table:
+    made = Table(title=f"medians of {result['repeats']}, of the slowest worker")
+    made.add_column("", no_wrap=True)
+    for name in ("median", "quartiles", "of limit", "of raw", "host sends"):
+        made.add_column(name, justify="right", no_wrap=True)
+    link_s = result["link_limit_s"]
+    medians = {row["way"]: statistics.median(row["all_s"]) for row in result["rows"]}
+    raw_s = min(medians[RAW_WHOLE], medians[RAW_CHUNKS])
+    if link_s is not None:
+        made.add_row("link limit, as planned", time_text(link_s), "", "1.00", "", "")
+    for row in result["rows"]:
+        median = medians[row["way"]]
+        low, _, high = quartiles(row["all_s"])
+        made.add_row(
+            row["way"],
+            time_text(median),
+            _range(low, high),
+            f"{median / link_s:.2f}" if link_s else "",
+            f"{median / raw_s:.2f}",
+            f"{row['sent_bytes'] / 2**20:.1f} MiB",
+        )
+    return made
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    if len(seconds) < 2:
+        return seconds[0], seconds[0], seconds[0]
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, middle, high
