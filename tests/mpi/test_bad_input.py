@@ -376,6 +376,7 @@ def test_bytes_that_are_no_message_of_psdist_end_the_job_in_one_line(
 
 
 @pytest.mark.mpi
+@pytest.mark.slow  # as bytes that are no message do; tests/unit/protocol has the words
 def test_a_message_of_another_protocol_version_ends_the_job_in_one_line(tmp_path: Path) -> None:
     line = the_line(run_script(2, "speaks_another_protocol_version", run_dir=tmp_path), status=1)
     assert line == (
