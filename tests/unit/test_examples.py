@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from psdist.examples import chars, digits
+from psdist.examples import chars
 
 # --- characters: the text -------------------------------------------------------------------------
 
@@ -180,7 +182,13 @@ def test_the_learning_rate_goes_up_and_then_down_to_a_tenth() -> None:
 # --- digits ---------------------------------------------------------------------------------------
 
 
-def test_the_digits_are_split_into_training_and_test_images() -> None:
+@pytest.fixture
+def digits() -> ModuleType:
+    """Imported by those who use it: scikit-learn would cost every process that collects 1 s."""
+    return import_module("psdist.examples.digits")
+
+
+def test_the_digits_are_split_into_training_and_test_images(digits: ModuleType) -> None:
     train_set, test_set = digits.load_data()
     assert (len(train_set), len(test_set)) == (1437, 360)
     x, y = test_set.tensors
@@ -189,14 +197,14 @@ def test_the_digits_are_split_into_training_and_test_images() -> None:
     assert set(y.tolist()) == set(range(10))
 
 
-def test_the_digits_model_scores_ten_digits() -> None:
+def test_the_digits_model_scores_ten_digits(digits: ModuleType) -> None:
     model = digits.build_model()
     assert model(torch.zeros(5, 64)).shape == (5, 10)
     num_parameters = sum(p.numel() for p in model.parameters())
     assert f"{num_parameters} parameters" in str(digits.build_model.__doc__)
 
 
-def test_the_worker_to_slow_is_read_from_the_command_line() -> None:
+def test_the_worker_to_slow_is_read_from_the_command_line(digits: ModuleType) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--slow-worker", type=digits.slow_worker)
     assert parser.parse_args(["--slow-worker", "1:2.5"]).slow_worker == (1, 2.5)
