@@ -291,18 +291,38 @@ def plan(
 @app.command()
 def probe(
     json_path: Annotated[
-        Path, typer.Option("--json", metavar="FILE", help="Where the catalogue is written.")
-    ] = Path("network.json"),
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Where it is written; else network.json."),
+    ] = None,
     racks: Annotated[str | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer repeats, smaller messages.")
     ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="Measure nothing: what got slower between the two."),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1000, metavar="PERCENT", help="Of --compare; else 10, latency 25."),
+    ] = None,
 ) -> Action:
     """Measure latency and bandwidth inside a job: nodes, racks, sockets and GPUs.
 
     Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan and
-    psdist run read what it writes (--network, --set network=FILE).
+    psdist run read what it writes (--network, --set network=FILE). --compare says what got slower
+    between two such files: exit status 0 nothing, 1 something, 2 files that cannot be compared.
     """
+    if compare is not None:
+        if racks is not None or quick:
+            raise typer.BadParameter("nothing is measured: leave --racks and --quick out",
+                                     param_hint="--compare")  # fmt: skip
+        from psdist.commands.probe.comparison import compare as compare_files
+
+        old, new = compare
+        return lambda: compare_files(old, new, threshold=threshold, json_path=json_path)
+    if threshold is not None:
+        raise typer.BadParameter("only --compare has one", param_hint="--threshold")
     from psdist.commands.probe.command import probe as measure
 
     return lambda: measure(json_path, quick=quick, racks=racks)

@@ -1,11 +1,11 @@
 """The catalogue of a network's measured speeds: ``network.json``.
 
-Owns its form and the comparison of two of them. ``psdist probe`` measures and writes it, ``psdist
-plan`` and :func:`psdist.topology.network.sources.build_cluster` read it; nothing is measured here.
+Owns its form. ``psdist probe`` measures and writes it, ``psdist plan`` and
+:func:`psdist.topology.network.sources.build_cluster` read it, two of them are compared by
+:mod:`psdist.topology.network.changes`; nothing is measured here.
 
     network = read(Path("network.json"))
     network.node_links["n3"].bytes_per_s
-    for line in compare(old, network): print(line)     # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -161,66 +160,3 @@ def decode(data: bytes, *, where: str) -> Network:
 @cache
 def _adapter() -> TypeAdapter[Network]:
     return TypeAdapter(Network)
-
-
-def compare(old: Network, new: Network, *, threshold: float = 0.1) -> list[str]:
-    """A line for all that changed by more than ``threshold`` (a share), the worst first.
-
-    Hosts that are new or gone come first. What only one of the two measured is not compared,
-    nor a bandwidth of which one gives a lower bound that the other does not contradict.
-    """
-    lines = []
-    for word, these, those in (("new", new, old), ("gone", old, new)):
-        known = set(those.hosts)
-        lines += [f"{host}: {word}" for host in these.hosts if host not in known]
-    changes: list[tuple[float, str]] = []
-    before, after = _measured(old), _measured(new)
-    for name in before.keys() & after.keys():
-        was, now = before[name], after[name]
-        faster = now.bytes_per_s > was.bytes_per_s
-        if not (was if faster else now).is_lower_bound:  # "at least 4" and 5 may be the same
-            changes += _change(
-                name, was.bytes_per_s, now.bytes_per_s, threshold, _speed_text, False
-            )
-        changes += _change(name, was.latency_s, now.latency_s, threshold, _time_text, True)
-    return lines + [line for _, line in sorted(changes, key=lambda each: (-each[0], each[1]))]
-
-
-def _measured(network: Network) -> dict[str, Speed]:
-    """All that was measured, by the words for it."""
-    found = {f"typical {kind} pair": speed for kind, speed in network.classes.items()}
-    found |= {f"link of {host}": speed for host, speed in network.node_links.items()}
-    found |= {f"uplink of {name}": speed for name, speed in network.switch_uplinks.items()}
-    for pair in network.pairs:
-        name = f"{pair.first} -> {pair.second}"
-        if pair.kind in ("socket", "core", "gpu"):
-            name += f" ({pair.kind})"
-        found[name] = replace(UNMEASURED, latency_s=pair.latency_s, bytes_per_s=pair.bytes_per_s)
-    return found
-
-
-def _change(
-    name: str,
-    was: float,
-    now: float,
-    threshold: float,
-    written: Callable[[float, float], str],
-    is_less_better: bool,
-) -> Iterable[tuple[float, str]]:
-    """(how many times worse, line), or nothing for what is the same or not in both."""
-    if not was or not now:
-        return
-    worse = now / was if is_less_better else was / now
-    if max(worse, 1 / worse) <= 1 + threshold:
-        return
-    word = f"{worse:.2g}x slower" if worse > 1 else f"{1 / worse:.2g}x faster"
-    yield worse, f"{name}: {written(was, now)} ({word})"
-
-
-def _speed_text(was: float, now: float) -> str:
-    unit, scale = ("GB/s", 1e9) if max(was, now) >= 1e9 else ("MB/s", 1e6)
-    return f"{was / scale:.3g} -> {now / scale:.3g} {unit}"
-
-
-def _time_text(was: float, now: float) -> str:
-    return f"latency {was * 1e6:.3g} -> {now * 1e6:.3g} us"

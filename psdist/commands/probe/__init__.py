@@ -4,7 +4,7 @@
 
 Reading order: ``command`` (from start to file), ``schedule`` (who exchanges with whom, when),
 ``measuring`` (all steps), ``exchange`` (one pair), ``flow`` (speeds out of times), ``gpu``,
-``report`` (links out of pairs, the table).
+``report`` (links out of pairs, the table). ``comparison`` is ``--compare``, which measures nothing.
 """
 
 from psdist.commands.probe.command import probe

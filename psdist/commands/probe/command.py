@@ -34,7 +34,7 @@ from psdist.topology.draw.drawing import counted
 from psdist.topology.machine.machine import flat_machine
 from psdist.topology.machine.sysfs import package_of_affinity
 from psdist.topology.network import catalogue as network
-from psdist.topology.network import slurm
+from psdist.topology.network import changes, slurm
 from psdist.topology.network.catalogue import Network
 from psdist.topology.network.sources import build_cluster, read_tree
 from psdist.topology.text.hostlist import natural_key
@@ -121,7 +121,8 @@ class _Run:
             )
             # mpirun gives rank 0 a terminal of its own, whatever its output goes to in the end.
             Console(force_terminal=False).print(report.table(found))
-            self._say_changes(found)
+            if self.old is not None:
+                print(*_said_changes(self.path, self.old, found), sep="\n")
             try:
                 _write(self.path, network.encode(found))
                 print(f"written to {self.path}", flush=True)
@@ -159,15 +160,20 @@ class _Run:
         if self.rank == 0:
             print(f"psdist probe: {text}", flush=True)
 
-    def _say_changes(self, found: Network) -> None:
-        if self.old is None:
-            return
-        lines = network.compare(self.old, found)
-        print(f"compared with {self.path} of {self.old.date}:")
-        for text in lines[:_LINES] or ["nothing has changed by more than 10 %"]:
-            print(f"  {text}")
-        if len(lines) > _LINES:
-            print(f"  and {len(lines) - _LINES} more")
+
+def _said_changes(path: Path, old: Network, found: Network) -> list[str]:
+    """What changed since ``path`` was written, in lines."""
+    try:
+        lines = changes.lines(changes.compare(old, found))
+    except PlacementError as error:  # of another cluster: it is replaced all the same
+        return [f"not compared with {path} of {old.date}: {error}"]
+    said = [f"compared with {path} of {old.date}:"]
+    said += [f"  {text}" for text in lines[:_LINES]]
+    if not lines:
+        said.append("  nothing has changed beyond 10 % (latency: 25 %)")
+    if len(lines) > _LINES:
+        said.append(f"  and {len(lines) - _LINES} more")
+    return said
 
 
 def _resolved(racks: str | None) -> Resolved | UserError:

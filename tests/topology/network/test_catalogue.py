@@ -1,9 +1,8 @@
-"""network.json: written, read back, refused where it is wrong, compared with an older one."""
+"""network.json: written, read back, refused where it is wrong."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from psdist.topology.network.catalogue import (
     Network,
     Pair,
     Speed,
-    compare,
     decode,
     encode,
     read,
@@ -84,11 +82,6 @@ def test_what_was_written_is_read_back_the_same(network: Network) -> None:
     assert decode(encode(network), where="network.json") == network
 
 
-@given(NETWORKS)
-def test_nothing_changed_between_a_measurement_and_itself(network: Network) -> None:
-    assert compare(network, network) == []
-
-
 def test_a_catalogue_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
     path.write_bytes(encode(NETWORK))
@@ -98,48 +91,6 @@ def test_a_catalogue_is_read_from_its_file(tmp_path: Path) -> None:
 def test_a_catalogue_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match="cannot be read \\(No such file or directory\\)"):
         read(tmp_path / "network.json")
-
-
-def test_what_got_slower_comes_first_and_says_how_much() -> None:
-    new = replace(
-        NETWORK,
-        hosts=("n4", "n5"),
-        node_links={"n3": speed(bytes_per_s=15e9)},
-        switch_uplinks={"rack1": speed(bytes_per_s=95e9)},
-        pairs=(pair("n3", "n4", 4.1, 3), pair("n3/package0", "n3/package1", 18, 0.5, "socket")),
-    )
-    assert compare(NETWORK, new) == [
-        "n5: new",
-        "n3: gone",
-        "n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)",
-        "n3 -> n4: latency 2 -> 3 us (1.5x slower)",
-        "n3/package0 -> n3/package1 (socket): 20 -> 18 GB/s (1.1x slower)",
-        "link of n3: 12 -> 15 GB/s (1.2x faster)",
-    ]
-
-
-def test_a_change_below_the_threshold_is_not_told() -> None:
-    slower = replace(NETWORK, switch_uplinks={"rack1": speed(bytes_per_s=80e9)})
-    assert compare(NETWORK, slower) == ["uplink of rack1: 100 -> 80 GB/s (1.2x slower)"]
-    assert compare(NETWORK, slower, threshold=0.3) == []
-
-
-def test_what_only_one_of_them_measured_is_not_compared() -> None:
-    less = replace(NETWORK, pairs=(), classes={"node": speed(latency_s=2e-6)})
-    assert compare(NETWORK, less) == compare(less, NETWORK) == []
-
-
-def uplink(gb_per_s: float, *, is_lower_bound: bool) -> Network:
-    measured = speed(bytes_per_s=gb_per_s * GB, is_lower_bound=is_lower_bound)
-    return replace(NETWORK, switch_uplinks={"rack1": measured})
-
-
-def test_a_lower_bound_that_the_other_does_not_contradict_is_no_change() -> None:
-    at_least_5, exactly_8 = uplink(5, is_lower_bound=True), uplink(8, is_lower_bound=False)
-    assert compare(at_least_5, exactly_8) == compare(exactly_8, at_least_5) == []
-    at_least_9, exactly_4 = uplink(9, is_lower_bound=True), uplink(4, is_lower_bound=False)
-    assert compare(exactly_8, at_least_9) == ["uplink of rack1: 8 -> 9 GB/s (1.1x faster)"]
-    assert compare(at_least_5, exactly_4) == ["uplink of rack1: 5 -> 4 GB/s (1.2x slower)"]
 
 
 def changed(key: str, value: object) -> bytes:
