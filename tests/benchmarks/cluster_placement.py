@@ -83,8 +83,14 @@ def measure(cluster: SlurmCluster, options: argparse.Namespace, servers: int) ->
 
 
 def run(
-    cluster: SlurmCluster, options: argparse.Namespace, servers: int, placement: str
+    cluster: SlurmCluster,
+    options: argparse.Namespace,
+    servers: int,
+    placement: str,
+    *,
+    racks: Path = RACKS,
 ) -> dict[str, object]:
+    """One job; its row of psdist bench pushpull. ``placement`` may be the path of a plan.json."""
     with tempfile.TemporaryDirectory(dir=cluster.directory("placement")) as folder:
         file = Path(folder) / "pushpull.json"
         done = cluster.srun(
@@ -93,7 +99,7 @@ def run(
              "--servers", str(servers), "--json", str(file)],
             env={
                 "PSDIST_PLACEMENT": placement,
-                "PSDIST_RACKS": str(RACKS),
+                "PSDIST_RACKS": str(racks),
                 "PSDIST_RUN_DIR": str(Path(folder) / "run"),
             },
             timeout_s=300,

@@ -127,7 +127,9 @@ class SlurmCluster:
             end_processes(marker, dump_stacks=False)
 
     @contextmanager
-    def shaped(self, rate: str | None, *, uplink: str | None = None) -> Iterator[None]:
+    def shaped(
+        self, rate: str | None, *, uplink: str | Sequence[str | None] | None = None
+    ) -> Iterator[None]:
         """With the hosts' links and the racks' uplinks limited; afterwards as they were."""
         before = network.limits()
         network.limit(rate, uplink)

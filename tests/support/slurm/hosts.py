@@ -6,7 +6,7 @@ Needs root and Debian's slurm-wlm, munge, iproute2 and libpmix-dev; standard lib
 it runs without a virtual environment. Its command is tests/cluster; tests use it through
 tests/support/slurm/cluster.py.
 
-    tests/cluster up --shape 1gbit --uplink 500mbit
+    tests/cluster up --shape 1gbit --uplink 500mbit        # --racks 3+1: uneven ones
     export SLURM_CONF=/var/tmp/psdist-cluster/slurm.conf
     srun -N 4 -n 8 hostname
     tests/cluster down
@@ -26,13 +26,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.slurm import network
 from tests.support.slurm.network import BRIDGE_ADDRESS, HOSTS, RACKS, SYSTEM_PATH, ClusterError, run
 
+EVEN = "2+2"
 CORES = 4
 # Pretended: any two device files, which Slurm counts and hands out by their numbers.
 GPU_FILES = ("/dev/null", "/dev/zero")
@@ -95,28 +96,45 @@ class Cluster:
         """What a Slurm command needs in its environment to talk to this cluster."""
         return {"SLURM_CONF": str(self.slurm_conf), "PATH": SYSTEM_PATH}
 
-    def up(self, *, shape: str | None, keep: bool, uplink: str | None = None) -> None:
+    def up(
+        self,
+        *,
+        shape: str | None,
+        keep: bool,
+        uplink: str | Sequence[str | None] | None = None,
+        racks: str | None = None,
+    ) -> None:
         """Bring the cluster up, or complete one that half is, and wait until it takes jobs.
 
         `shape` is the rate of every host's link in both directions, such as "1gbit" (None: as fast
-        as the machine copies), `uplink` that of every rack's. With `keep` it stays up until
+        as the machine copies), `uplink` that of every rack's, or one for each. `racks` are the
+        numbers of hosts in them, EVEN where nobody says so; a cluster that is up with others is an
+        error. With `keep` it stays up until
         somebody says `down`; without, a cluster that is up already stays as it is.
         """
         with self._lock():
+            uplinks = network.uplinks_of(uplink)
             is_up = self.is_up()
+            racks = racks or (self.racks() if is_up and keep else EVEN)
+            hosts_of = network.racks_of(racks)
+            if is_up and self.racks() != racks:
+                raise ClusterError(
+                    f"it is up with racks of {self.racks()}, not {racks}: tests/cluster down first"
+                )
             if is_up and not keep:
                 return
             if not is_up:
                 self._down()
                 try:
-                    self._build()
+                    self._build(hosts_of)
                     self._start()
                     self._wait_until_ready()
                 except BaseException:
                     self._down()
                     raise
-            network.limit(shape, uplink)
-            (self.directory / "cluster.json").write_text(json.dumps({"keep": keep}))
+            network.limit(shape, uplinks)
+            state = {"keep": keep, "racks": racks}
+            (self.directory / "cluster.json").write_text(json.dumps(state))
 
     def down(self) -> None:
         """End the daemons and all jobs; remove namespaces, bridge and names. Logs stay."""
@@ -130,9 +148,17 @@ class Cluster:
 
     def is_kept(self) -> bool:
         """Whether somebody brought it up by hand, so that tests leave it up."""
+        return bool(self._state().get("keep"))
+
+    def racks(self) -> str:
+        """The numbers of hosts in the racks of a cluster that is up: "2+2" usually."""
+        return str(self._state().get("racks", EVEN))
+
+    def _state(self) -> dict[str, object]:
         with contextlib.suppress(FileNotFoundError):
-            return bool(json.loads((self.directory / "cluster.json").read_text())["keep"])
-        return False
+            state: dict[str, object] = json.loads((self.directory / "cluster.json").read_text())
+            return state
+        return {}
 
     def describe(self) -> str:
         """A summary for people: partition, hosts, jobs, links, and how to use it."""
@@ -185,7 +211,7 @@ class Cluster:
 
     # Building
 
-    def _build(self) -> None:
+    def _build(self, racks: Mapping[str, Sequence[str]]) -> None:
         for name in ("spool", "state", "log", "pids", "munge", "jobs"):
             # Whatever an earlier cluster remembers (jobs, node states) would confuse this one.
             shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -193,16 +219,16 @@ class Cluster:
         key = self.directory / "munge" / "key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
-        self._write_configuration()
-        network.build(self.directory)
+        self._write_configuration(racks)
+        network.build(self.directory, racks)
 
-    def _write_configuration(self) -> None:
+    def _write_configuration(self, racks: Mapping[str, Sequence[str]]) -> None:
         machine, here = socket.gethostname().split(".")[0], self.directory
         nodes = "\n".join(
             f"NodeName={host} NodeAddr={network.address(host)} CPUs={CORES} Sockets=2 "
             f"CoresPerSocket={CORES // 2} ThreadsPerCore=1 RealMemory=1024 "
             f"Gres=gpu:{len(GPU_FILES)} Feature={rack} State=UNKNOWN"
-            for rack, hosts in RACKS.items()
+            for rack, hosts in racks.items()
             for host in hosts
         )
         self.slurm_conf.write_text(f"""\
@@ -240,8 +266,8 @@ SlurmdLogFile={here}/log/%n.log
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=60 OverSubscribe=YES State=UP
 """)
-        switches = [f"SwitchName={rack} Nodes={','.join(hosts)}" for rack, hosts in RACKS.items()]
-        switches.append(f"SwitchName=spine Switches={','.join(RACKS)}")
+        switches = [f"SwitchName={rack} Nodes={','.join(hosts)}" for rack, hosts in racks.items()]
+        switches.append(f"SwitchName=spine Switches={','.join(racks)}")
         (here / "topology.conf").write_text("\n".join(switches) + "\n")
         gpus = [f"Name=gpu File={file}" for file in GPU_FILES]
         (here / "gres.conf").write_text("\n".join(gpus) + "\n")

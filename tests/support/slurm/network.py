@@ -1,6 +1,7 @@
 """The network of the Slurm test cluster: namespaces that are hosts, and the switches above them.
 
     h1  h2      h3  h4        a host's link: a veth pair, eth0 inside it and psdist-h1 outside
+                              (with racks of 3+1: h1 h2 h3, h4)
     psdist-rack1  psdist-rack2    bridges; their uplinks: psdist-rack1-up, psdist-to-rack1
           psdist0                 the spine, with the controller's address
 
@@ -8,8 +9,8 @@ Owns: the hosts' names and addresses, all links, how fast they are and what they
 the hosts' lines in /etc/hosts. Knows nothing of Slurm. Needs root and iproute2; standard library
 only.
 
-    network.build(owner)
-    network.limit("1gbit", uplink="500mbit")
+    network.build(owner, RACKS)
+    network.limit("1gbit", uplink=("500mbit", "250mbit"))
     sent, received = network.counted_bytes()["rack1"]
     network.remove(owner)
 """
@@ -18,9 +19,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 RACKS = {"rack1": ("h1", "h2"), "rack2": ("h3", "h4")}
+"""The usual ones, 2+2; names of racks and hosts are the same in all layouts."""
 HOSTS = tuple(host for hosts in RACKS.values() for host in hosts)
 NETWORK = "10.77.0"
 BRIDGE = "psdist0"
@@ -36,7 +39,18 @@ class ClusterError(Exception):
     """The cluster could not be brought up; the text says what failed and where the logs are."""
 
 
-def build(owner: Path) -> None:
+def racks_of(sizes: str) -> dict[str, tuple[str, ...]]:
+    """The hosts of each rack: "2+2" is RACKS, "3+1" has h4 alone. Raises ClusterError."""
+    words = sizes.split("+")
+    if len(words) != len(RACKS) or not all(word.isdecimal() and int(word) for word in words):
+        raise ClusterError(f"racks of {sizes}: write two numbers of hosts, such as 3+1")
+    if sum(map(int, words)) != len(HOSTS):
+        raise ClusterError(f"racks of {sizes}: there are {len(HOSTS)} hosts")
+    first = int(words[0])
+    return dict(zip(RACKS, (HOSTS[:first], HOSTS[first:]), strict=True))
+
+
+def build(owner: Path, racks: Mapping[str, Sequence[str]]) -> None:
     """Make the bridge and the hosts; `owner` is the state directory of the cluster they are for.
 
     Raises ClusterError where another cluster has them.
@@ -53,7 +67,7 @@ def build(owner: Path) -> None:
     NAMES.write_text("\n".join([*kept, *block]) + "\n")
     _add_bridge(BRIDGE)
     _ip(f"address add {BRIDGE_ADDRESS}/24 dev {BRIDGE}")
-    for rack, hosts in RACKS.items():
+    for rack, hosts in racks.items():
         _add_bridge(_rack_bridge(rack))
         _ip(f"link add {_rack_end(rack)} type veth peer name {_spine_end(rack)}")
         _ip(f"link set {_rack_end(rack)} master {_rack_bridge(rack)} up")
@@ -97,25 +111,34 @@ def other_owner(owner: Path) -> str | None:
     return None if seen == str(owner) else seen
 
 
-def limit(rate: str | None, uplink: str | None = None) -> None:
+def limit(rate: str | None, uplink: str | Sequence[str | None] | None = None) -> None:
     """Limit each host's link to `rate` and each rack's uplink to `uplink`, such as "1gbit".
 
-    Both directions, each for itself; None is no limit.
+    Both directions, each for itself; None is no limit. Several uplinks are one for each rack.
     """
     # Both ends of each link: what a host sends leaves by its eth0, what it gets by the other.
     for host in HOSTS:
         _shape(f"-netns {namespace(host)}", "eth0", rate)
         _shape("", _outer_link(host), rate)
-    for rack in RACKS:
-        _shape("", _rack_end(rack), uplink)
-        _shape("", _spine_end(rack), uplink)
+    for rack, each in zip(RACKS, uplinks_of(uplink), strict=True):
+        _shape("", _rack_end(rack), each)
+        _shape("", _spine_end(rack), each)
 
 
-def limits() -> tuple[str | None, str | None]:
+def uplinks_of(uplink: str | Sequence[str | None] | None) -> list[str | None]:
+    """The limit of each rack's uplink; one is that of all. Raises ClusterError."""
+    if uplink is None or isinstance(uplink, str):
+        return [uplink] * len(RACKS)
+    if len(uplink) != len(RACKS):
+        raise ClusterError(f"{len(uplink)} uplinks for {len(RACKS)} racks: give one, or one each")
+    return list(uplink)
+
+
+def limits() -> tuple[str | None, list[str | None]]:
     """The limits of the hosts' links and of the racks' uplinks, as `limit` takes them."""
     return (
         _limit_of(f"-netns {namespace(HOSTS[0])}", "eth0"),
-        _limit_of("", _rack_end(next(iter(RACKS)))),
+        [_limit_of("", _rack_end(rack)) for rack in RACKS],
     )
 
 
