@@ -184,3 +184,70 @@ def test_what_one_way_is_slower_the_other_way_is_faster(one: Network, other: Net
         (each.name, each.quantity) for each in back.faster
     }
     assert len(there.compared) == len(back.compared)
+
+
+def test_five_ratios_have_a_scatter_of_known_size() -> None:
+    old, new = many([0.5, 0.8, 1.0, 1.25, 2.0])
+    limits = [each.limit for each in compare(old, new).compared if each.quantity == "bandwidth"]
+    # The median deviation of the logarithms is log 1.25; three standard deviations of that.
+    assert limits == [pytest.approx(1.25 ** (3 * 1.4826))] * 5
+    typical = ({"node": speed(bytes_per_s=GB)}, {"node": speed(bytes_per_s=GB)})
+    found = compare(replace(old, classes=typical[0]), replace(new, classes=typical[1]))
+    assert next(each.limit for each in found.compared if each.is_typical) == pytest.approx(
+        1.25 ** (3 * 1.4826 * 1.2533 / 5**0.5)
+    )
+
+
+def test_links_and_uplinks_scatter_by_themselves() -> None:
+    """Hosts' links that scatter say nothing of the uplinks, nor bandwidths of latencies."""
+    factors = [0.5, 0.8, 1.0, 1.25, 2.0]
+    hosts = tuple(f"n{number}" for number in range(5))
+    bare = replace(NETWORK, hosts=hosts, classes={}, pairs=())
+    old = replace(
+        bare,
+        node_links={host: speed(latency_s=1e-6, bytes_per_s=GB) for host in hosts},
+        switch_uplinks={"rack1": speed(latency_s=1e-6, bytes_per_s=GB)},
+    )
+    new = replace(
+        old,
+        node_links={
+            host: speed(latency_s=1e-6, bytes_per_s=GB * factor)
+            for host, factor in zip(hosts, factors, strict=True)
+        },
+    )
+    limits = {(each.group, each.quantity): each.limit for each in compare(old, new).compared}
+    assert limits.pop(("link", "bandwidth")) > 2
+    assert limits == {
+        ("link", "latency"): 1.25,
+        ("uplink", "bandwidth"): 1.1,
+        ("uplink", "latency"): 1.25,
+    }
+
+
+def test_three_hosts_are_named_and_a_fourth_is_counted() -> None:
+    def complaint(*hosts: str) -> str:
+        with pytest.raises(PlacementError) as caught:
+            compare(replace(NETWORK, hosts=hosts), NETWORK)
+        return str(caught.value)
+
+    assert "(a, b, c; n3, n4)" in complaint("a", "b", "c")
+    assert "(a, b, c and 1 more; n3, n4)" in complaint("a", "b", "c", "d")
+
+
+def test_gigabytes_begin_at_one() -> None:
+    def told_of(before: float, after: float) -> str:
+        old, new = (
+            replace(NETWORK, pairs=(pair("n3", "n4", each, 0),)) for each in (before, after)
+        )
+        return told(old, new)[0]
+
+    assert told_of(1.0, 0.5) == "n3 -> n4: 1 -> 0.5 GB/s (2x slower)"
+    assert told_of(0.5, 0.25) == "n3 -> n4: 500 -> 250 MB/s (2x slower)"
+    assert told_of(0.25, 0.5) == "n3 -> n4: 250 -> 500 MB/s (2x faster)"
+
+
+def test_a_figure_that_only_one_has_is_no_change_of_the_other() -> None:
+    old = replace(NETWORK, pairs=(pair("n3", "n4", 11.2, 0),))
+    new = replace(NETWORK, pairs=(pair("n3", "n4", 5.6, 7),))
+    assert told(old, new) == ["n3 -> n4: 11.2 -> 5.6 GB/s (2x slower)"]
+    assert told(new, old) == ["n3 -> n4: 5.6 -> 11.2 GB/s (2x faster)"]

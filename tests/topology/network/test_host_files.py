@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
+from psdist.topology.network import host_files
 from psdist.topology.network.host_files import MAX_SLOTS, HostFile, begins_one, parse, read
 from psdist.topology.text.hostlist import compress
 
@@ -181,3 +182,38 @@ def test_a_host_file_is_read_from_its_path(tmp_path: Path) -> None:
     assert read(path).source == str(path)
     with pytest.raises(PlacementError, match="cannot be read"):
         read(tmp_path / "none")
+
+
+def test_what_may_begin_a_host_file_is_told_from_other_text() -> None:
+    for line in (
+        "n1",
+        "n1 slots=2",
+        "n1:4 ifname=ib0",
+        "{",
+        ' {"version": 1',
+        "STATE NNODES NODELIST",
+    ):
+        assert begins_one(line), line
+    for line in ("", "n1 and n2", "SwitchName", "n[1-2]", "STATE NODES", "- n1", "n1 slots=2 x"):
+        assert begins_one(line) == (line == "SwitchName"), line
+
+
+def test_slots_may_come_behind_other_options() -> None:
+    assert given_text("n1 user=me slots=3 port=22\n").slots == {"n1": 3}
+
+
+def test_more_hosts_than_any_cluster_has_are_refused_at_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_files, "MAX_NODES", 2)
+    assert given_text("n1\nn2\nn1\n").slots == {"n1": 2, "n2": 1}
+    with pytest.raises(PlacementError, match="hosts:3: more than 2 hosts: give the right file"):
+        given_text("n1\nn2\nn3\n")
+    assert given_text(resources(["0-1"], ["n[1-2]"])).names == ("n1", "n2")
+    with pytest.raises(PlacementError, match=r"R_lite\[0\]\.rank: '0-2' goes down, or .* 2: "):
+        given_text(resources(["0-2"], ["n1"]))
+    with pytest.raises(PlacementError, match=r"R_lite has 3 ranks and nodelist 1 hosts"):
+        given_text(resources(["0-1", "2"], ["n1"]))
+    table = "STATE NNODES NODELIST\nfree 1 n1\ndown 1 n2\nfree 1 n3\n"
+    with pytest.raises(PlacementError, match="hosts:4: host list"):
+        given_text(table)

@@ -152,6 +152,7 @@ def test_a_random_tree_is_that_of_topology_conf(
          "nothing of racks: give racks of your own"),
         (SEVERAL.replace("true", "false"), "nothing of racks: name one of 'topo2', 'topo3' (FILE#"),
         (one("ring:\n  rings: []"), "topology 'a' is of the kind 'ring'"),
+        (one("ring: {}\ntorus3d: {}"), "racks:1: topology 'a' is of the kind 'ring'"),
         (one("cluster_default: true"), "racks:1: topology 'a' is of no kind"),
         (one("tree:\n  switches: []\nblock: {}"), "racks:4: topology 'a' is of two kinds, 'tree' "
          "and 'block'"),

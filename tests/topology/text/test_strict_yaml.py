@@ -114,6 +114,10 @@ def test_the_liberties_of_yaml_are_refused_with_their_line(text: str, said: str)
     assert said in str(caught.value)
 
 
+def test_the_longest_text_is_read() -> None:
+    assert len(read("x" * MAX_CHARACTERS).text("it")) == MAX_CHARACTERS
+
+
 def test_an_empty_document_is_an_empty_text() -> None:
     assert read("# only\n---\n# this\n").content == ""
 
