@@ -234,6 +234,12 @@ def plan(
     chunk_bytes: Annotated[
         str, typer.Option(metavar="SIZE|auto", help="As the run's setting chunk_bytes.")
     ] = "auto",
+    apply: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED", help="Measured: what one core of a server applies, as 4GB/s."
+        ),
+    ] = None,
     emit: Annotated[
         str | None,
         typer.Option(
@@ -278,6 +284,7 @@ def plan(
         placement=placement,
         model_bytes=model_bytes,
         chunk_bytes=chunk_bytes,
+        apply=apply,
         launcher=emit,
         out=out,
         svg=svg,

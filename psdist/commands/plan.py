@@ -81,6 +81,8 @@ class PlanOptions:
     placement: str = "auto"
     model_bytes: str = "1G"
     chunk_bytes: str = "auto"
+    apply: str | None = None
+    """Measured speed of one core of a server."""
     launcher: str | None = None
     out: Path | None = None
     svg: Path | None = None
@@ -101,6 +103,9 @@ def run(options: PlanOptions) -> int:
         group=_one_of(options.group, GROUPINGS, "--group"),
         placement=_one_of(options.placement, STRATEGIES, "--placement"),
         model_bytes=model_bytes,
+        apply_bytes_per_s=None
+        if options.apply is None
+        else parse_speed(options.apply, where="--apply"),
     )
     given = given_hosts(options.hostfile, nodes=options.nodes, racks=options.racks)
     cluster = _cluster(options, given)

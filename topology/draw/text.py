@@ -137,6 +137,8 @@ def _network_entries(scene: Scene) -> list[tuple[str, str]]:
     bound = bound_words(plan)
     if plan.bound_s <= 0:
         bound = "none: that no other placement is faster was not proved here"
+    elif plan.limit != "links":
+        bound += f"; the {plan.limit} take longer: {_parts_words(plan)}"
     elif plan.is_at_bound:
         bound += f": no other placement of {counted(len(plan.weights), 'server')} is faster"
     return [
@@ -147,6 +149,13 @@ def _network_entries(scene: Scene) -> list[tuple[str, str]]:
         ("others", "; ".join(gain_words(plan)) or "not compared"),
         ("tree from", plan.source),
     ]
+
+
+def _parts_words(plan: Plan) -> str:
+    """What is known of a limit that is not the links."""
+    if plan.limit == "servers" and plan.has_equal_parts:
+        return "each holds an equal part"
+    return "of them nothing is proved"
 
 
 def _group_entries(plan: Plan) -> list[tuple[str, str]]:
@@ -211,6 +220,8 @@ def _other_limits(plan: Plan) -> list[str]:
 def _bound_advice(plan: Plan) -> str:
     if plan.bound_s <= 0:
         return "another placement of the servers may be faster."
+    if plan.limit != "links":
+        return f"that says nothing of the {plan.limit}, which take longer: {_parts_words(plan)}."
     if plan.is_at_bound:
         return "moving servers cannot help, only other hosts, links or ranks can."
     return (

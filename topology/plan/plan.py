@@ -120,6 +120,11 @@ class Plan:
         return "servers" if self.servers_s == self.exchange_s else "network cards"
 
     @property
+    def has_equal_parts(self) -> bool:
+        """Whether each server holds as much as every other one."""
+        return max(self.weights) < 1.0005 * min(self.weights)
+
+    @property
     def is_at_bound(self) -> bool:
         """Whether it is proved to be the fastest; up to 0.05 % is the solver's rounding."""
         return 0 < self.cost_s < 1.0005 * self.bound_s

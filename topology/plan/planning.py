@@ -102,7 +102,7 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             facts=tuple(here[node]),
         )
 
-    seats = _Seats(cluster, request.group)
+    seats = _Seats(cluster, request)
 
     @cache
     def groups_on(node: int, num_servers: int) -> float:
@@ -156,7 +156,7 @@ def plan_ahead(
     if not any(workers):
         raise PlacementError("no node has a worker; ask for at least one")
 
-    seats = _Seats(cluster, request.group)
+    seats = _Seats(cluster, request)
 
     def host_with(node: int, num_servers: int) -> _Host:
         ranks = tuple(range(num_servers + workers[node]))
@@ -279,9 +279,10 @@ def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
 class _Seats:
     """Seats of hosts; those of hosts that are alike are found once."""
 
-    def __init__(self, cluster: Cluster, group: Grouping) -> None:
+    def __init__(self, cluster: Cluster, request: PlanRequest) -> None:
         self.cluster = cluster
-        self._are_one_group = group == "node"
+        self._are_one_group = request.group == "node"
+        self._by_one = request.applied_bytes_per_s
         same: dict[int, int] = {}  # machines that are one object, as psdist plan has them
         kinds: dict[Machine, int] = {}
         self._kinds = [
@@ -298,7 +299,7 @@ class _Seats:
         """Role and seat of each of the host's ranks."""
         facts = tuple((facts.cpus, facts.gpus, facts.nic) for facts in host.facts)
         node = self.cluster.nodes[host.node]
-        needed = cores_to_apply(node.bytes_per_s, host.num_servers)
+        needed = cores_to_apply(node.bytes_per_s, host.num_servers, by_one=self._by_one)
         sizes = (len(host.ranks), host.num_servers, needed)
         key = (self._kinds[host.node], sizes, host.may_bind, facts)
         if key not in self._found:
@@ -422,6 +423,7 @@ def _limit_notes(plan: Plan, request: PlanRequest) -> list[str]:
             f"the {plan.limit}, not the links, limit an exchange: "
             f"{_times(plan.exchange_s, plan.cost_s)} as long as the slowest link"
             + (more if plan.limit == "servers" else "")
+            + _parts_advice(plan, request)
         )
     empty = sum(weight * len(plan.weights) < LEAST_SHARE for weight in plan.weights)
     if empty:
@@ -435,6 +437,15 @@ def _limit_notes(plan: Plan, request: PlanRequest) -> list[str]:
             )
         )
     return notes
+
+
+def _parts_advice(plan: Plan, request: PlanRequest) -> str:
+    if plan.limit != "servers" or plan.has_equal_parts or request.apply_bytes_per_s is not None:
+        return ""
+    return (
+        "; their parts are those that suit the links, since what a core applies is a guess: psdist "
+        "plan --apply SPEED, where you have measured it, chooses them for servers, too"
+    )
 
 
 def _times(longer_s: float, shorter_s: float) -> str:

@@ -76,6 +76,14 @@ class PlanRequest:
     """Of the model's parameters on the wire; None: not known yet. Times and bytes of a plan are
     proportional to it; the placement depends on it only where memory is short."""
     may_bind: bool = True
+    apply_bytes_per_s: float | None = None
+    """Measured: pushed bytes that a server applies in a second with one core. Servers' parts are
+    then chosen for the slowest of links and servers; for a guess, links are not slowed down."""
+
+    @property
+    def applied_bytes_per_s(self) -> float:
+        """Of one core, measured or guessed."""
+        return self.apply_bytes_per_s or APPLY_BYTES_PER_S
 
     @property
     def planned_bytes(self) -> float:
@@ -92,7 +100,7 @@ class Choice:
     best_s: float | None = None
     """That no other choice of as many servers is faster than this was proved; None: it was not."""
     seconds: float = 0.0
-    """Of the links in one exchange; in a job."""
+    """Of the slowest of links and servers in one exchange; in a job."""
     tried: int = 0
     """Where not all choices were compared, how many were; in a job."""
 
@@ -126,7 +134,7 @@ def choose(
             )
         cores = min(cores_on(node) for node, room in enumerate(once) if room)
         problem = problem_of(cluster, once, groups, request, sum(once))
-        wanted = _enough(problem, sum(once), cores)
+        wanted = _enough(problem, sum(once), cores * request.applied_bytes_per_s)
     # With groups that servers may change, the bound for some groups proves nothing of others.
     is_fixed = request.group in ("node", "rank") or all(
         groups_on(node, count) == groups[node]
@@ -157,10 +165,12 @@ def choose(
     if any(groups_beside(each) != groups for each in (*candidates, *plain)):
         again = _solved(cluster, room, groups_beside(solved), asked, wanted)
         candidates += [again, *plain]
+    by_one = _apply_bytes_per_s(request, capacity, cores_on)
     judged = [
         judgement
         for candidate in candidates
-        if (judgement := _judge(cluster, candidate, groups_beside(candidate), asked)) is not None
+        if (judgement := _judge(cluster, candidate, groups_beside(candidate), asked, by_one))
+        is not None
     ]
     _, servers_at, shares = min(judged, key=lambda each: each[0])
     if request.servers == "auto" and (idle := _idle(servers_at, shares)):
@@ -208,7 +218,8 @@ def choose_among_ranks(
         found = _fastest_ways(cluster, sizes, sizes, groups_on, asked, numbers=0)
         best_s = None if found is None else found.best_s
         return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
-    first = _best_choice(cluster, sizes, sizes, groups_on, replace(request, servers=wanted))
+    by_one = _apply_bytes_per_s(request, sizes, cores_on)
+    first = _best_choice(cluster, sizes, sizes, groups_on, replace(request, servers=wanted), by_one)
     if request.servers != "auto" or not (idle := _idle(first.servers_at, first.shares)):
         return first
     # Those ranks had better work: with fewer servers, or with none on these hosts. More workers
@@ -222,7 +233,9 @@ def choose_among_ranks(
                 break
             useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)
             asked = replace(request, servers=useful)
-            choice = _best_choice(cluster, sizes, room, groups_on, asked, numbers=AGAIN_NUMBERS)
+            choice = _best_choice(
+                cluster, sizes, room, groups_on, asked, by_one, numbers=AGAIN_NUMBERS
+            )
         others.append((choice.seconds / (sum(sizes) - sum(choice.servers_at)), choice))
     best, choice = min(others, key=lambda each: each[0])
     return choice if best <= IDLE_IS_WORTH * first.seconds / (sum(sizes) - wanted) else first
@@ -234,10 +247,12 @@ def _best_choice(
     room: Sequence[int],
     groups_on: GroupsOn,
     request: PlanRequest,
+    by_one: Sequence[float],
     *,
     numbers: int | None = None,
 ) -> Choice:
-    """The best way to choose so many servers of the ranks, ``room`` on each node at most."""
+    """The best way to choose so many servers of the ranks, ``room`` on each node at most; each
+    applies ``by_one`` bytes in a second."""
     found = _fastest_ways(cluster, sizes, room, groups_on, request, numbers=numbers)
     if found is None:
         raise PlacementError(
@@ -249,7 +264,11 @@ def _best_choice(
         for way in found.ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
         if (
             judgement := _judge(
-                cluster, way, [groups_on(node, count) for node, count in enumerate(way)], request
+                cluster,
+                way,
+                [groups_on(node, count) for node, count in enumerate(way)],
+                request,
+                by_one,
             )
         )
         is not None
@@ -460,7 +479,8 @@ def _num_servers(
         return most
     once = [min(size, 1) for size in sizes]
     cores = min(cores_on(node) for node, room in enumerate(once) if room)
-    return _enough(problem_of(cluster, once, groups_beside(once), request, sum(once)), most, cores)
+    problem = problem_of(cluster, once, groups_beside(once), request, sum(once))
+    return _enough(problem, most, cores * request.applied_bytes_per_s)
 
 
 def apply_s(
@@ -468,21 +488,22 @@ def apply_s(
 ) -> float:
     """Seconds in which the busiest of servers with these shares and cores applies its part."""
     busiest = max(share / max(1, own) for share, own in zip(shares, cores, strict=True))
-    return sum(groups) * busiest * request.planned_bytes / APPLY_BYTES_PER_S
+    return sum(groups) * busiest * request.planned_bytes / request.applied_bytes_per_s
 
 
-def cores_to_apply(link_bytes_per_s: float, num_servers: int) -> int:
+def cores_to_apply(
+    link_bytes_per_s: float, num_servers: int, *, by_one: float = APPLY_BYTES_PER_S
+) -> int:
     """Cores with which each of a host's servers applies as fast as the link brings pushes."""
     if not num_servers or math.isinf(link_bytes_per_s):
         return 1
-    return max(1, math.ceil(link_bytes_per_s / num_servers / APPLY_BYTES_PER_S))
+    return max(1, math.ceil(link_bytes_per_s / num_servers / by_one))
 
 
-def _enough(problem: Problem, most: int, server_cores: int) -> int:
+def _enough(problem: Problem, most: int, by_one: float) -> int:
     """The fewest servers, up to ``most``, that keep up with the best of links and of servers."""
     links = placement.choose_num_servers(problem, max_servers=most)
     best_s = placement.solve(replace(problem, num_servers=most)).cost_s
-    by_one = server_cores * APPLY_BYTES_PER_S
     applied_s = sum(problem.groups) * problem.model_bytes / by_one
     allowed_s = max(best_s, applied_s / most) * (1 + placement.CHEAPER_BY)
     enough = max(links, math.ceil(applied_s / allowed_s))
@@ -506,8 +527,20 @@ def _solved(
     return _by_node(cluster, problem, placement.solve(problem).servers_at)
 
 
+def _apply_bytes_per_s(request: PlanRequest, room: Sequence[int], cores_on: CoresOn) -> list[float]:
+    """Of a server on each of the nodes; infinite where it was not measured."""
+    if request.apply_bytes_per_s is None:
+        return [math.inf] * len(room)
+    by_one = request.apply_bytes_per_s
+    return [by_one * (cores_on(node) if most else 1) for node, most in enumerate(room)]
+
+
 def _judge(
-    cluster: Cluster, servers_at: Sequence[int], groups: Sequence[float], request: PlanRequest
+    cluster: Cluster,
+    servers_at: Sequence[int],
+    groups: Sequence[float],
+    request: PlanRequest,
+    by_one: Sequence[float],
 ) -> tuple[tuple[float, ...], list[int], list[float]] | None:
     """(what it costs, in the order of what counts; the servers; their best shares).
 
@@ -517,7 +550,12 @@ def _judge(
         problem = problem_of(cluster, servers_at, groups, request, sum(servers_at))
     except PlacementError:
         return None
-    solution = placement.solve(problem)
+    first = len(problem.parent) - len(by_one)
+    rates = [*[math.inf] * first, *by_one]
+    solution = placement.solve_with_servers(problem, apply_bytes_per_s=rates)
+    applied_s = sum(groups) * max(
+        held / rates[v] for v, held in zip(solution.servers_at, solution.server_bytes, strict=True)
+    )
     total_s = sum(
         load / speed
         for load, speed in zip(
@@ -525,7 +563,8 @@ def _judge(
         )
     )
     crowding = sum(count * count for count in servers_at)
-    costs = (solution.cost_s, -sum(groups), max(solution.server_bytes), total_s, crowding)
+    slowest_s = max(solution.cost_s, applied_s)
+    costs = (slowest_s, -sum(groups), max(solution.server_bytes), total_s, crowding)
     # Rounded: what differs in the last bits only must not decide.
     rounded = tuple(float(f"{cost:.9e}") for cost in costs)
     return rounded, list(servers_at), _shares(cluster, problem, solution)

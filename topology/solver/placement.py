@@ -31,7 +31,15 @@ from psdist.topology.solver.filling import (
 from psdist.topology.solver.objective import cost_s, worst_edge
 from psdist.topology.solver.problem import Problem, Solution
 
-__all__ = ["Problem", "Solution", "block", "choose_num_servers", "cyclic", "solve"]
+__all__ = [
+    "Problem",
+    "Solution",
+    "block",
+    "choose_num_servers",
+    "cyclic",
+    "solve",
+    "solve_with_servers",
+]
 
 SLACK = 1e-10
 """Relative: times within this of the optimum count as the optimum, so that rounding in the first
@@ -40,12 +48,16 @@ objective does not decide over the second."""
 MOST_ENUMERATED = 300
 """Ways to put servers on vertices, up to which all are compared (about 30 ms)."""
 
+ENOUGH, MOST_HALVINGS = 0.02, 8
+"""How near to the best masses for links and servers together is near enough; rounds at most."""
+
 CHEAPER_BY = 0.05
 """A smaller number of servers is chosen if the exchange takes no more than this much longer."""
 
 
-def solve(problem: Problem) -> Solution:
-    """The best places and masses; the model may be cut anywhere.
+def solve(problem: Problem, *, allowed_s: float = 0.0) -> Solution:
+    """The best places and masses; the model may be cut anywhere. Up to ``allowed_s`` one time of
+    the slowest link is as good as another: something else takes as long.
 
     The slowest link and the most loaded server are optimal; the sum of times exactly so up to
     MOST_ENUMERATED ways to place the servers, and by preference in larger problems. The order of
@@ -53,7 +65,7 @@ def solve(problem: Problem) -> Solution:
     """
     tree = FlowTree.of(problem)
     bound_s = lower_bound_s(problem).seconds
-    caps = tree.caps(bound_s * (1 + SLACK))
+    caps = tree.caps(max(bound_s * (1 + SLACK), allowed_s))
     counts = _even_counts(tree, caps, problem)
     masses = even_masses(tree, caps, counts, problem.max_bytes)
     best = _key(tree, problem, counts, masses)
@@ -75,6 +87,49 @@ def solve(problem: Problem) -> Solution:
         bound_s=bound_s,
         worst_edge=worst_edge(problem, masses),
     )
+
+
+def solve_with_servers(problem: Problem, *, apply_bytes_per_s: Sequence[float]) -> Solution:
+    """The same for the slowest of links and servers: the links may take as long as the servers do.
+
+    ``apply_bytes_per_s[v]`` are the pushed bytes that a server at v applies in a second. Where all
+    are as fast, it is within 2 % of the best masses; else never slower than ``solve``'s.
+    """
+    best = solve(problem)
+    num_groups = math.fsum(problem.groups)
+
+    def servers_s(solution: Solution) -> float:
+        return num_groups * max(
+            held / apply_bytes_per_s[v]
+            for v, held in zip(solution.servers_at, solution.server_bytes, strict=True)
+        )
+
+    def exchange_s(solution: Solution) -> float:
+        return max(solution.cost_s, servers_s(solution))
+
+    # No more than all of the fastest servers together apply.
+    rates = sorted(
+        (apply_bytes_per_s[v] for v in problem.candidates for _ in range(problem.capacity[v])),
+        reverse=True,
+    )
+    together = math.fsum(rates[: problem.num_servers])
+    low = max(best.cost_s, num_groups * problem.model_bytes / together)
+    high = servers_s(best)
+    if high <= low * (1 + ENOUGH):
+        return best
+    allowed_s = low
+    for _ in range(MOST_HALVINGS):
+        found = solve(problem, allowed_s=allowed_s * (1 + SLACK))
+        if exchange_s(found) < exchange_s(best):
+            best = found
+        if servers_s(found) <= allowed_s * (1 + SLACK):
+            high = allowed_s
+        else:
+            low = allowed_s
+        if high <= low * (1 + ENOUGH) or exchange_s(best) <= low * (1 + ENOUGH):
+            break
+        allowed_s = math.sqrt(low * high)
+    return best
 
 
 def _key(
