@@ -45,7 +45,7 @@ class ServerLoop:
         make_history: Callable[[int], ServerHistory | None] = lambda _set_index: None,
         registrar: Registrar | None = None,
         on_registrar: Callable[[RegistrarAction], None] = lambda _action: None,
-        on_built: OnBuilt = lambda _set_index, _partition, _owners, _has_state: None,
+        on_built: OnBuilt = lambda _set_index, _partition, _owners, _order, _has_state: None,
         make_set: Callable[..., SetLoop] = SetLoop,
     ) -> None:
         """``make_core(resumed_up_to)`` and ``make_history(set_index)`` are called for every set;

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import Any, TypeAlias
@@ -106,9 +106,9 @@ _HEADERS = (-1, -1)
 _NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
 """Of those that are under way: no memory waits for them."""
 
-OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], bool], None]
-"""Called with the set's index, how it is cut, chunk -> server, and whether its optimizer begins
-with state."""
+OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], Sequence[int], bool], None]
+"""Called with the set's index, how it is cut, chunk -> server, the order in which chunks are sent
+as Setup tells it, and whether its optimizer begins with state."""
 
 
 class SetLoop:
@@ -231,7 +231,7 @@ class SetLoop:
             states=states,
         )
         self.executor = self._make_executor(spec)
-        self._on_built(self.set_index, partition, owners, bool(states))
+        self._on_built(self.set_index, partition, owners, setup.order, bool(states))
         count = options.receive_buffers
         if count is None:
             count, why = auto_receive_buffers(

@@ -72,6 +72,7 @@ def make_trainer(
         flat=flat,
         loop=loop,
         group=group,
+        order=order,
         look_for_changes=look_for_changes,
         hyperparameters=hyperparameters,
         on_nonfinite=on_nonfinite,

@@ -4,7 +4,7 @@
     table = yield from steps.gather(Row(...))              # a row of each worker, by place
     set_of(table, members)                                 # the parameter set that is stepped
     hyper = yield from steps.hyperparameters(table, hyper, clock=7)
-    total = yield from steps.total(4.5)
+    total = yield from steps.total([0, 2], [4.5, 0.5])
 
 Generators hand out what there is to wait for, as :meth:`psdist.workers.trainer.Trainer.iterate`.
 """
@@ -98,10 +98,17 @@ class StepTable:
                 )
         return hyper
 
-    def total(self, value: float) -> Generator[Wait, None, float]:
-        """The sum of what all bring, in the order of the workers: the same bits on each."""
-        table = yield from in_group(self._group.agree(_CALL, [value]), _CALL)
-        return sum(row[0] for row in table)
+    def total(self, chunks: Sequence[int], values: Sequence[float]) -> Generator[Wait, None, float]:
+        """The sum of what all bring of their chunks, in the order of chunks: the same bits on each,
+        whoever has which."""
+        table = yield from in_group(self._group.agree(_CALL, [*chunks, *values]), _CALL)
+        by_chunk = [pair for row in table for pair in zip(*_halves(row), strict=True)]
+        return sum(value for _, value in sorted(by_chunk))
+
+
+def _halves(row: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    middle = len(row) // 2
+    return row[:middle], row[middle:]
 
 
 def set_of(table: Sequence[Row], members: Sequence[int]) -> int:

@@ -30,7 +30,7 @@ from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.partition import Partition, Span
+from psdist.protocol.partition import Partition, Span, runs_of
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
@@ -84,6 +84,7 @@ class Trainer:
         flat: FlatModel,
         loop: WorkerLoop,
         group: GroupChannel,
+        order: Sequence[int],
         look_for_changes: Callable[[FlatModel, int], None],
         hyperparameters: Callable[[], bytes],
         on_nonfinite: Literal["error", "skip"],
@@ -92,7 +93,8 @@ class Trainer:
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
     ) -> None:
-        """``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
+        """``order``: in which all groups send the chunks, none of them for ascending;
+        ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
         ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
         every step clips, 0 for none: the group's gradient here (``clips_itself``), or the joint one
         on the servers."""
@@ -109,7 +111,7 @@ class Trainer:
         self._clips_to = max_norm if clips_itself else 0.0
         self._history = history
         self._on_iteration = on_iteration
-        slices = partition.slices(group.size)
+        slices = partition.slices(group.size, order)
         self._mine = slices[group.place]
         self._batch: tuple[int, float] = (0, 0.0)
         """(samples, samples of a full batch) handed out and not yet used."""
@@ -126,7 +128,7 @@ class Trainer:
         # With the versions behind the parameters.
         num_flats = len(flat.values)
         self._recorded_spans = [
-            (*spans, Span(num_flats, 2 * chunks.start, 2 * chunks.stop))
+            (*spans, *(Span(num_flats, 2 * run.start, 2 * run.stop) for run in runs_of(chunks)))
             for spans, chunks in zip(self._spans, slices, strict=True)
         ]
         self._uses = Uses(partition, flat, owners, history)
@@ -280,12 +282,11 @@ class Trainer:
         if self._group.size > 1:
             yield from self._average(share=mine.weight / reduced.group_weight)
         if max_norm:
-            own = [
-                self._flat.gradients[span.buffer][span.start : span.stop]
-                for span in self._spans[self._group.place]
+            own = [self._gradient(chunk) for chunk in self._mine]
+            squares = [
+                float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in own
             ]
-            squares = (torch.linalg.vector_norm(part, dtype=torch.float64) ** 2 for part in own)
-            total = yield from self._steps.total(float(sum(squares)))
+            total = yield from self._steps.total(self._mine, squares)
             reduced.norm = math.sqrt(total)
             coefficient = max_norm / (reduced.norm + 1e-6)
             if coefficient < 1:
@@ -293,6 +294,10 @@ class Trainer:
                     part.mul_(coefficient)
         self._flat.gradients_to_host()
         return reduced
+
+    def _gradient(self, index: int) -> torch.Tensor:
+        chunk = self._partition.chunks[index]
+        return self._flat.gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
 
     def _average(self, share: float) -> Generator[Wait, None, None]:
         """This worker's slice becomes the group's mean. ``share`` is this worker's, all shares add

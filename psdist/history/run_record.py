@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from psdist.errors import HistoryError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 _LIMIT_BYTES = 64 * 2**20
 
@@ -30,7 +30,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format: Literal[3] = 3
+    format: Literal[4] = 4
     psdist: Annotated[str, Field(max_length=100)]
     """The version that wrote the history."""
     mode: Literal["sync", "ssp", "async"]
@@ -41,8 +41,8 @@ class RunRecord(BaseModel):
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
     """For each group the indexes of its workers."""
     slices: tuple[tuple[_Count, ...], ...]
-    """For each group the bounds of its workers' slices: the worker at place p pushes the chunks
-    from bound p up to and without bound p + 1."""
+    """For groups of 1, 2, 3 ... workers: for each chunk the place in the group of the worker that
+    pushes it; nothing where no group has so many."""
     num_servers: Annotated[int, Field(ge=1, lt=2**31)]
     set_index: _Count = 0
     """The parameter set whose history this is."""
@@ -64,11 +64,18 @@ class RunRecord(BaseModel):
             raise ValueError(f"owners names {len(self.owners)} chunks of {self.num_chunks}")
         if max(self.owners, default=0) >= self.num_servers:
             raise ValueError(f"owners names server {max(self.owners)} of {self.num_servers}")
-        if [len(bounds) - 1 for bounds in self.slices] != [len(group) for group in self.groups]:
-            raise ValueError("slices must have one bound more for each group than it has workers")
-        for bounds in self.slices:
-            if bounds[0] != 0 or bounds[-1] != self.num_chunks or list(bounds) != sorted(bounds):
-                raise ValueError(f"slices must ascend from 0 to {self.num_chunks}, seen {bounds}")
+        sizes = {len(group) for group in self.groups}
+        if len(self.slices) != max(sizes):
+            raise ValueError(
+                f"slices are of groups of up to {len(self.slices)} workers, groups have "
+                f"{max(sizes)}"
+            )
+        for size, places in enumerate(self.slices, start=1):
+            if len(places) != self.num_chunks * (size in sizes) or max(places, default=0) >= size:
+                raise ValueError(
+                    f"slices of groups of {size} must give each of {self.num_chunks} chunks a "
+                    "place below that, and none where there is no such group"
+                )
         if (self.mode == "ssp") != (self.staleness is not None):
             raise ValueError(
                 f"mode ssp needs a staleness and no other mode has one, seen {self.staleness}"
@@ -97,18 +104,15 @@ class RunRecord(BaseModel):
         self, groups: npt.NDArray[Any], chunks: npt.NDArray[Any]
     ) -> npt.NDArray[np.int64]:
         """For each (group, chunk) [n] the worker of the group that pushes the chunk."""
-        stride = self.num_chunks + 1
-        # Of workers without chunks the last one stands at a bound: "right" finds whoever has some.
-        starts = np.concatenate(
-            [
-                np.asarray(bounds[:-1], np.int64) + group * stride
-                for group, bounds in enumerate(self.slices)
-            ]
-        )
+        if not self.num_chunks:
+            return np.zeros(len(chunks), np.int64)
+        places = np.zeros((len(self.slices), self.num_chunks), np.int64)
+        for size, its in enumerate(self.slices):
+            places[size, : len(its)] = its
+        sizes = np.array([len(group) for group in self.groups], np.int64)
+        firsts = np.cumsum(sizes) - sizes
         workers = np.concatenate([np.asarray(group, np.int64) for group in self.groups])
-        owners: npt.NDArray[np.int64] = workers[
-            np.searchsorted(starts, groups * stride + chunks, side="right") - 1
-        ]
+        owners: npt.NDArray[np.int64] = workers[firsts[groups] + places[sizes[groups] - 1, chunks]]
         return owners
 
 

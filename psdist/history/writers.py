@@ -51,7 +51,7 @@ __all__ = [
     "history_folder",
     "read_histories",
     "read_history",
-    "slice_bounds",
+    "slice_places",
     "write_run",
 ]
 
@@ -296,14 +296,20 @@ class WorkerHistory:
         )
 
 
-def slice_bounds(
-    slices: Callable[[int], Sequence[range]], groups: Iterable[Sequence[int]]
+def slice_places(
+    slices: Callable[[int], Sequence[Sequence[int]]], groups: Iterable[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
     """``RunRecord.slices``; ``slices(n)`` are those of a group of n workers."""
-    sizes = [len(group) for group in groups]
-    cuts = {size: slices(size) for size in set(sizes)}
-    bounds = {size: (0, *(each.stop for each in cut)) for size, cut in cuts.items()}
-    return tuple(bounds[size] for size in sizes)
+    sizes = {len(group) for group in groups}
+    return tuple(
+        _places(slices(size)) if size in sizes else () for size in range(1, max(sizes) + 1)
+    )
+
+
+def _places(slices: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """By chunk."""
+    found = {chunk: place for place, chunks in enumerate(slices) for chunk in chunks}
+    return tuple(found[chunk] for chunk in range(len(found)))
 
 
 def collect(

@@ -11,7 +11,8 @@ partition from the same description, so only the description travels.
   optimizer's last bit depends on where a tensor starts, so results would otherwise change with
   the number of servers. A piece whose optimizer needs its shape is one chunk of its own.
 * A **shard** is the set of chunks of one server, a **slice** the set of chunks that one worker of
-  a group pushes and pulls.
+  a group pushes and pulls. A **bucket** is as many chunks as a group has workers, that follow one
+  another in the order in which they are sent: each worker owns one of them.
 
     partition = Partition.cut(pieces, chunk_bytes=None)
     owners = partition.shard(weights=[1.0, 1.0])   # chunk -> server
@@ -23,7 +24,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -237,8 +238,12 @@ class Partition:
             held[server] += chunk.num_bytes
         return held
 
-    def slices(self, num_workers: int) -> tuple[range, ...]:
-        """The chunks of each of ``num_workers`` workers of a group: neighbours, even by bytes."""
+    def slices(self, num_workers: int, order: Sequence[int] = ()) -> tuple[Sequence[int], ...]:
+        """The chunks of each of ``num_workers`` workers of a group, ascending, even by bytes to
+        within one chunk: neighbours, or a share of every bucket where chunks are sent in an
+        ``order`` of their own, so that all workers of a group have something to send at a time."""
+        if len(order) and list(order) != list(range(len(self.chunks))):
+            return self._slices_of_buckets(num_workers, order)
         total = self.num_bytes
         bounds = [0]
         done = 0
@@ -250,14 +255,31 @@ class Partition:
         bounds += [len(self.chunks)] * (num_workers + 1 - len(bounds))
         return tuple(range(bounds[i], bounds[i + 1]) for i in range(num_workers))
 
-    def spans(self, chunks: range) -> tuple[Span, ...]:
-        """Where neighbouring chunks lie: one span per flat buffer."""
-        bounds: dict[int, tuple[int, int]] = {}
+    def _slices_of_buckets(
+        self, num_workers: int, order: Sequence[int]
+    ) -> tuple[Sequence[int], ...]:
+        owned: list[list[int]] = [[] for _ in range(num_workers)]
+        held = [0] * num_workers
+        for bucket in buckets_of(order, num_workers):
+            # The largest chunk to whoever has least: nobody is ever ahead by more than a chunk.
+            largest_first = sorted(bucket, key=lambda index: (-self.chunks[index].num_bytes, index))
+            emptiest_first = sorted(range(num_workers), key=lambda place: (held[place], place))
+            for index, place in zip(largest_first, emptiest_first, strict=False):
+                owned[place].append(index)
+                held[place] += self.chunks[index].num_bytes
+        return tuple(sorted(its) for its in owned)
+
+    def spans(self, chunks: Iterable[int]) -> tuple[Span, ...]:
+        """Where chunks, ascending, lie: one span for neighbours in a flat buffer."""
+        spans: list[Span] = []
         for index in chunks:
             chunk = self.chunks[index]
-            start, _ = bounds.get(chunk.buffer, (chunk.start, 0))
-            bounds[chunk.buffer] = (start, chunk.start + chunk.length)
-        return tuple(Span(buffer, start, stop) for buffer, (start, stop) in bounds.items())
+            stop = chunk.start + chunk.length
+            if spans and spans[-1][::2] == (chunk.buffer, chunk.start):
+                spans[-1] = spans[-1]._replace(stop=stop)
+            else:
+                spans.append(Span(chunk.buffer, chunk.start, stop))
+        return tuple(spans)
 
     def encode(self) -> bytes:
         packed: bytes = msgpack.packb(
@@ -334,6 +356,22 @@ def chunk_bytes_for_all(num_bytes: float, weights: Sequence[float]) -> int:
     would hold at most its own share, and together less than the model.
     """
     return int(min(weights) / sum(weights) * num_bytes) // 1024 * 1024
+
+
+def buckets_of(order: Sequence[int], num_workers: int) -> list[Sequence[int]]:
+    """The chunks that a group of so many workers sends at a time: one of each, as they come."""
+    return [order[at : at + num_workers] for at in range(0, len(order), num_workers)]
+
+
+def runs_of(chunks: Iterable[int]) -> list[range]:
+    """Ascending numbers as ranges, as few as there can be."""
+    runs: list[range] = []
+    for chunk in chunks:
+        if runs and runs[-1].stop == chunk:
+            runs[-1] = range(runs[-1].start, chunk + 1)
+        else:
+            runs.append(range(chunk, chunk + 1))
+    return runs
 
 
 def _aligned(num_elements: int) -> int:

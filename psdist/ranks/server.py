@@ -22,7 +22,7 @@ from psdist.history.writers import (
     RunRecord,
     ServerHistory,
     history_folder,
-    slice_bounds,
+    slice_places,
     write_run,
 )
 from psdist.protocol.ids import REGISTRAR, server_id
@@ -217,14 +217,19 @@ class Reporter:
         return f"ssp (staleness {config.staleness})" if config.mode == "ssp" else config.mode
 
     def on_built(
-        self, set_index: int, partition: Partition, owners: tuple[int, ...], has_state: bool
+        self,
+        set_index: int,
+        partition: Partition,
+        owners: tuple[int, ...],
+        order: Sequence[int],
+        has_state: bool,
     ) -> None:
         """A parameter set is known: its history can say what was promised."""
         context = self._context
         empty = sorted(set(range(context.roles.num_servers)) - set(owners))
         promised = None
         if context.config.record:
-            promised = self._promise(set_index, partition, owners, has_state)
+            promised = self._promise(set_index, partition, owners, order, has_state)
         self._built.append(
             BuiltSet(
                 partition=partition,
@@ -245,7 +250,12 @@ class Reporter:
             logger.warning("%s", empty_servers_line(largest, weights, sorted(empty)))
 
     def _promise(
-        self, set_index: int, partition: Partition, owners: tuple[int, ...], has_state: bool
+        self,
+        set_index: int,
+        partition: Partition,
+        owners: tuple[int, ...],
+        order: Sequence[int],
+        has_state: bool,
     ) -> RunRecord:
         context = self._context
         promised = RunRecord(
@@ -253,7 +263,7 @@ class Reporter:
             mode=context.config.mode,
             staleness=context.config.staleness if context.config.mode == "ssp" else None,
             groups=context.roles.groups,
-            slices=slice_bounds(partition.slices, context.roles.groups),
+            slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
             num_servers=context.roles.num_servers,
             set_index=set_index,
             num_chunks=len(partition.chunks),

@@ -29,7 +29,7 @@ from psdist.history.writers import (
     RunRecord,
     ServerHistory,
     WorkerHistory,
-    slice_bounds,
+    slice_places,
 )
 from tests.support.history.toy_run import even_slices
 
@@ -102,7 +102,7 @@ def in_step(
         groups=tuple(
             tuple(range(group * per_group, (group + 1) * per_group)) for group in range(num_groups)
         ),
-        slices=slice_bounds(lambda size: even_slices(num_chunks, size), [[0] * per_group])
+        slices=slice_places(lambda size: even_slices(num_chunks, size), [[0] * per_group])
         * num_groups,
         num_servers=num_servers,
         num_chunks=num_chunks,

@@ -6,6 +6,7 @@ assert results == expected(channel.place, channel.size)
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Generator
 from typing import Any
@@ -19,7 +20,7 @@ from psdist.workers.group.channel import GroupChannel, Pending, Slices
 Operations = Generator[Pending[Any], None, dict[str, Any]]
 
 FLATS = ((1000, torch.float32), (64, torch.float64), (700, torch.bfloat16), (300, torch.float16))
-NUM_ROUNDS = 3
+NUM_ROUNDS = 4
 
 
 def flats_of(place: int, round_: int) -> list[torch.Tensor]:
@@ -32,8 +33,18 @@ def flats_of(place: int, round_: int) -> list[torch.Tensor]:
 
 
 def slices_of(size: int, round_: int) -> Slices:
-    """Uneven ones; some places have nothing in some flats."""
+    """Uneven ones; some places have nothing in some flats. Of the last rounds in turns, with
+    stretches that are nobody's."""
     pick = random.Random(f"{size} {round_}")
+    if round_ >= 2:
+        owned: list[list[Span]] = [[] for _ in range(size)]
+        for index, (length, _) in enumerate(FLATS):
+            cuts = sorted(pick.randrange(length) for _ in range(12))
+            for start, stop in itertools.pairwise([0, *cuts, length]):
+                place = pick.randrange(-1, size)
+                if place >= 0 and start < stop:
+                    owned[place].append(Span(index, start, stop))
+        return owned
     bounds = []
     for length, _ in FLATS:
         cuts = [pick.choice([0, pick.randrange(length), length]) for _ in range(size - 1)]
@@ -98,7 +109,11 @@ def expected(place: int, size: int) -> dict[str, Any]:
         for index, start, stop in slices_of(size, round_)[place]:
             mine[index][start:stop] = sums[index][start:stop]
         results[f"reduce_scatter {round_}"] = _bytes(mine)
-        results[f"all_gather {round_}"] = _bytes(sums)
+        gathered = flats_of(place, round_)
+        for spans in slices_of(size, round_):
+            for index, start, stop in spans:
+                gathered[index][start:stop] = sums[index][start:stop]
+        results[f"all_gather {round_}"] = _bytes(gathered)
         results[f"broadcast {round_}"] = _bytes([brought[round_ % size][0]])
         results[f"meet {round_}"] = [[] for _ in range(size)]
     return results

@@ -21,7 +21,7 @@ Four implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -35,7 +35,8 @@ CALLS = (
 """What workers of a group may meet in; an agreement carries the index."""
 
 Slices = Sequence[Sequence[Span]]
-"""For each place in the group, the stretches of flat memory that the worker there owns."""
+"""For each place in the group, the stretches of flat memory that the worker there owns; no two
+places share any."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -85,9 +86,8 @@ class GroupChannel(Protocol):
     def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         """This worker's slice of ``flats`` becomes the sum over the group, in worker order.
 
-        ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. In each, the spans
-        of places 0, 1, ... lie one behind the other and fill it. Outside this worker's slice
-        nothing changes.
+        ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. What is in nobody's
+        slice takes no part, and stays the caller's. Outside this worker's slice nothing changes.
         """
         ...
 
@@ -129,21 +129,34 @@ def check_calls(codes: Sequence[int]) -> None:
         )
 
 
-def lengths_of(index: int, flat: torch.Tensor, slices: Slices) -> list[int]:
-    """Elements of flat ``index`` that each place owns."""
-    lengths = [0] * len(slices)
-    at = 0
-    for place, spans in enumerate(slices):
-        for span in spans:
-            if span.buffer != index:
-                continue
-            if span.start != at:
-                raise InvariantError(f"slices leave elements {at} to {span.start} to nobody")
-            lengths[place] += span.stop - span.start
-            at = span.stop
-    if at != len(flat):
-        raise InvariantError(f"slices end at element {at} of {len(flat)}")
-    return lengths
+class Stretch(NamedTuple):
+    """Neighbouring spans of one flat, of places in their order."""
+
+    buffer: int
+    start: int
+    lengths: list[int]
+    """Elements of each place, one place behind the other."""
+
+
+def stretches_of(flats: Sequence[torch.Tensor], slices: Slices) -> list[Stretch]:
+    """The spans of all places, as few stretches as there can be. :class:`InvariantError` where
+    places share elements, or a flat has not so many."""
+    stretches: list[Stretch] = []
+    at, last = (-1, 0), 0
+    for (buffer, start, stop), place in _owned(slices):
+        if at[0] == buffer and start < at[1]:
+            raise InvariantError(f"slices give elements from {start} on of flat {buffer} twice")
+        if stop > len(flats[buffer]):
+            raise InvariantError(f"slices end at element {stop} of {len(flats[buffer])}")
+        if at != (buffer, start) or place < last:
+            stretches.append(Stretch(buffer, start, [0] * len(slices)))
+        stretches[-1].lengths[place] += stop - start
+        at, last = (buffer, stop), place
+    return stretches
+
+
+def _owned(slices: Slices) -> list[tuple[Span, int]]:
+    return sorted((span, place) for place, spans in enumerate(slices) for span in spans)
 
 
 def add_in_worker_order(rows: Iterable[torch.Tensor], total: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
-    lengths_of,
+    stretches_of,
 )
 
 _GRACE_S = 10.0
@@ -95,7 +95,7 @@ class ProcessGroupChannel:
     def __init__(self, *, place: int, size: int) -> None:
         self.place = place
         self.size = size
-        self._received: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
+        self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def allocate(self, num_bytes: int) -> memoryview:
         return allocate(num_bytes)
@@ -106,11 +106,11 @@ class ProcessGroupChannel:
     def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         works: list[dist.Work] = []
         sums: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for index, flat in enumerate(flats):
-            lengths = lengths_of(index, flat, slices)
-            start = sum(lengths[: self.place])
-            mine = flat[start : start + lengths[self.place]]
-            rows = self._rows(index, mine)
+        for buffer, start, lengths in stretches_of(flats, slices):
+            flat = flats[buffer][start : start + sum(lengths)]
+            first = sum(lengths[: self.place])
+            mine = flat[first : first + lengths[self.place]]
+            rows = self._rows((buffer, start), mine)
             # As bytes: which dtypes a back end can move is no question then.
             works += _begun(
                 dist.all_to_all_single(
@@ -142,10 +142,10 @@ class ProcessGroupChannel:
         works = _begun(dist.broadcast(tensor, src=place, async_op=True))
         return _Works("broadcast", works, [tensor], lambda: None)
 
-    def _rows(self, index: int, mine: torch.Tensor) -> torch.Tensor:
-        """[size, len(mine)]: where everybody's part of flat ``index`` lands. Kept, because fresh
-        pages cost as much as the exchange."""
-        key = index, mine.dtype, mine.device
+    def _rows(self, where: tuple[int, int], mine: torch.Tensor) -> torch.Tensor:
+        """[size, len(mine)]: where everybody's part of the stretch that begins there lands. Kept,
+        because fresh pages cost as much as the exchange."""
+        key = *where, mine.dtype, mine.device
         rows = self._received.get(key)
         if rows is None or rows.shape[1] != len(mine):
             rows = torch.empty((self.size, len(mine)), dtype=mine.dtype, device=mine.device)

@@ -50,7 +50,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
-    lengths_of,
+    stretches_of,
 )
 from psdist.workers.group.segments import (
     Bell,
@@ -282,8 +282,8 @@ class SharedMemoryChannel:
         return self._begin(self._agree(CALLS.index(call), array("d", values)))
 
     def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        lengths = [lengths_of(index, flat, slices) for index, flat in enumerate(flats)]
-        return self._begin(self._reduce_scatter(flats, slices, lengths))
+        stretches_of(flats, slices)  # which refuses what is wrong
+        return self._begin(self._reduce_scatter(flats, slices))
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         return self._begin(self._all_gather(flats, slices))
@@ -334,24 +334,29 @@ class SharedMemoryChannel:
         return [array("d", array("q", words).tobytes()).tolist() for _, _, *words in entries]
 
     def _reduce_scatter(
-        self, flats: Sequence[torch.Tensor], slices: Slices, lengths: Sequence[Sequence[int]]
+        self, flats: Sequence[torch.Tensor], slices: Slices
     ) -> Generator[None, None, None]:
         number = self._next()
-        wheres = self._places_of(flats, lengths, number)
+        wheres = self._places_of(flats, slices, number)
         words = [_REDUCE_SCATTER, _signature(flats, slices)]
         words += [word for where in wheres for word in where]
         entries = yield from self._meet("reduce-scatter", number, words)
-        for index, flat in enumerate(flats):
-            start = sum(lengths[index][: self.place])
-            stop = start + lengths[index][self.place]
-            if start == stop:
-                continue
+        of_others: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for index, start, stop in slices[self.place]:
+            flat = flats[index]
+            if index not in of_others:
+                at = 2 + _WHERE_WORDS * index
+                of_others[index] = [
+                    (
+                        other.place,
+                        other.bytes_at(entries[other.place][at : at + _WHERE_WORDS]),
+                    )
+                    for other in self._others
+                ]
             rows = [flat[start:stop]] * self.size
-            at = 2 + _WHERE_WORDS * index
-            for other in self._others:
-                theirs = other.bytes_at(entries[other.place][at : at + _WHERE_WORDS])
+            for place, theirs in of_others[index]:
                 part = theirs[start * flat.itemsize : stop * flat.itemsize]
-                rows[other.place] = part.view(flat.dtype)
+                rows[place] = part.view(flat.dtype)
             self._add(rows)
 
     def _all_gather(
@@ -415,24 +420,29 @@ class SharedMemoryChannel:
     # -- what is brought to them ---------------------------------------------------------------
 
     def _places_of(
-        self, flats: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]], number: int
+        self, flats: Sequence[torch.Tensor], slices: Slices, number: int
     ) -> list[tuple[int, int, int, int]]:
         """Where the others read ``flats``: copied into staging memory, if they are not shared."""
-        wheres = []
-        for flat, counts in zip(flats, lengths, strict=True):
-            for own in self._shared:
-                if (offset := own.offset_of(flat)) is not None:
-                    wheres.append(own.where(offset))
-                    break
-            else:
-                staging = self._staging_for(flat.nbytes, number)
-                source, target = _bytes(flat), staging.segment.bytes
-                start = sum(counts[: self.place]) * flat.itemsize
-                stop = start + counts[self.place] * flat.itemsize
-                target[:start].copy_(source[:start])
-                target[stop : flat.nbytes].copy_(source[stop:])
-                wheres.append(staging.where(0))
-        return wheres
+        used = {span.buffer for spans in slices for span in spans}
+        return [
+            self._place_of(index, flat, slices, number) if index in used else _NOWHERE
+            for index, flat in enumerate(flats)
+        ]
+
+    def _place_of(
+        self, index: int, flat: torch.Tensor, slices: Slices, number: int
+    ) -> tuple[int, int, int, int]:
+        for own in self._shared:
+            if (offset := own.offset_of(flat)) is not None:
+                return own.where(offset)
+        staging = self._staging_for(flat.nbytes, number)
+        source, target = _bytes(flat), staging.segment.bytes
+        for place, spans in enumerate(slices):
+            for buffer, start, stop in spans:
+                if buffer == index and place != self.place:
+                    part = slice(start * flat.itemsize, stop * flat.itemsize)
+                    target[part].copy_(source[part])
+        return staging.where(0)
 
     def _stage(self, parts: Sequence[torch.Tensor], number: int) -> tuple[int, int, int, int]:
         """Where ``parts``, bytes, lie for the others, one behind the other."""

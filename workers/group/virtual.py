@@ -29,6 +29,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
+    stretches_of,
 )
 
 Tensors = list[torch.Tensor]
@@ -103,20 +104,21 @@ class VirtualChannel:
         return self._begin("agree", (), [row], compare)
 
     def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        def add(brought: list[Tensors]) -> None:
-            for buffer, start, stop in slices[self.place]:
-                add_in_worker_order(
-                    [tensors[buffer][start:stop] for tensors in brought],
-                    flats[buffer][start:stop],
-                )
-
-        pending = self._begin("reduce_scatter", _shape(flats, slices), list(flats), add)
-        self._lent = _Unchanged(
-            flats[span.buffer][span.start : span.stop]
+        stretches_of(flats, slices)  # which refuses what is wrong
+        parts = [
+            (place, flats[span.buffer][span.start : span.stop])
             for place, spans in enumerate(slices)
             for span in spans
-            if place != self.place
-        )
+        ]
+
+        def add(brought: list[Tensors]) -> None:
+            for index, (place, part) in enumerate(parts):
+                if place == self.place:
+                    add_in_worker_order([tensors[index] for tensors in brought], part)
+
+        given = [part for _, part in parts]
+        pending = self._begin("reduce_scatter", _shape(flats, slices), given, add)
+        self._lent = _Unchanged(part for place, part in parts if place != self.place)
         return pending
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:

@@ -175,7 +175,7 @@ class WorkerCore:
         self._slice = Transfers(
             self.seat,
             owners=owners,
-            mine=partition.slices(len(self.seat.members))[self.seat.place],
+            mine=partition.slices(len(self.seat.members), order)[self.seat.place],
             chunk_bytes=[chunk.num_bytes for chunk in partition.chunks],
             credits=credits,
             replies=replies,

@@ -22,7 +22,7 @@ from psdist.history.writers import (
     ServerHistory,
     WorkerHistory,
     collect,
-    slice_bounds,
+    slice_places,
     write_run,
 )
 from tests.support.history.summaries import summary_of_toy
@@ -63,7 +63,7 @@ class ToyRun:
                 staleness=staleness if mode == "ssp" else None,
                 pipeline=pipeline,
                 groups=groups,
-                slices=slice_bounds(lambda size: even_slices(num_chunks, size), groups),
+                slices=slice_places(lambda size: even_slices(num_chunks, size), groups),
                 num_servers=num_servers,
                 num_chunks=num_chunks,
                 owners=tuple(chunk % num_servers for chunk in range(num_chunks)),
@@ -265,9 +265,9 @@ class ToyRun:
         own = [self.random.choice((1.0, 0.75, 0.5)) for _ in group.writers]
         weight = 0.0 if self.random.random() < self.empty_rate else sum(own)
         empty = {chunk for chunk in chunks if not weight or self.random.random() < self.empty_rate}
-        bounds = self.record.slices[group.index]
+        places = self.record.slices[len(group.writers) - 1]
         for place, writer in enumerate(group.writers):
-            mine = range(bounds[place], bounds[place + 1])
+            mine = [chunk for chunk in chunks if places[chunk] == place]
             writer.push(group.clock, own[place], weight, empty & set(mine), len(mine))
         group.brought.append((weight, frozenset(empty)))
 

@@ -21,7 +21,7 @@ import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError, PsdistError
-from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_bounds
+from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -144,7 +144,7 @@ class SetOfJob:
             mode=schedule.mode,  # type: ignore[arg-type]
             staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
             groups=tuple(self.groups),
-            slices=slice_bounds(self.partition.slices, self.groups),
+            slices=slice_places(lambda size: self.partition.slices(size, self.order), self.groups),
             num_servers=schedule.servers,
             set_index=self.set_index,
             num_chunks=len(self.partition.chunks),

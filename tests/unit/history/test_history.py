@@ -38,7 +38,7 @@ from psdist.history.writers import (
     WorkerHistory,
     collect,
     read_history,
-    slice_bounds,
+    slice_places,
     write_run,
 )
 
@@ -47,7 +47,7 @@ RUN = RunRecord(
     mode="ssp",
     staleness=3,
     groups=((0,), (1,)),
-    slices=((0, 8), (0, 8)),
+    slices=((0,) * 8,),
     num_servers=1,
     num_chunks=8,
     owners=(0,) * 8,
@@ -250,14 +250,16 @@ def test_a_push_is_one_record_and_one_more_for_each_chunk_that_alone_was_empty()
     ]
 
 
-def test_the_bounds_of_slices_are_those_of_a_group_of_that_size() -> None:
-    cuts = {1: [range(5)], 2: [range(2), range(2, 5)]}
-    assert slice_bounds(cuts.__getitem__, [(0, 2), (1,)]) == ((0, 2, 5), (0, 5))
+def test_the_places_of_chunks_are_those_in_a_group_of_that_size() -> None:
+    cuts = {1: [range(5)], 3: [[1, 4], [], [0, 2, 3]]}
+    slices = ((0, 0, 0, 0, 0), (), (2, 0, 2, 2, 0))
+    assert slice_places(cuts.__getitem__, [(0, 2, 3), (1,), (4,)]) == slices
 
 
 def test_a_slice_belongs_to_whoever_has_the_chunk_also_beside_empty_slices() -> None:
+    of_four = (1, 1, 1, 3, 3, 3, 3, 3)
     run = RUN.model_copy(
-        update={"groups": ((4,), (0, 1, 3, 2)), "slices": ((0, 8), (0, 0, 3, 3, 8))}
+        update={"groups": ((4,), (0, 1, 3, 2)), "slices": ((0,) * 8, (), (), of_four)}
     )
     owners = run.slice_owner(np.array([0, 1, 1, 1, 1]), np.array([7, 0, 2, 3, 7]))
     assert owners.tolist() == [4, 1, 1, 2, 2]
@@ -450,7 +452,7 @@ def test_a_closed_file_that_grew_is_damaged(tmp_path: Path) -> None:
     [
         (0, 0, "its header is not that of such a file"),
         (4, 9, "format version 9"),
-        (4, 2, "format version 2, this psdist reads 3"),
+        (4, 2, "format version 2, this psdist reads 4"),
         (6, 3, "its header is not that of such a file"),
         (8, 1, "was written by number 1"),
         (12, 1, "its header is not that of such a file"),
@@ -498,11 +500,12 @@ def test_any_damage_is_either_read_or_one_line(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "version of psdist: format: Input should be 3"),
-        ({"slices": [[0, 8]]}, "one bound more for each group"),
-        ({"slices": [[0, 8], [0, 4, 8]]}, "one bound more for each group"),
-        ({"slices": [[0, 8], [1, 8]]}, "ascend from 0 to 8"),
-        ({"slices": [[0, 8], [0, 7]]}, "ascend from 0 to 8"),
+        ({"format": 3}, "version of psdist: format: Input should be 4"),
+        ({"slices": []}, "slices are of groups of up to 0 workers, groups have 1"),
+        ({"slices": [[0] * 8, [0] * 8]}, "slices are of groups of up to 2 workers, groups have 1"),
+        ({"slices": [[0] * 7]}, "slices of groups of 1 must give each of 8 chunks a place below"),
+        ({"slices": [[0] * 7 + [1]]}, "slices of groups of 1 must give each of 8 chunks a place"),
+        ({"slices": [[]]}, "slices of groups of 1 must give each of 8 chunks a place"),
         ({"mode": "async"}, "no other mode has one, seen 3"),
         ({"mode": "bsp"}, "mode"),
         ({"staleness": None}, "mode ssp needs a staleness"),

@@ -12,7 +12,7 @@ from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 
 RUN = RunRecord(
-    psdist="0", mode="sync", groups=((0,),), slices=((0, 1),), num_servers=1, num_chunks=1,
+    psdist="0", mode="sync", groups=((0,),), slices=((0,),), num_servers=1, num_chunks=1,
     owners=(0,),
 )  # fmt: skip
 COUNTS = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
+from random import Random
 
 import msgpack
 import pytest
@@ -18,8 +20,10 @@ from psdist.protocol.partition import (
     ITEM_BYTES,
     Partition,
     Piece,
+    buckets_of,
     empty_servers,
     master_dtype,
+    runs_of,
 )
 
 
@@ -262,6 +266,57 @@ def test_slices_are_neighbours_that_hold_every_chunk_once_and_are_even(
     for part in slices:
         held = sum(partition.chunks[chunk].num_bytes for chunk in part)
         assert abs(held - ideal) <= partition.max_chunk_bytes
+
+
+@given(PARTITIONS, st.integers(1, 9), st.randoms(use_true_random=False))
+def test_where_chunks_have_an_order_each_worker_has_one_of_every_bucket(
+    partition: Partition, num_workers: int, pick: Random
+) -> None:
+    order = [*range(len(partition.chunks))]
+    pick.shuffle(order)
+    slices = partition.slices(num_workers, order)
+    assert sorted(chunk for part in slices for chunk in part) == sorted(order)
+    assert all(list(part) == sorted(part) for part in slices)
+    if order != sorted(order):
+        for bucket in buckets_of(order, num_workers):
+            assert all(len({*bucket} & {*part}) <= 1 for part in slices)
+    held = [sum(partition.chunks[chunk].num_bytes for chunk in part) for part in slices]
+    if order != sorted(order):
+        assert max(held) - min(held) <= partition.max_chunk_bytes
+
+
+@given(PARTITIONS, st.integers(1, 9))
+def test_an_order_that_is_the_ascending_one_is_none(partition: Partition, workers: int) -> None:
+    assert partition.slices(workers, range(len(partition.chunks))) == partition.slices(workers)
+
+
+def test_buckets_are_neighbours_where_the_order_is_that_of_one_buffer() -> None:
+    partition = Partition.cut([piece("a", 6 * 64)], chunk_bytes=256)
+    slices = partition.slices(2, [5, 4, 3, 2, 1, 0])
+    assert [list(part) for part in slices] == [[0, 2, 4], [1, 3, 5]]
+    assert partition.slices(4, [5, 4, 3, 2, 1, 0]) == ([0, 2], [1, 3], [4], [5])
+
+
+@given(PARTITIONS, st.randoms(use_true_random=False))
+def test_spans_are_where_the_chunks_lie_and_as_few_as_there_can_be(
+    partition: Partition, pick: Random
+) -> None:
+    chosen = [chunk for chunk in partition.chunks if pick.random() < 0.6]
+    spans = partition.spans(chunk.index for chunk in chosen)
+    elements = {(span.buffer, at) for span in spans for at in range(span.start, span.stop)}
+    wanted = {
+        (chunk.buffer, at)
+        for chunk in chosen
+        for at in range(chunk.start, chunk.start + chunk.length)
+    }
+    assert elements == wanted
+    for one, other in itertools.pairwise(spans):
+        assert (one.buffer, one.stop) < (other.buffer, other.start)
+
+
+def test_runs_are_as_few_ranges_as_there_can_be() -> None:
+    assert runs_of([0, 1, 4, 6, 7, 8]) == [range(2), range(4, 5), range(6, 9)]
+    assert runs_of([]) == []
 
 
 def test_pieces_keep_the_order_of_the_model_within_their_buffer() -> None:
