@@ -203,6 +203,25 @@ def test_a_step_is_one_agreement_one_reduce_scatter_and_one_all_gather(
     assert Counter(made)["all_gather"] == steps + Counter(made)["pull"]
 
 
+@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 3), (4,)])
+def test_a_group_pushes_one_gradient_and_pulls_one_set_of_parameters_in_an_iteration(
+    sizes: tuple[int, ...], is_shuffled: bool
+) -> None:
+    job = play(
+        schedule_of(sizes, num_chunks=7, is_shuffled=is_shuffled, collectives=((),) * len(sizes))
+    )
+    whole = job.partition.num_bytes
+    for members in job.groups:
+        counts = [job.workers[worker].core.counts() for worker in members]
+        assert sum(each.bytes_pushed for each in counts) == ITERATIONS * whole
+        assert sum(each.bytes_pulled for each in counts) == (1 + ITERATIONS) * whole
+        if is_shuffled:
+            most = ITERATIONS * job.partition.max_chunk_bytes
+            pushed = [each.bytes_pushed for each in counts]
+            assert max(pushed) - min(pushed) <= most
+
+
 class SkipsAGather(BrokenChannel):
     skipped = 4
 
