@@ -36,7 +36,7 @@ CALLS = (
 
 Slices = Sequence[Sequence[Span]]
 """For each place in the group, the stretches of flat memory that the worker there owns; no two
-places share any."""
+places share any. What was passed once is not changed any more."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -89,6 +89,8 @@ _SET_UP_S: Final = 0.05
 
 _NO_OFFER: Final = (0.0, 0.0, -1.0, -1.0, 0.0)
 
+_MOST_SIGNATURES: Final = 256
+
 _AGREE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = range(4)
 _KINDS: Final = ("agree", "reduce_scatter", "all_gather", "broadcast")
 
@@ -271,6 +273,8 @@ class SharedMemoryChannel:
         """What :meth:`allocate` has handed out."""
         self._staging: list[_Own] = []
         self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
+        self._signatures: dict[int, tuple[Slices, list[tuple[int, torch.dtype]], int]] = {}
+        """By slices' id: they, what memory they were used with, and what tells both."""
         self._looked_s = 0.0
         self._awaited: tuple[_Other, int] | None = None
         """Who has to begin which operation before anything goes on here."""
@@ -282,11 +286,10 @@ class SharedMemoryChannel:
         return self._begin(self._agree(CALLS.index(call), array("d", values)))
 
     def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        stretches_of(flats, slices)  # which refuses what is wrong
-        return self._begin(self._reduce_scatter(flats, slices))
+        return self._begin(self._reduce_scatter(flats, slices, self._signature(flats, slices)))
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        return self._begin(self._all_gather(flats, slices))
+        return self._begin(self._all_gather(flats, slices, self._signature(flats, slices)))
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         return self._begin(self._broadcast(tensor, place))
@@ -334,11 +337,11 @@ class SharedMemoryChannel:
         return [array("d", array("q", words).tobytes()).tolist() for _, _, *words in entries]
 
     def _reduce_scatter(
-        self, flats: Sequence[torch.Tensor], slices: Slices
+        self, flats: Sequence[torch.Tensor], slices: Slices, signature: int
     ) -> Generator[None, None, None]:
         number = self._next()
         wheres = self._places_of(flats, slices, number)
-        words = [_REDUCE_SCATTER, _signature(flats, slices)]
+        words = [_REDUCE_SCATTER, signature]
         words += [word for where in wheres for word in where]
         entries = yield from self._meet("reduce-scatter", number, words)
         of_others: dict[int, list[tuple[int, torch.Tensor]]] = {}
@@ -360,7 +363,7 @@ class SharedMemoryChannel:
             self._add(rows)
 
     def _all_gather(
-        self, flats: Sequence[torch.Tensor], slices: Slices
+        self, flats: Sequence[torch.Tensor], slices: Slices, signature: int
     ) -> Generator[None, None, None]:
         number = self._next()
         parts = [
@@ -368,7 +371,7 @@ class SharedMemoryChannel:
             for spans in slices
         ]
         where = self._stage(parts[self.place], number)
-        words = [_ALL_GATHER, _signature(flats, slices), *where]
+        words = [_ALL_GATHER, signature, *where]
         entries = yield from self._meet("all-gather", number, words)
         for other in self._others:
             self._copy(other, entries[other.place], parts[other.place])
@@ -416,6 +419,20 @@ class SharedMemoryChannel:
                 rest = parts[self.place + 1 :]
             for part in rest:
                 block.add_(part)
+
+    def _signature(self, flats: Sequence[torch.Tensor], slices: Slices) -> int:
+        """Of what is done with these, which is looked at once: trainers pass the same slices again
+        and again."""
+        shapes = [(len(flat), flat.dtype) for flat in flats]
+        known = self._signatures.get(id(slices))
+        if known is not None and known[0] is slices and known[1] == shapes:
+            return known[2]
+        stretches_of(flats, slices)  # which refuses what is wrong
+        if len(self._signatures) == _MOST_SIGNATURES:
+            self._signatures.clear()
+        signature = _signature(flats, slices)
+        self._signatures[id(slices)] = slices, shapes, signature
+        return signature
 
     # -- what is brought to them ---------------------------------------------------------------
 
