@@ -152,6 +152,11 @@ class _Room:
             self.workers[place] += 1
         return package, numa
 
+    def has_core_near(self, device: Device) -> bool:
+        """In its NUMA node, or its package where that is not known; True where neither is."""
+        place = (device.package, device.numa)
+        return place not in self.cores or self.workers[place] < self.cores[place]
+
     def _has_core(self, package: int) -> bool:
         place = (package, UNKNOWN)
         return self.workers[place] + self.served[package] < self.cores[place]
@@ -238,7 +243,14 @@ def _choose_cores(
     workers = [index for index, role in enumerate(roles) if role == "worker"]
     servers = [index for index, role in enumerate(roles) if role == "server"]
     homes: dict[int, _Place] = {}
+    late: list[int] = []  # where they would sit is full: others must not lose their place to them
     for index in sorted(workers, key=lambda index: _has_no_place(gpus[index])):
+        beside_it = gpus[index] or own_cards[index]
+        if beside_it is not None and not room.has_core_near(beside_it):
+            late.append(index)
+            continue
+        homes[index] = room.seat_worker(beside_it)
+    for index in late:
         homes[index] = room.seat_worker(gpus[index] or own_cards[index])
     # A server needs one core; beyond that, never more than half of an equal share.
     most = max(1, min(server_cores, len(machine.cores) // len(roles) // 2))

@@ -125,13 +125,15 @@ def test_a_servers_need_never_makes_shares_unequal_or_leaves_somebody_without_a_
 )
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 @pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("are_one_group", [False, True])
 def test_on_every_machine_workers_begin_beside_their_gpus_with_equal_shares(
-    name: str, workers: int, servers: int
+    name: str, workers: int, servers: int, are_one_group: bool
 ) -> None:
     here = hwloc_xml.read(machine_file(name))
     roles: list[Role] = ["server"] * servers + ["worker"] * workers
     if len(here.cores) >= len(roles):
-        assert complaints(here, roles, seat(here, roles, server_cores=3)) == []
+        seats = seat(here, roles, server_cores=3, are_one_group=are_one_group)
+        assert complaints(here, roles, seats) == []
 
 
 @pytest.mark.parametrize(
@@ -345,3 +347,10 @@ def test_workers_of_a_group_are_spread_where_all_gpus_are_joined(name: str) -> N
     here = hwloc_xml.read(machine_file(name))
     roles: list[Role] = ["worker", "worker"]
     assert seat(here, roles, are_one_group=True) == seat(here, roles)
+
+
+def test_a_worker_whose_node_is_full_takes_nobodys_place() -> None:
+    """The second worker of a full package sat where the third one's GPU is."""
+    here = machine(packages=4, cores=1, gpus=(1, 1, 0, 2))
+    roles: list[Role] = ["worker"] * 4
+    assert [each.package for each in seat(here, roles)] == [1, 3, 0, 2]
