@@ -14,6 +14,7 @@ tests/support/slurm/cluster.py.
 from __future__ import annotations
 
 import fcntl
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,6 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Side by side: what is on the cluster from the first test to the last begins at once, and
         # the others fill the time, in the order of the stages.
         items.sort(key=_turn)
+
+
+def pytest_collection_finish() -> None:
+    """torch and thousands of tests stay until the end: the collector need not look at them."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
