@@ -20,12 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
+from psdist.config.settings import allowed_values
 from psdist.errors import OptimizerRefusedError, UsageError, UserError
 from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
@@ -131,6 +132,7 @@ class Job:
         optimizer: torch.optim.Optimizer,
         *,
         max_grad_norm: float | None = None,
+        overlap: Literal["auto", "off", "strict"] | None = None,
     ) -> tuple[_Module, ServedOptimizer]: ...
 
     @overload
@@ -140,6 +142,7 @@ class Job:
         optimizer: Sequence[torch.optim.Optimizer],
         *,
         max_grad_norm: float | None = None,
+        overlap: Literal["auto", "off", "strict"] | None = None,
     ) -> tuple[_Module, list[ServedOptimizer]]: ...
 
     @overload
@@ -149,6 +152,7 @@ class Job:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
+        overlap: Literal["auto", "off", "strict"] | None = None,
     ) -> tuple[Any, ...]: ...
 
     def prepare(
@@ -157,6 +161,7 @@ class Job:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
+        overlap: Literal["auto", "off", "strict"] | None = None,
     ) -> tuple[Any, ...]:
         """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
 
@@ -170,7 +175,8 @@ class Job:
         of this worker's part; their batch size is per worker. ``max_grad_norm``: every step
         clips to that L2 norm, as torch's clip_grad_norm_ clips a process's, the gradient of the
         parameters of each optimizer: in sync that of the joint batch, in ssp and async the mean
-        gradient of the worker's group.
+        gradient of the worker's group. ``overlap``: instead of the setting of that name, whether
+        gradients may leave during backward.
 
         Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
         a parameter or servers cannot hold the model, :class:`OptimizerRefusedError` for an
@@ -187,11 +193,21 @@ class Job:
         if not optimizers:
             raise UsageError("job.prepare was given an empty list of optimizers")
         is_first = not self._sets.sets
-        served = self._sets.prepare(model, optimizers, max_norm=max_norm)
+        chosen = self._config.overlap if overlap is None else self._checked_overlap(overlap)
+        served = self._sets.prepare(model, optimizers, max_norm=max_norm, overlap=chosen)
         if is_first:
             self._prepared_s = time.monotonic()
         self._context.reach("training")
         return model, (served[0] if is_one else served), *shared
+
+    def _checked_overlap(
+        self, overlap: Literal["auto", "off", "strict"]
+    ) -> Literal["auto", "off", "strict"]:
+        if overlap not in ("auto", "off", "strict"):
+            raise UsageError(
+                f"job.prepare(overlap={overlap!r}): it must be {allowed_values('overlap')}"
+            )
+        return overlap
 
     # -- training ------------------------------------------------------------------------------
 
@@ -263,6 +279,7 @@ class Job:
 
     def _sit_out(self) -> None:
         if self._is_training():
+            self._sets.take_over()
             first, *others = self._sets.trainers
             first.sit_out(others)
 
@@ -320,6 +337,7 @@ class Job:
             "group": self.group,
             "clock": self.clock,
         }
+        self._sets.take_over()
         self._loop.log({**line, "values": plain})
         self._send_progress()
 
@@ -437,6 +455,7 @@ class Job:
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._require_open(name)
+        self._sets.take_over()
         self._loop.wait_for(self._group.agree(name), name)
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
@@ -463,13 +482,12 @@ class Job:
         return sets
 
     def _require_between_steps(self, what: str) -> None:
-        self._refuse_half_pushed(f"job.{what}() was called", "call it")
-
-    def _refuse_half_pushed(self, what: str, remedy: str) -> None:
+        self._sets.take_over()
         if self._loop.core.is_half_pushed:
             raise UsageError(
-                f"{what} between backward() and optimizer.step(), with overlap = auto gradients "
-                f"have left already; {remedy} after optimizer.step()"
+                f"job.{what}() was called between backward() and optimizer.step(), when gradients "
+                "have left already; call it after optimizer.step(), or prepare the model with "
+                'job.prepare(..., overlap="off")'
             )
 
     def _send_progress(self) -> None:
@@ -495,7 +513,6 @@ class Job:
                 f"job.close() was called after the job had failed: {type(failure).__name__}"
             )
         self._refuse_untrained("job.close")
-        self._require_between_steps("close")
         try:
             self.finish()
         except BaseException as error:
@@ -529,8 +546,9 @@ class Job:
         if self._is_finished:
             return 0
         self._refuse_untrained("the script has ended")
-        self._refuse_half_pushed("the script has ended", "end it")
         trained_s = time.monotonic() - self._prepared_s
+        for trainer in self._sets.trainers:
+            trainer.close()
         self._loop.wait_for(self._group.agree("finish"), "finish")
         for each in self._sets.sets:
             if each.history is not None:

@@ -11,11 +11,12 @@ nothing of one set waits for another. A model may have several, and a job severa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +28,7 @@ from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
 from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
+from psdist.protocol.send_order import backward_order
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
@@ -48,8 +50,15 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.overlap import why_never, why_not_here
+from psdist.workers.progress import BackgroundProgress, PollingProgress, Progress
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer
+
+logger = logging.getLogger("psdist")
+
+Setting = Literal["auto", "off", "strict"]
+"""Of ``overlap``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +140,36 @@ class ParameterSets:
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
+        self._progress: Progress | None = None
+
+    # -- who uses the loop ---------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """The script is about to use the loop. Raises what went wrong since it did last."""
+        if self._progress is not None:
+            self._progress.take_over()
+
+    def _driver(self) -> Progress:
+        """What drives the loop during backward, for all sets."""
+        if self._progress is None:
+            if self._context.may_use_threads:
+                self._progress = BackgroundProgress(
+                    self._push_and_turn,
+                    is_awaiting=lambda: any(each.loop.core.is_awaiting for each in self.sets),
+                )
+            else:
+                self._progress = PollingProgress(self._push_and_turn)
+            self._context.take_over = self._progress.pause
+        return self._progress
+
+    def _push_and_turn(self) -> bool:
+        has_pushed = [trainer.push_ready() for trainer in self.trainers]
+        return self._loop.turn() or any(has_pushed)
 
     def end(self) -> None:
         """The job is closed: models and optimizers are the script's own again."""
+        if self._progress is not None:
+            self._progress.stop()
         for end in self._at_end:
             end()
         self._at_end.clear()
@@ -187,6 +223,7 @@ class ParameterSets:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         max_norm: float,
+        overlap: Setting,
     ) -> list[ServedOptimizer]:
         """A set for each of ``optimizers``; see :meth:`psdist.job.Job.prepare`."""
         for optimizer in optimizers:
@@ -198,6 +235,7 @@ class ParameterSets:
         agree_on_model(
             [
                 f"max_grad_norm {max_norm or None}",
+                f"overlap {overlap}",
                 *(line for each, optimizer in described for line in each.lines(optimizer)),
             ],
             worker=self._loop.core.seat.worker,
@@ -211,7 +249,7 @@ class ParameterSets:
             )
         states = self._states_of_chief(descriptions, optimizers)
         added = [
-            self._add(model, description, optimizer, state, max_norm=max_norm)
+            self._add(model, description, optimizer, state, max_norm=max_norm, overlap=overlap)
             for description, optimizer, state in zip(descriptions, optimizers, states, strict=True)
         ]
         self._copy_untrained(descriptions[0])
@@ -290,6 +328,7 @@ class ParameterSets:
         state: Mapping[int, PieceState],
         *,
         max_norm: float,
+        overlap: Setting,
     ) -> ParameterSet:
         """The next set: its servers know it, its parameters lie in flat memory. ``state``: on the
         chief what of the optimizer's servers go on with."""
@@ -318,6 +357,18 @@ class ParameterSets:
         self._held = list(map(add, self._held, held))
         self._at_end.append(watch.stop)
         loop = self._loop.next_set() if index else self._loop
+        never = why_never(
+            mode=config.mode,
+            on_nonfinite=config.on_nonfinite,
+            max_norm=max_norm,
+            is_alone=self._context.network is not None,
+        )
+        device = description.parameters[0].device.type
+        why_not = never or why_not_here(group_size=self._group.size, device=device)
+        if why_not and overlap != "off":
+            logger.info("parameter set %d: overlap stays off: %s", index, why_not)
+        if never:
+            overlap = "off"
         trainer = make_trainer(
             loop,
             self._group,
@@ -333,6 +384,9 @@ class ParameterSets:
             clips_itself=config.mode != "sync",
             history=history,
             on_iteration=lambda: self._standing.end_iteration(self.trainers, index),
+            order=backward_order(partition) if overlap != "off" else (),
+            overlap=overlap,
+            progress=self._driver() if overlap != "off" and not why_not else None,
         )
         setup = Setup(
             partition=partition.encode(),

@@ -21,6 +21,7 @@ from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.overlap import Driver
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.trainer import Trainer
@@ -55,6 +56,8 @@ def make_trainer(
     history: WorkerHistory | None = None,
     on_iteration: Callable[[], None] = lambda: None,
     order: Sequence[int] = (),
+    overlap: Literal["auto", "strict", "off"] = "off",
+    progress: Driver | None = None,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -80,4 +83,6 @@ def make_trainer(
         clips_itself=clips_itself,
         history=history,
         on_iteration=on_iteration,
+        overlap=overlap,
+        progress=progress,
     )

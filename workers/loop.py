@@ -26,7 +26,7 @@ from psdist.codecs.checks import NO_CHECKS, stamped, verify
 from psdist.codecs.frames import DecodingFrame, EncodingFrame
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
-from psdist.errors import ProtocolError
+from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup, StateHeld, StateValues
 from psdist.protocol.events import Arrived, Event, Frame, PeerLost, Sent
@@ -216,6 +216,14 @@ class WorkerLoop:
         """The frame to receive a reply into that ends in ``values``."""
         codec = self._reply_codec
         return values if isinstance(codec, Raw) else DecodingFrame(codec, chunk, values)
+
+    def receive_into(self, parameter_frame: Callable[[Chunk], Frame]) -> None:
+        """From now on replies land in these frames; nothing is awaited now."""
+        if not self.core.is_idle:
+            raise InvariantError("memory for replies was exchanged while some were awaited")
+        for index in self.core.mine:
+            chunk = self._chunks[index]
+            self._parameters[index] = self._receiving(chunk, parameter_frame(chunk))
 
     # -- one turn ------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 This is what ``optimizer.step()`` runs: collect -> agree in the group -> reduce this worker's slice
 in the group -> push it and receive it back -> gather the slices of the group. Everything leaves
-in ``step()``, so accumulation, clipping and looking at gradients behave as in plain PyTorch.
+in ``step()``, so accumulation, clipping and looking at gradients behave as in plain PyTorch; but
+for what psdist.workers.overlap has sent during backward.
 
     trainer = make_trainer(loop, group, partition=...)     # psdist.workers.assembly
     trainer.step(gradient_scale=1.0, is_skipped=False)
@@ -19,8 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -28,14 +28,17 @@ import torch
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.header import NEVER
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.partition import Partition, Span, runs_of
+from psdist.protocol.partition import Partition
+from psdist.protocol.send_order import SendOrder
+from psdist.workers.batches import Batches
+from psdist.workers.early_pushes import Terms
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.overlap import Driver, Overlap
 from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of, set_of
-from psdist.workers.uses import Uses
+from psdist.workers.values import Values
 
 _NON_FINITE_REMEDY: Final = (
     'Lower the learning rate, or set on_nonfinite = "skip" to leave such iterations out'
@@ -52,6 +55,9 @@ class WorkerStatistics:
     bytes_pulled: int
     max_staleness_seen: int
     staleness: dict[int, int]
+    early_pushes: int = 0
+    """Chunks that left during backward."""
+    overlap_corrections: int = 0
 
     def as_told(self) -> dict[str, Any]:
         """As a control message carries it."""
@@ -92,12 +98,15 @@ class Trainer:
         clips_itself: bool,
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
+        overlap: Literal["auto", "strict", "off"] = "off",
+        progress: Driver | None = None,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
         ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
         every step clips, 0 for none: the group's gradient here (``clips_itself``), or the joint one
-        on the servers."""
+        on the servers; ``progress``: drives the loop during backward, where gradients may leave
+        then."""
         self.clock = 0
         self._partition = partition
         self._flat = flat
@@ -111,64 +120,77 @@ class Trainer:
         self._clips_to = max_norm if clips_itself else 0.0
         self._history = history
         self._on_iteration = on_iteration
-        slices = partition.slices(group.size, order)
-        self._mine = slices[group.place]
-        self._batch: tuple[int, float] = (0, 0.0)
-        """(samples, samples of a full batch) handed out and not yet used."""
-        self._has_loader = False
+        self._mine = partition.slices(group.size, order)[group.place]
+        self._batches = Batches()
         self._reduced: _Reduced | None = None
-        self._samples_in_iteration = 0
-        self._weighed_in_iteration = 0
-        self._nominal_in_iteration = 0.0
-        self._samples = 0
         self._waited_s = 0.0
-        # Of what is in memory now.
-        self._min_done = [NEVER] * len(self._mine)
-        self._spans = [partition.spans(chunks) for chunks in slices]
-        # With the versions behind the parameters.
-        num_flats = len(flat.values)
-        self._recorded_spans = [
-            (*spans, *(Span(num_flats, 2 * run.start, 2 * run.stop) for run in runs_of(chunks)))
-            for spans, chunks in zip(self._spans, slices, strict=True)
-        ]
-        self._uses = Uses(partition, flat, owners, history)
+        self._values = Values(
+            partition,
+            owners,
+            flat,
+            loop,
+            group,
+            history,
+            slices=partition.slices(group.size, order),
+        )
+        self._progress = progress
+        self._overlap = Overlap(
+            overlap,
+            partition=partition,
+            order=SendOrder(order, num_chunks=len(partition.chunks)).sorted(self._mine),
+            flat=flat,
+            loop=loop,
+            terms=self._terms,
+            look_for_writes=self._values.look_for_writes,
+            driver=progress,
+        )
 
     # -- the iteration -------------------------------------------------------------------------
 
     def on_batch(self, num_samples: int, nominal: float) -> None:
         """The loader hands out a batch: a short one weighs less. It counts once a forward pass
         with gradients (or the step) follows; the batches of an evaluation do not."""
-        self._batch = num_samples, nominal
-        self._has_loader = True
+        self._batches.hand_out(num_samples, nominal)
 
     def record_use(self, num_samples: int = 0) -> None:
         """A forward pass uses the parameters that are in memory now. It counts when the iteration
         ends in a step; passes over the same parameters are one use. ``num_samples``: of the pass,
         which count (but do not weigh) where the script has batches of its own."""
-        self._samples_in_iteration += self._batch[0] if self._has_loader else num_samples
-        self._weighed_in_iteration += self._batch[0]
-        self._nominal_in_iteration += self._batch[1]
-        self._batch = 0, 0.0
-        self._uses.record(self._staleness_by_chunk)
+        self._batches.use(num_samples)
+        self._values.record_use(self.clock)
 
-    def _staleness_by_chunk(self) -> Counter[int]:
-        return Counter(max(0, self.clock - min_done) for min_done in self._min_done)
+    def _terms(self) -> Terms:
+        """Under which this worker would push now."""
+        return Terms(clock=self.clock, hyper=self._hyperparameters(), weight=self._batches.weight)
 
-    def step(self, gradient_scale: float, is_skipped: bool) -> None:
+    def push_ready(self) -> bool:
+        """Push the chunks whose gradients are complete, if there are any; called by whoever drives
+        the loop during backward."""
+        return self._overlap.early.push_ready()
+
+    def take_over(self) -> None:
+        """From here on the loop is this thread's. Raises what has gone wrong during backward."""
+        if self._progress is not None:
+            self._progress.take_over()
+
+    def step(self, gradient_scale: float, is_skipped: bool, has_scaler: bool = False) -> None:
         """End iteration ``clock``: push, and bring the parameters for the next one.
 
         ``gradient_scale`` multiplies the gradients; ``is_skipped``: this worker has none to give
-        (GradScaler found an overflow). Raises :class:`NonFiniteGradientError`,
-        :class:`HyperparameterError` where the group's workers disagree, and :class:`UsageError`
-        where the model is not any more what was prepared.
+        (GradScaler found an overflow); ``has_scaler``: there is one, which decides that in step().
+        Raises :class:`NonFiniteGradientError`, :class:`HyperparameterError` where the group's
+        workers disagree, and :class:`UsageError` where the model is not any more what was prepared.
         """
-        for wait in self.iterate(gradient_scale, is_skipped):
+        for wait in self.iterate(gradient_scale, is_skipped, has_scaler):
             self._loop.carry_on(wait)
 
-    def iterate(self, gradient_scale: float, is_skipped: bool) -> Iterator[Wait]:
+    def iterate(
+        self, gradient_scale: float, is_skipped: bool, has_scaler: bool = False
+    ) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
+        self.take_over()
         if self._reduced is None:
-            yield from self._reduce(gradient_scale, is_skipped=is_skipped)
+            yield from self._reduce(gradient_scale, is_skipped=is_skipped, has_scaler=has_scaler)
         elif gradient_scale != 1.0:
             raise UsageError(
                 f"iteration {self.clock}: job.clip_grad_norm_ has clipped gradients that a "
@@ -184,7 +206,8 @@ class Trainer:
         if reduced.problem and not is_skipped and self._on_nonfinite == "error":
             raise NonFiniteGradientError(
                 f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
-                f"nothing was pushed. {_NON_FINITE_REMEDY}"
+                f"{'it' if self._overlap.is_half_pushed else 'nothing'} was "
+                f"{'not ' * self._overlap.is_half_pushed}pushed. {_NON_FINITE_REMEDY}"
             )
         yield from self._exchange(reduced)
 
@@ -205,6 +228,7 @@ class Trainer:
                 f"iteration {self.clock}: job.clip_grad_norm_ was called a second time; it is "
                 "called once, last before optimizer.step()"
             )
+        self.take_over()
         for wait in self._reduce(1.0, clip_to=max_norm):
             self._loop.carry_on(wait)
         self._flat.note_gradients()
@@ -235,19 +259,29 @@ class Trainer:
         yield from self._exchange((yield from self._reduce_rows(table, mine)))
 
     def _reduce(
-        self, gradient_scale: float, *, is_skipped: bool = False, clip_to: float | None = None
+        self,
+        gradient_scale: float,
+        *,
+        is_skipped: bool = False,
+        has_scaler: bool = False,
+        clip_to: float | None = None,
     ) -> Generator[Wait, None, None]:
         """``clip_to``: the script clips; whether an overflow is skipped its scaler says later."""
         may_be_skipped = clip_to is not None
         self._look_for_changes(self._flat, self.clock)
         self.record_use()
-        absent = self._flat.collect_gradients(scale=gradient_scale)
-        non_finite = [] if is_skipped else self._flat.non_finite()
-        nominal = self._nominal_in_iteration
+        absent, terms = self._overlap.collect(
+            self._terms(),
+            scale=gradient_scale,
+            is_skipped=is_skipped,
+            has_scaler=has_scaler,
+            is_clipped=clip_to is not None,
+        )
+        non_finite = [] if is_skipped else self._overlap.non_finite()
         mine = Row(
-            weight=self._weighed_in_iteration / nominal if nominal else 1.0,
+            weight=terms.weight,
             set_index=self._loop.core.set_index,
-            hyper=self._hyperparameters(),
+            hyper=terms.hyper,
             is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
             is_finite=may_be_skipped or not non_finite,
             max_norm=self._clips_to if clip_to is None else clip_to,
@@ -282,7 +316,7 @@ class Trainer:
         if self._group.size > 1:
             yield from self._average(share=mine.weight / reduced.group_weight)
         if max_norm:
-            own = [self._gradient(chunk) for chunk in self._mine]
+            own = [self._flat.gradient_part(self._partition.chunks[chunk]) for chunk in self._mine]
             squares = [
                 float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in own
             ]
@@ -295,31 +329,30 @@ class Trainer:
         self._flat.gradients_to_host()
         return reduced
 
-    def _gradient(self, index: int) -> torch.Tensor:
-        chunk = self._partition.chunks[index]
-        return self._flat.gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
-
     def _average(self, share: float) -> Generator[Wait, None, None]:
         """This worker's slice becomes the group's mean. ``share`` is this worker's, all shares add
         up to 1."""
         for flat in self._flat.gradients:
             flat.mul_(share)
-        pending = self._group.reduce_scatter(self._flat.gradients, self._spans)
+        pending = self._group.reduce_scatter(self._flat.gradients, self._values.spans)
         yield from in_group(pending, "optimizer.step")
 
     def _exchange(self, reduced: _Reduced) -> Generator[Wait, None, None]:
         """Push and bring; the iteration is over."""
         self._begin_push(reduced)
+        yield from self._await_replies("optimizer.step")
+        self._on_iteration()
+
+    def _await_replies(self, call: str) -> Generator[Wait, None, None]:
+        """Until the new parameters are in place."""
         pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
         self._waited_s += time.monotonic() - pushed_s
-        yield from self._take_new_values("optimizer.step")
-        self._uses.commit(self.clock)
-        self._samples += self._samples_in_iteration
-        self._samples_in_iteration = self._weighed_in_iteration = 0
-        self._nominal_in_iteration = 0.0
+        yield from self._values.take_new(call, self._overlap.move_values)
+        self._values.commit(self.clock)
+        self._batches.end_iteration()
         self.clock += 1
-        self._on_iteration()
+        self._overlap.end_iteration()
 
     def _begin_push(self, reduced: _Reduced) -> None:
         weight, gone = reduced.group_weight, reduced.absent
@@ -329,9 +362,11 @@ class Trainer:
             for chunk in self._mine
             if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
-        self._look_for_writes()
-        if self._history is not None:
-            self._history.push(self.clock, reduced.weight, weight, empty, len(self._mine))
+        if self._overlap.is_half_pushed:
+            self._finish_push(self._overlap.settle(empty), reduced.weight, weight, gone)
+            return
+        self._values.look_for_writes()
+        self._record_push(reduced.weight, weight, empty)
         self._loop.begin_push(
             clock=self.clock,
             hyper=reduced.hyper,
@@ -339,6 +374,38 @@ class Trainer:
             weight=weight,
             empty=empty,
         )
+        if weight:
+            self._overlap.pushed_whole()
+
+    def _finish_push(
+        self, empty: Collection[int], own: float, weight: float, absent: Collection[int]
+    ) -> None:
+        """The chunks of the iteration that have not left during backward."""
+        self._record_push(own, weight, empty)
+        self._loop.finish_push(empty=empty, absent=sorted(absent))
+
+    def _record_push(self, own: float, weight: float, empty: Collection[int]) -> None:
+        if self._history is not None:
+            self._history.push(
+                self.clock,
+                own,
+                weight,
+                empty,
+                len(self._mine),
+                is_corrected=self._overlap.is_corrected,
+            )
+
+    def close(self) -> None:
+        """The script ends: so does an iteration of which chunks have left and that sees no step,
+        which the other groups may wait for."""
+        self.take_over()
+        terms = self._overlap.early.terms
+        if self._overlap.is_half_pushed and terms is not None:
+            self.record_use()
+            self._finish_push(self._overlap.finish_open(), terms.weight, terms.weight, ())
+            for wait in self._await_replies("finish"):
+                self._loop.carry_on(wait)
+        self._overlap.stop()
 
     def pull(self) -> None:
         """The freshest parameters that the mode allows; every worker of the group calls it.
@@ -352,10 +419,10 @@ class Trainer:
     def bring(self) -> Iterator[Wait]:
         """As :meth:`pull`, but hands out what there is to wait for."""
         yield from in_group(self._group.agree("pull"), "pull")
-        self._look_for_writes()
+        self._values.look_for_writes()
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()
-        yield from self._take_new_values("pull")
+        yield from self._values.take_new("pull", self._overlap.move_values)
 
     def set_values(self) -> None:
         """The parameters in this worker's memory become the servers'; on the chief, while everybody
@@ -369,35 +436,6 @@ class Trainer:
         self._loop.begin_load(clock=self.clock)
         yield self._loop.wait_for_replies()
 
-    def _look_for_writes(self) -> None:
-        """What the script has written is no version of a server's: the next one replaces it."""
-        if written := set(self._flat.written_by_others()):
-            chunks = self._partition.chunks
-            self._loop.core.forget_values(
-                chunk
-                for chunk in self._mine
-                if any(segment.piece in written for segment in chunks[chunk].segments)
-            )
-
-    def _take_new_values(self, call: str) -> Generator[Wait, None, None]:
-        """Replies have landed on the host: gather the group's, tell the device and autograd.
-
-        All workers of a group use the same version of a chunk, that of its slice's owner.
-        """
-        self._flat.host_to_device()
-        for index, chunk in enumerate(self._mine):
-            version = self._loop.core.versions[chunk]
-            self._min_done[index] = version.min_done
-            if self._history is not None:
-                self._uses.versions[chunk, 0] = version.position
-                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
-        flats, spans = self._flat.values, self._spans
-        if self._history is not None:
-            flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
-        yield from in_group(self._group.all_gather(flats, spans), call)
-        self._flat.values_changed()
-        self._uses.values_changed()
-
     @property
     def flat(self) -> FlatModel:
         """The memory that the model lies in."""
@@ -406,7 +444,7 @@ class Trainer:
     @property
     def num_samples(self) -> int:
         """Samples in this worker's finished iterations."""
-        return self._samples
+        return self._batches.samples
 
     @property
     def waited_s(self) -> float:
@@ -416,15 +454,17 @@ class Trainer:
     @property
     def staleness(self) -> int:
         """Of what is in memory, at its stalest."""
-        return max((max(0, self.clock - min_done) for min_done in self._min_done), default=0)
+        return self._values.staleness(self.clock)
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()
         return WorkerStatistics(
             clock=self.clock,
-            samples=self._samples,
+            samples=self.num_samples,
             bytes_pushed=counts.bytes_pushed,
             bytes_pulled=counts.bytes_pulled,
-            max_staleness_seen=max(self._uses.staleness, default=0),
-            staleness=dict(sorted(self._uses.staleness.items())),
+            max_staleness_seen=max(self._values.staleness_seen, default=0),
+            staleness=dict(sorted(self._values.staleness_seen.items())),
+            early_pushes=self._overlap.early.num_pushed,
+            overlap_corrections=self._overlap.corrections,
         )

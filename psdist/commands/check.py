@@ -85,6 +85,9 @@ class Report:
     """How many uses were how many iterations behind the slowest active group."""
     max_staleness: int
     notes: tuple[str, ...]
+    num_corrections: int = 0
+    """Iterations of workers of which something had left before the gradient was right: the next
+    push has brought the difference."""
 
     @property
     def verdict(self) -> Verdict:
@@ -176,6 +179,7 @@ def _joined(reports: Sequence[Report], findings: Findings) -> Report:
             for where, report in zip(of_set, reports, strict=True)
             for note in report.notes
         ),
+        num_corrections=sum(report.num_corrections for report in reports),
     )
 
 
@@ -274,6 +278,7 @@ class _Checking:
             ),
             staleness=self.staleness_of_slices,
             max_staleness=self.max_staleness,
+            num_corrections=self.num_corrections,
         )
         if self.is_complete:
             check_claims(summary, shown, self.findings)
@@ -287,6 +292,11 @@ class _Checking:
     @property
     def max_staleness(self) -> int:
         return max(self.staleness, default=0)
+
+    @property
+    def num_corrections(self) -> int:
+        pushes = (log.pushes["is_corrected"] for log in self.history.workers)
+        return sum(int(np.count_nonzero(each)) for each in pushes)
 
     def report(self) -> Report:
         num_uses = sum(len(log.uses) for log in self.history.workers)
@@ -313,6 +323,7 @@ class _Checking:
             staleness=dict(sorted(self.staleness.items())),
             max_staleness=self.max_staleness,
             notes=tuple(self.notes),
+            num_corrections=self.num_corrections,
         )
 
 
@@ -377,6 +388,11 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
         f"{report.num_applies:,} applies replayed, {report.num_uses:,} uses checked, the bytes of "
         f"{report.num_checksums:,} compared"
     )
+    if report.num_corrections:
+        say(
+            f"{report.num_corrections:,} iterations were corrected: gradients had left during "
+            "backward and changed later; results differ from those without overlap"
+        )
     if report.staleness:
         say()
         say("staleness: iterations that a use is behind the slowest active group")

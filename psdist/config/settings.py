@@ -175,6 +175,11 @@ class RunConfig(BaseModel):
         allowed="error or skip",
         description="A gradient with NaN or infinity: end with an error, or skip the iteration.",
     )
+    overlap: Literal["auto", "off", "strict"] = _setting(
+        "auto",
+        allowed="auto, off or strict",
+        description="Gradients leave during backward; off: in step(); strict: late changes fail.",
+    )
     threads: _Count | Literal["auto"] = _setting(
         "auto",
         allowed=f"{_COUNT}, or auto",

@@ -82,12 +82,12 @@ USE_DTYPE = np.dtype(
         "itemsize": 32,
     }
 )
-PUSH = struct.Struct("<iIddB7x")
+PUSH = struct.Struct("<iIddBB6x")
 PUSH_DTYPE = np.dtype(
     {
-        "names": ["iteration", "chunk", "own", "weight", "is_empty"],
-        "formats": ["<i4", "<u4", "<f8", "<f8", "u1"],
-        "offsets": [0, 4, 8, 16, 24],
+        "names": ["iteration", "chunk", "own", "weight", "is_empty", "is_corrected"],
+        "formats": ["<i4", "<u4", "<f8", "<f8", "u1", "u1"],
+        "offsets": [0, 4, 8, 16, 24, 25],
         "itemsize": 32,
     }
 )
@@ -163,7 +163,8 @@ class History:
             chunk = pushes["chunk"]
             _refuse(where, "iteration", pushes["iteration"], ~_is_a_clock(pushes["iteration"]))
             _refuse(where, "chunk", chunk, (chunk >= run.num_chunks) & (chunk != NO_CHUNK))
-            _refuse(where, "is_empty", pushes["is_empty"], pushes["is_empty"] > 1)
+            for flag in ("is_empty", "is_corrected"):
+                _refuse(where, flag, pushes[flag], pushes[flag] > 1)
 
 
 def _refuse_events(where: str, events: Records, run: RunRecord) -> None:

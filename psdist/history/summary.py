@@ -59,6 +59,8 @@ class SetSummary(_Told):
     staleness_seen: dict[str, _Count]
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
+    overlap_corrections: _Count | None = 0
+    """Iterations of which something was sent too soon; 0 where a run does not know of any."""
 
 
 class Summary(_Told):
@@ -77,6 +79,8 @@ class Summary(_Told):
     exit: str
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
+    overlap_corrections: _Count | None = 0
+    """Iterations of which something was sent too soon; 0 where a run does not know of any."""
     sets: tuple[SetSummary, ...] = ()
     """Nothing where there is one: all that it would say stands above."""
 

@@ -106,6 +106,9 @@ class RankContext:
     """Tells the network that this rank goes on into a job, or back to waiting."""
     on_abort: Callable[[str, int], None] | None = None
     """Called with text and status before this rank ends a failed job; the registrar's files."""
+    take_over: Callable[[], None] = lambda: None
+    """Called before this rank uses the network for the end of a failed job: whoever used it beside
+    the script leaves it alone."""
     flushes: list[Callable[[], None]] = field(default_factory=list)
     """Called before this rank ends a job that failed: records that still lie in its memory."""
 
@@ -171,6 +174,15 @@ class RankContext:
         return all(each == b"1" for each in allgather(self.group_comm, b"1" if mine else b"0"))
 
     @property
+    def may_use_threads(self) -> bool:
+        """Whether any thread may call MPI, while another one is inside."""
+        if self.comm is None:
+            return False
+        from mpi4py import MPI  # only now: it needs MPI to be initialised
+
+        return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether this rank's script has others to end, or a job."""
         return self.comm is not None or self.is_in_job
@@ -203,6 +215,7 @@ class RankContext:
         stop_logs()
         self.is_in_job = False
         self.on_abort = None
+        self.take_over = lambda: None
         self.flushes.clear()
         self.advance()
 
@@ -216,6 +229,7 @@ class RankContext:
     def fail(self, text: str, status: int) -> NoReturn:
         """End the job: ``text`` is printed once, by the registrar if that still answers."""
         self._ignore_interrupts()
+        self.take_over()
         flush_output()
         self._flush_records()
         heading = f"psdist: {self.who}"
@@ -236,6 +250,7 @@ class RankContext:
         consequence: torch.distributed says only that a connection was closed."""
         if self.comm is None or not survives_deaths(os.environ):
             return error
+        self.take_over()
         deadline = time.monotonic() + _NOTICE_S
         while not self.transport.lost and time.monotonic() < deadline:
             with suppress(PsdistError):

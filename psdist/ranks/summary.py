@@ -24,7 +24,10 @@ _TOLD_TWICE = {"pipeline", "checksum_every"}
 """What summary.json repeats of run.json, beside what it says of every run."""
 _LARGEST = {"most_slots_used"}
 """Counts of a server that are the largest of its sets, not their sum."""
-_ADDED = ("chunks", "updates_applied", "bytes_pushed", "bytes_pulled")
+_ADDED = (
+    *("chunks", "updates_applied", "bytes_pushed", "bytes_pulled"),
+    *("early_pushes", "overlap_corrections"),
+)
 """What the sets of a run come to together."""
 
 
@@ -91,6 +94,8 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
         "staleness_seen": {str(key): staleness[key] for key in sorted(staleness)},
         "bytes_pushed": _sum(workers, "bytes_pushed") if is_known else None,
         "bytes_pulled": _sum(workers, "bytes_pulled") if is_known else None,
+        "early_pushes": _sum(workers, "early_pushes") if is_known else None,
+        "overlap_corrections": _sum(workers, "overlap_corrections") if is_known else None,
         "recorded": built and built.promised and built.promised.model_dump(include=_TOLD_TWICE),
         "per_server": servers,
     }

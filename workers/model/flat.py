@@ -12,7 +12,7 @@ with pinned mirrors on the host for MPI.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 
 import torch
 
@@ -69,7 +69,6 @@ class FlatModel:
         self._parameters = tuple(parameters)
         self._values = _FlatBuffers(partition, self.device)
         self._gradients = _FlatBuffers(partition, self.device, allocate)
-        self._gradient_views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
         for buffer in partition.buffers:
             for piece, start in buffer.piece_starts:
                 shape = partition.pieces[piece].shape
@@ -77,13 +76,30 @@ class FlatModel:
                 value = _stretch(self._values.on_device[buffer.index], start, shape, stride)
                 value.copy_(parameters[piece].detach())
                 parameters[piece].data = value
-                self._gradient_views[piece] = torch.as_strided(
-                    self._gradients.on_device[buffer.index], shape, stride, start
-                )
+        self._gradient_views = self._views_of(self._gradients)
         self._addresses = [parameter.data_ptr() for parameter in parameters]
         self._versions = [parameter._version for parameter in parameters]
         self._noted: list[tuple[int, int]] = []
+        self._pushed: tuple[_FlatBuffers, list[torch.Tensor]] | None = None
+        """The flat gradients whose bytes are being pushed, while others are collected aside."""
         self.values_to_host()
+
+    def _views_of(self, flats: _FlatBuffers) -> list[torch.Tensor]:
+        """The pieces in ``flats``."""
+        pieces = self._partition.pieces
+        views = {
+            piece: torch.as_strided(
+                flats.on_device[buffer.index], pieces[piece].shape, pieces[piece].stride, start
+            )
+            for buffer in self._partition.buffers
+            for piece, start in buffer.piece_starts
+        }
+        return [views[piece] for piece in range(len(pieces))]
+
+    @property
+    def parameters(self) -> Sequence[torch.nn.Parameter]:
+        """By piece."""
+        return self._parameters
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -95,10 +111,11 @@ class FlatModel:
         """The flat parameters of each buffer, on the model's device."""
         return self._values.on_device
 
-    def collect_gradients(self, *, scale: float) -> list[int]:
+    def collect_gradients(self, *, scale: float, kept: Container[int] = ()) -> list[int]:
         """Copy every gradient, times ``scale``, into the flat buffers; pieces that have none are
         zero there and returned. In the gradient's own dtype: what float16 can hold only while a
         GradScaler has scaled it becomes zero here (float32 weights under autocast keep it).
+        Pieces that are ``kept`` lie there already, unscaled, and are not touched.
         Raises as :meth:`require_in_place`."""
         self.require_in_place()
         absent: list[int] = []
@@ -108,6 +125,9 @@ class FlatModel:
             gradient = parameter.grad
             if gradient is None:
                 absent.append(piece)
+            if piece in kept:
+                continue
+            if gradient is None:
                 self._gradient_views[piece].zero_()
                 continue
             if gradient.layout != torch.strided:
@@ -137,6 +157,72 @@ class FlatModel:
                     "...; move and convert the model before job.prepare()"
                 )
 
+    def take_gradient(self, piece: int) -> tuple[int, int] | None:
+        """Copy this gradient into its flat buffer, as it is now; what :meth:`identity` says of it.
+        None, and nothing copied, if there is none, or one that is not dense."""
+        gradient = self._parameters[piece].grad
+        if gradient is None or gradient.layout != torch.strided:
+            return None
+        with torch.no_grad():
+            self._gradient_views[piece].copy_(gradient)
+        return _identity(gradient)
+
+    def identity(self, piece: int) -> tuple[int, int]:
+        """Of the piece's gradient: another one, or one that torch has seen written, has another."""
+        return _identity(self._parameters[piece].grad)
+
+    def holds_gradient(self, piece: int) -> bool:
+        """Whether the flat buffer has the bits of this gradient as it is now."""
+        gradient, view = self._parameters[piece].grad, self._gradient_views[piece]
+        return gradient is not None and same_bits(gradient.detach().to(view.dtype), view)
+
+    def holds_chunk(self, chunk: Chunk) -> bool:
+        """Whether the flat buffer has, in ``chunk``, the bits of the gradients as they are now, and
+        zeros of pieces that have none."""
+        part = self.gradient_part(chunk)
+        starts = dict(self._partition.buffers[chunk.buffer].piece_starts)
+        for segment in chunk.segments:
+            mine = part[segment.offset : segment.offset + segment.length]
+            gradient = self._parameters[segment.piece].grad
+            if gradient is None:
+                if mine.count_nonzero():
+                    return False
+                continue
+            piece = self._partition.pieces[segment.piece]
+            if gradient.dtype != mine.dtype or gradient.stride() != piece.stride:
+                dense = torch.empty_strided(piece.shape, piece.stride, dtype=mine.dtype)
+                gradient = dense.copy_(gradient.detach())
+            line = torch.as_strided(
+                gradient.detach(), (piece.num_elements,), (1,), gradient.storage_offset()
+            )
+            first = chunk.start + segment.offset - starts[segment.piece]
+            if not same_bits(line[first : first + segment.length], mine):
+                return False
+        return True
+
+    def gradient_part(self, chunk: Chunk) -> torch.Tensor:
+        """The flat gradient in ``chunk``."""
+        return self.gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
+
+    def divert_gradients(self) -> None:
+        """The flat gradients belong to the network: collect others in memory aside, until
+        :meth:`rejoin_gradients`."""
+        if self._pushed is None:
+            self._pushed = self._gradients, self._gradient_views
+            self._gradients = _FlatBuffers(self._partition, self.device)
+            self._gradient_views = self._views_of(self._gradients)
+
+    @property
+    def is_diverted(self) -> bool:
+        return self._pushed is not None
+
+    def rejoin_gradients(self) -> list[torch.Tensor]:
+        """What was collected aside; the flat gradients are those of before again."""
+        assert self._pushed is not None
+        aside = self._gradients.on_device
+        (self._gradients, self._gradient_views), self._pushed = self._pushed, None
+        return aside
+
     def note_gradients(self) -> None:
         """The gradients are used now: see :meth:`gradients_changed`."""
         self._noted = [_identity(parameter.grad) for parameter in self._parameters]
@@ -150,6 +236,10 @@ class FlatModel:
         for flat in self._gradients.on_device:
             flat.zero_()
 
+    def clear_gradient(self, piece: int) -> None:
+        """Zero, of a piece that has none."""
+        self._gradient_views[piece].zero_()
+
     def written_by_others(self) -> list[int]:
         """Pieces whose parameter torch has seen written since :meth:`values_changed`."""
         return [
@@ -157,6 +247,24 @@ class FlatModel:
             for piece, parameter in enumerate(self._parameters)
             if parameter._version != self._versions[piece]
         ]
+
+    def is_finite(self, chunk: Chunk) -> bool:
+        """Whether the flat gradient in ``chunk`` holds neither NaN nor infinity."""
+        part = self.gradient_part(chunk)
+        is_summable = torch.isfinite(part.sum(dtype=_sum_dtype(part)))
+        return bool(is_summable) or bool(torch.isfinite(part).all())
+
+    def non_finite_in(self, chunks: Collection[Chunk]) -> list[int]:
+        """As :meth:`non_finite`, of the pieces in these chunks."""
+        return sorted(
+            {
+                segment.piece
+                for chunk in chunks
+                if not self.is_finite(chunk)
+                for segment in chunk.segments
+                if not torch.isfinite(self._gradient_views[segment.piece]).all()
+            }
+        )
 
     def non_finite(self) -> list[int]:
         """Pieces whose collected gradient holds NaN or infinity; one pass if there are none."""
@@ -231,6 +339,15 @@ def _identity(gradient: torch.Tensor | None) -> tuple[int, int]:
 
 def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> memoryview:
     return as_bytes(flats[chunk.buffer][chunk.start : chunk.start + chunk.length])
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal bit by bit, NaN and -0 included."""
+    bits = _BITS[one.element_size()]
+    return torch.equal(one.view(bits), other.view(bits))
 
 
 def _sum_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -33,10 +33,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         self,
         original: torch.optim.Optimizer,
         *,
-        step: Callable[[float, bool], None],
+        step: Callable[[float, bool, bool], None],
     ) -> None:
-        """``step(gradient_scale, is_skipped)`` runs one iteration; the user's ``original`` is used
-        for its ``param_groups`` and ``defaults`` only."""
+        """``step(gradient_scale, is_skipped, has_scaler)`` runs one iteration; the user's
+        ``original`` is used for its ``param_groups`` and ``defaults`` only."""
         super().__init__(original.param_groups, original.defaults)
         # The constructor copies the list of groups: share the original's, by identity.
         self.param_groups = original.param_groups
@@ -65,7 +65,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         is_skipped = found_inf is not None and float(found_inf) > 0
-        self._run_step(1.0 if scale is None else 1.0 / float(scale), is_skipped)
+        has_scaler = found_inf is not None
+        self._run_step(1.0 if scale is None else 1.0 / float(scale), is_skipped, has_scaler)
         # A scheduler made on the original looks there for evidence that a step came before it.
         self._original._opt_called = True  # type: ignore[attr-defined] # schedulers add it
         return loss
@@ -127,7 +128,7 @@ def _refuse_step(_original: torch.optim.Optimizer, *_arguments: Any, **_options:
     )
 
 
-def _refuse_step_after_end(_gradient_scale: float, _is_skipped: bool) -> NoReturn:
+def _refuse_step_after_end(*_arguments: Any) -> NoReturn:
     raise UsageError(
         "optimizer.step() was called after job.close(), which has ended the job; psdist.init() "
         "begins another one, whose prepare gives an optimizer that trains"

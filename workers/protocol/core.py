@@ -225,6 +225,11 @@ class WorkerCore:
         return not self._awaited and not self.is_pushing
 
     @property
+    def is_awaiting(self) -> bool:
+        """Whether a push or pull is not answered yet."""
+        return bool(self._awaited)
+
+    @property
     def is_pushing(self) -> bool:
         """Whether an iteration has begun of which not every chunk was handed over."""
         return self._slice is not None and self._slice.is_pushing

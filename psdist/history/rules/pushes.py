@@ -129,6 +129,7 @@ def _check_parts(
     whole = np.maximum.accumulate(np.arange(len(pushes)) * (pushes["chunk"] == NO_CHUNK))[parts]
     is_good = (
         (pushes["is_empty"][parts] == 1)
+        & (pushes["is_corrected"][parts] == 0)
         & (pushes["is_empty"][whole] == 0)
         & ((before == NO_CHUNK) | (before < chunk))
         & (run.slice_owner(np.full(len(parts), group), chunk) == log.worker)

@@ -73,6 +73,8 @@ class Shown:
     """Of uses of the workers' own slices."""
     max_staleness: int
     """Of all uses."""
+    num_corrections: int = 0
+    """Iterations that workers say were corrected."""
 
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
@@ -121,6 +123,11 @@ def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) 
         ("chunks", summary.chunks, _added(each.chunks for each in sets)),
         ("updates_applied", summary.updates_applied, _added(each.updates_applied for each in sets)),
         ("staleness_seen", +Counter(summary.staleness_seen), +staleness),
+        (
+            "overlap_corrections",
+            summary.overlap_corrections,
+            _added(each.overlap_corrections for each in sets),
+        ),
     ]
     for name in ServerSummary.model_fields:
         told = [getattr(each, name) for each in summary.per_server]
@@ -146,6 +153,7 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     pairs: list[tuple[str, object, object]] = [
         ("updates_applied", summary.updates_applied, min(updates, default=0)),
         ("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness),
+        ("overlap_corrections", summary.overlap_corrections, shown.num_corrections),
     ]
     if summary.max_staleness_seen is not None:
         seen = Counter({str(key): count for key, count in shown.staleness.items()})

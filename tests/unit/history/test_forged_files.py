@@ -103,7 +103,10 @@ FORGERIES = [
     ("a file is of the first format", write("server-0.events", 4, b"\x01"), UNREADABLE),
     ("an event has a byte too many", write("server-0.events", RECORD + 31, b"\x01"), UNREADABLE),
     ("a use has a byte too many", write("worker-2.uses", RECORD + 29, b"\x01"), UNREADABLE),
-    ("a push has a byte too many", write("worker-2.pushes", RECORD + 25, b"\x01"), UNREADABLE),
+    ("a push has a byte too many", write("worker-2.pushes", RECORD + 26, b"\x01"), UNREADABLE),
+    ("a push is corrected twice", write("worker-2.pushes", RECORD + 25, b"\x02"), UNREADABLE),
+    ("a push is corrected that the summary does not count",
+     write("worker-2.pushes", RECORD + 25, b"\x01"), 1),
     ("a header has a byte too many", write("worker-2.pushes", 12, b"\x01"), UNREADABLE),
 ]  # fmt: skip
 

@@ -174,9 +174,9 @@ def test_the_structs_that_write_and_the_dtypes_that_read_have_one_layout() -> No
     checksum = np.frombuffer(CHECKSUM.pack(9, 6, 2, 4, 0xDEADBEEF), CHECKSUM_DTYPE)
     assert CHECKSUM.size == CHECKSUM_DTYPE.itemsize == 24
     assert checksum.tolist() == [(9, 6, 2, 4, 0xDEADBEEF)]
-    push = np.frombuffer(PUSH.pack(3, NO_CHUNK, 0.5, 1.5, 1), PUSH_DTYPE)
+    push = np.frombuffer(PUSH.pack(3, NO_CHUNK, 0.5, 1.5, 1, 1), PUSH_DTYPE)
     assert PUSH.size == PUSH_DTYPE.itemsize == 32
-    assert push.tolist() == [(3, NO_CHUNK, 0.5, 1.5, 1)]
+    assert push.tolist() == [(3, NO_CHUNK, 0.5, 1.5, 1, 1)]
     assert USE_DTYPE.itemsize == 32
     assert HEADER.size == 24
 
@@ -240,13 +240,13 @@ def test_a_push_is_one_record_and_one_more_for_each_chunk_that_alone_was_empty()
     worker = WorkerHistory(None, 0)
     worker.push(0, 0.5, 2.5, (), 3)
     worker.push(1, 0.5, 2.5, {7, 5}, 3)
-    worker.push(2, 0.5, 0.0, {5, 6, 7}, 3)
+    worker.push(2, 0.5, 0.0, {5, 6, 7}, 3, is_corrected=True)
     assert worker.log().pushes.tolist() == [
-        (0, NO_CHUNK, 0.5, 2.5, 0),
-        (1, NO_CHUNK, 0.5, 2.5, 0),
-        (1, 5, 0.5, 2.5, 1),
-        (1, 7, 0.5, 2.5, 1),
-        (2, NO_CHUNK, 0.5, 0.0, 1),
+        (0, NO_CHUNK, 0.5, 2.5, 0, 0),
+        (1, NO_CHUNK, 0.5, 2.5, 0, 0),
+        (1, 5, 0.5, 2.5, 1, 0),
+        (1, 7, 0.5, 2.5, 1, 0),
+        (2, NO_CHUNK, 0.5, 0.0, 1, 1),
     ]
 
 

@@ -1,0 +1,81 @@
+"""The same model twice, with and without overlap; its layers sleep, and what has left travels.
+
+Prints a digest of the parameters of each, and whether a thread drives the loop. POLLING=1: as where
+MPI has no THREAD_MULTIPLE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import psdist
+
+STEPS = 8
+LAYERS = 6
+WIDTH = 48
+
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - torch's signature
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004 - torch's signature
+        time.sleep(0.004)
+        return gradients[0]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = Sleep.apply(torch.tanh(layer(x)))  # type: ignore[no-untyped-call] # torch's
+        return x
+
+
+def train(job: psdist.Job, overlap: Literal["auto", "off"]) -> set[str]:
+    model = Model()
+    made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = job.prepare(model, made, overlap=overlap)
+    generator = torch.Generator().manual_seed(job.worker)
+    names: set[str] = set()
+    for step in range(STEPS):
+        x = torch.randn(4, WIDTH, generator=generator)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        names |= {each.name for each in threading.enumerate()}
+        if step % 2:
+            job.log(step=step)
+            job.barrier()
+        optimizer.step()
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    print(f"parameters {digest.hexdigest()}", flush=True)
+    return names
+
+
+def main() -> None:
+    job = psdist.init()
+    train(job, "off")
+    print(f"has a thread: {'psdist-loop' in train(job, 'auto')}", flush=True)
+
+
+if os.environ.get("POLLING"):
+    with mock.patch("psdist.ranks.context.RankContext.may_use_threads", False):
+        main()
+else:
+    main()

@@ -1,0 +1,147 @@
+"""The chunks of an iteration that leave before ``step()``: each when its last gradient is there.
+
+Gradients come from autograd's hooks (``begin``, ``add``, ``stop``); whoever owns the worker's loop
+at that moment pushes (``push_ready``): a thread, or the hook itself. Chunks leave strictly in the
+order that all groups share, so one that is incomplete holds back all behind it.
+
+    early = EarlyPushes(partition, order, flat, loop, look_for_writes=...)
+    early.allow(chunks)                        # those that may leave, the first of the order
+    early.begin(terms, frozen={3}, absent=[3])
+    early.add(piece)
+    early.push_ready()
+    early.sent                                 # chunk -> whether it left without bytes
+    early.reset()                              # the iteration is over
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from psdist.protocol.partition import Partition
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.model.flat import FlatModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Under which an iteration is pushed."""
+
+    clock: int
+    hyper: bytes
+    """Packed hyperparameters."""
+    weight: float
+
+
+class EarlyPushes:
+    def __init__(
+        self,
+        partition: Partition,
+        order: Sequence[int],
+        flat: FlatModel,
+        loop: WorkerLoop,
+        *,
+        look_for_writes: Callable[[], None],
+    ) -> None:
+        """``order``: this worker's chunks, as they leave; ``look_for_writes()`` is called before
+        the first of an iteration does."""
+        self.order = order
+        self.terms: Terms | None = None
+        """Of the iteration whose gradients come; None before the first is there."""
+        self.sent: dict[int, bool] = {}
+        self.is_stopped = False
+        """Whether what is left waits for ``step()``."""
+        self.num_pushed = 0
+        """Of all iterations."""
+        self.pieces_of = {
+            chunk: sorted({segment.piece for segment in partition.chunks[chunk].segments})
+            for chunk in order
+        }
+        self._chunks = partition.chunks
+        self._flat = flat
+        self._loop = loop
+        self._look_for_writes = look_for_writes
+        self._sendable: Sequence[int] = ()
+        self._chunks_of: dict[int, list[int]] = {}
+        self._missing: dict[int, int] = {}
+        """Chunk -> its pieces whose gradient is still to come."""
+        self._frozen: frozenset[int] = frozenset()
+        self._absent: Sequence[int] = ()
+        self._ready: deque[int] = deque()
+
+    def allow(self, num_chunks: int) -> None:
+        """So many, the first of the order, may leave before ``step()``."""
+        self._sendable = self.order[:num_chunks]
+        self._chunks_of = {}
+        for chunk in self._sendable:
+            for piece in self.pieces_of[chunk]:
+                self._chunks_of.setdefault(piece, []).append(chunk)
+
+    @property
+    def pieces(self) -> Collection[int]:
+        """Those with a part in a chunk that may leave."""
+        return self._chunks_of.keys()
+
+    # -- called by hooks -----------------------------------------------------------------------
+
+    def begin(self, terms: Terms, *, frozen: frozenset[int], absent: Sequence[int]) -> None:
+        """The first gradient of an iteration is there. ``frozen``: pieces that get none;
+        ``absent``: as servers are told, of chunks that stay, too."""
+        self._frozen, self._absent = frozen, absent
+        self._missing = {
+            chunk: sum(piece not in frozen for piece in self.pieces_of[chunk])
+            for chunk in self._sendable
+        }
+        for chunk, missing in self._missing.items():
+            if missing:  # else it leaves without bytes
+                for piece in frozen.intersection(self.pieces_of[chunk]):
+                    self._flat.clear_gradient(piece)
+        self.terms = terms
+        self.is_stopped = not terms.weight
+
+    def add(self, piece: int) -> None:
+        """Its gradient lies in the flat memory."""
+        self._ready.append(piece)
+
+    def stop(self) -> None:
+        """What has not left stays until ``step()``."""
+        self.is_stopped = True
+
+    # -- called by the owner of the loop -------------------------------------------------------
+
+    def push_ready(self) -> bool:
+        """Push the chunks that are complete; whether there were any."""
+        missing, ready = self._missing, self._ready
+        while ready:
+            for chunk in self._chunks_of.get(ready.popleft(), ()):
+                missing[chunk] -= 1
+        has_pushed = False
+        sendable = self._sendable
+        while not self.is_stopped and self.terms and len(self.sent) < len(sendable):
+            chunk = sendable[len(self.sent)]
+            if missing[chunk]:
+                break
+            is_empty = self._frozen.issuperset(self.pieces_of[chunk])
+            if not is_empty and not self._flat.is_finite(self._chunks[chunk]):
+                self.is_stopped = True  # no such value reaches a server: step() says so
+                break
+            self._push(self.terms, chunk, is_empty)
+            has_pushed = True
+        return has_pushed
+
+    def _push(self, terms: Terms, chunk: int, is_empty: bool) -> None:
+        if not self.sent:
+            self._look_for_writes()
+            self._loop.begin_iteration(
+                clock=terms.clock, hyper=terms.hyper, absent=self._absent, weight=terms.weight
+            )
+        self.sent[chunk] = is_empty
+        self.num_pushed += 1
+        self._loop.push_chunk(chunk, is_empty=is_empty)
+
+    def reset(self) -> None:
+        """Nothing of the next iteration is there yet."""
+        self.terms, self.is_stopped = None, False
+        self.sent = {}
+        self._ready.clear()

@@ -1,0 +1,70 @@
+"""Gradients as autograd finishes them: copied into flat memory, noted, counted.
+
+    hooks = GradientHooks(flat, on_gradient=lambda piece, count: ...)
+    hooks.attach()                       # again where a parameter has begun to want gradients
+    hooks.counts[piece]                  # how often the piece's gradient has come since begin()
+    hooks.is_as_noted(piece)             # whether it is still what the last copy was made of
+    hooks.begin()                        # the next iteration
+
+A hook runs on autograd's thread, so what it copies is what backward has made. Who is told does no
+more than put it into a queue: what is to be done with it is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from psdist.workers.model.flat import FlatModel
+
+
+class GradientHooks:
+    def __init__(self, flat: FlatModel, *, on_gradient: Callable[[int, int], None]) -> None:
+        """``on_gradient(piece, count)``: its gradient has come, for the count-th time in this
+        iteration, and lies in the flat memory, or an earlier one, or none (:attr:`copies`); not
+        called for a gradient that is not dense where it should be copied."""
+        self.copies: Literal["all", "first", "none"] = "all"
+        """Only the first of an iteration where its bytes may be under way when another comes."""
+        self.counts = [0] * len(flat.parameters)
+        self._flat = flat
+        self._on_gradient = on_gradient
+        self._noted: list[tuple[int, int] | None] = [None] * len(flat.parameters)
+        self._handles: dict[int, RemovableHandle] = {}
+
+    def attach(self) -> None:
+        """To the parameters that want gradients."""
+        for piece, parameter in enumerate(self._flat.parameters):
+            if piece not in self._handles and parameter.requires_grad:
+                hook = partial(self._note, piece)
+                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call] # torch's
+                    hook
+                )
+                self._handles[piece] = handle
+
+    def remove(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+
+    def begin(self) -> None:
+        """The gradients of the next iteration are counted from here."""
+        self.counts = [0] * len(self.counts)
+        self._noted = [None] * len(self.counts)
+
+    def is_as_noted(self, piece: int) -> bool:
+        """Whether the gradient is the tensor that was copied, and torch has seen no write to it."""
+        noted = self._noted[piece]
+        return noted is not None and noted == self._flat.identity(piece)
+
+    def _note(self, piece: int, _parameter: torch.Tensor) -> None:
+        count = self.counts[piece] = self.counts[piece] + 1
+        if self.copies != "none":
+            if count == 1 or self.copies == "all":
+                self._noted[piece] = self._flat.take_gradient(piece)
+            if self._noted[piece] is None:
+                return
+        self._on_gradient(piece, count)

@@ -1,0 +1,41 @@
+"""Memory beside the parameters: replies land here while autograd may still read what is in place.
+
+shadow = Shadow(partition, flat, chunks=mine)      # while both are the servers' newest values
+shadow.parameter_frame(chunk)                      # where a reply lands
+shadow.move([3, 4])                                # into place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from psdist.protocol.events import Frame
+from psdist.protocol.memory import allocate, as_bytes, as_tensor
+from psdist.protocol.partition import Chunk, Partition
+from psdist.workers.model.flat import FlatModel
+
+
+class Shadow:
+    """Of some chunks; always the newest values that a server has sent."""
+
+    def __init__(self, partition: Partition, flat: FlatModel, *, chunks: Collection[int]) -> None:
+        self._aside: dict[int, torch.Tensor] = {}
+        self._in_place: dict[int, torch.Tensor] = {}
+        for index in chunks:
+            chunk = partition.chunks[index]
+            aside = as_tensor(allocate(chunk.num_bytes), chunk.dtype, chunk.length)
+            place = flat.values[chunk.buffer][chunk.start : chunk.start + chunk.length]
+            self._aside[index], self._in_place[index] = aside.copy_(place), place
+
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        return Frame(as_bytes(self._aside[chunk.index]))
+
+    def move(self, chunks: Collection[int]) -> None:
+        """What has landed of ``chunks`` becomes the parameters."""
+        if chunks:
+            torch._foreach_copy_(
+                [self._in_place[chunk] for chunk in chunks],
+                [self._aside[chunk] for chunk in chunks],
+            )

@@ -1,0 +1,391 @@
+"""Overlap of one parameter set: whether its gradients may leave during backward, and what becomes
+of those that were sent too soon.
+
+It watches the first iterations, in which everything leaves in ``step()``. What they show decides:
+where each gradient comes once, and is in ``step()`` what it was when autograd had finished it, it
+switches on. From then on chunks leave early (psdist.workers.early_pushes), replies land beside the
+parameters, and every step compares what was sent with what is there. A difference goes into the
+next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
+
+    overlap = Overlap("auto", partition=..., flat=..., loop=..., terms=..., wake=...)
+    absent, terms = overlap.collect(terms, scale=1.0)         # the flat gradients are complete
+    empty = overlap.settle(empty)                             # before the rest is pushed
+    overlap.end_iteration()                                   # the new values are in place
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, Literal, Protocol
+
+import torch
+
+from psdist.errors import UsageError
+from psdist.protocol.partition import Partition
+from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.model.flat import FlatModel, same_bits
+from psdist.workers.model.gradient_hooks import GradientHooks
+from psdist.workers.model.shadow import Shadow
+
+logger = logging.getLogger("psdist")
+
+WATCHED: Final = 3
+"""Iterations that must look alike before gradients leave early."""
+
+
+def why_never(*, mode: str, on_nonfinite: str, max_norm: float, is_alone: bool) -> str:
+    """Why no gradient of the job may leave before step(); nothing where it may."""
+    if is_alone:
+        return "one process has no communication to hide"
+    if on_nonfinite == "skip":
+        return "on_nonfinite = skip leaves out whole iterations, which step() decides"
+    if max_norm and mode != "sync":
+        return f"in {mode} max_grad_norm clips the whole gradient of the group before it leaves"
+    return ""
+
+
+def why_not_here(*, group_size: int, device: str) -> str:
+    """Why none of this worker's may; those of other groups may all the same."""
+    if device != "cpu":
+        return f"the model is on {device}; gradients leave early from the CPU only"
+    if group_size > 1:
+        return f"the {group_size} workers of the group reduce their gradients in step()"
+    return ""
+
+
+class Driver(Protocol):
+    """What drives the worker's loop during backward (psdist.workers.progress)."""
+
+    def wake(self) -> None:
+        """Chunks may be complete."""
+        ...
+
+    def take_over(self) -> None:
+        """The loop is the caller's; raises what has gone wrong before."""
+        ...
+
+
+class Overlap:
+    def __init__(
+        self,
+        setting: Literal["auto", "strict", "off"],
+        *,
+        partition: Partition,
+        order: Sequence[int],
+        flat: FlatModel,
+        loop: WorkerLoop,
+        terms: Callable[[], Terms],
+        look_for_writes: Callable[[], None],
+        driver: Driver | None,
+    ) -> None:
+        """``order``: this worker's chunks as they leave; ``terms()``: under which an iteration
+        would be pushed now; ``driver``: None where gradients of other groups may leave early, but
+        not of this worker's."""
+        self.corrections = 0
+        """Iterations of which something was sent that step() did not find again."""
+        self._is_strict = setting == "strict"
+        self._partition = partition
+        self._flat = flat
+        self._loop = loop
+        self._terms = terms
+        self._driver = driver
+        self.early = EarlyPushes(partition, order, flat, loop, look_for_writes=look_for_writes)
+        self._hooks = GradientHooks(flat, on_gradient=self._on_gradient)
+        self._is_expected = False
+        """Whether servers count this group in collectives: gradients of an iteration have come."""
+        self._is_watching = setting != "off" and driver is not None
+        self._is_on = False
+        self._reason = ""
+        """Why it goes off when this iteration ends."""
+        self._num_watched = 0
+        self._first_terms: Terms | None = None
+        """When the first gradient of a watched iteration came."""
+        self._held: set[int] = set()
+        """Pieces whose gradient did not come exactly once in each watched iteration."""
+        self._absent: Sequence[int] = ()
+        """Of the last iteration."""
+        self._shadow: Shadow | None = None
+        self._moved: dict[int, int] = {}
+        """Chunk -> number of the version that lies in place."""
+        self._owed: dict[int, torch.Tensor] = {}
+        """Chunk -> what the next push must add to what was sent."""
+        self.is_corrected = False
+        """Whether this iteration is counted among the corrections."""
+        self._has_hooks = setting != "off"
+        if self._has_hooks:
+            self._hooks.copies = "all" if self._is_watching else "none"
+            self._hooks.attach()
+
+    @property
+    def is_half_pushed(self) -> bool:
+        """Whether chunks of an iteration have left whose step() has not come."""
+        return bool(self.early.sent)
+
+    @property
+    def has_owed(self) -> bool:
+        """Whether a correction waits for the next push."""
+        return bool(self._owed)
+
+    # -- during backward -----------------------------------------------------------------------
+
+    def _on_gradient(self, piece: int, count: int) -> None:
+        if not self._is_expected and self._loop.core.clock >= WATCHED:
+            # Other groups, which have watched as long, may have sent parts of this iteration.
+            self._is_expected = True
+            self._loop.core.expect_iteration()
+        if not self._is_on:
+            if self._is_watching and self._first_terms is None:
+                self._first_terms = self._terms()
+            return
+        early = self.early
+        if piece not in early.pieces:
+            return
+        if count > 1:
+            early.stop()
+            return
+        if early.terms is None:
+            frozen = frozenset(
+                index
+                for index, parameter in enumerate(self._flat.parameters)
+                if not parameter.requires_grad and parameter.grad is None
+            )
+            # What stays may be said to be absent: servers are told anew only where that is wrong.
+            expected = {index for index in self._absent if index not in early.pieces}
+            early.begin(self._terms(), frozen=frozen, absent=sorted(frozen | expected))
+        early.add(piece)
+        if self._driver is not None:
+            self._driver.wake()
+
+    # -- step() --------------------------------------------------------------------------------
+
+    def collect(
+        self,
+        now: Terms,
+        *,
+        scale: float,
+        is_skipped: bool = False,
+        has_scaler: bool = False,
+        is_clipped: bool = False,
+    ) -> tuple[list[int], Terms]:
+        """The flat gradients become what is to be pushed; returns the pieces that have none, and
+        the terms of the push: those of what has left already. The loop is the script's.
+
+        ``has_scaler``: a GradScaler takes part, which may have this step left out
+        (``is_skipped``); ``is_clipped``: by job.clip_grad_norm_.
+        """
+        self._flat.require_in_place()
+        if has_scaler:
+            self._reason = "a GradScaler decides in step() whether an iteration counts"
+        elif is_clipped:
+            self._reason = "job.clip_grad_norm_ changes gradients after backward"
+        if self._is_watching and not self._reason:
+            self._watch(now)
+        terms = now
+        kept: Collection[int] = ()
+        if self.is_half_pushed:
+            assert self.early.terms is not None
+            terms = self.early.terms
+            if (terms.hyper, terms.weight) != (now.hyper, now.weight):
+                what = "hyperparameters" if terms.hyper != now.hyper else "the weight of the batch"
+                self._correct(f"{what} changed after the first gradients had been sent with others")
+            if is_skipped or is_clipped or scale != 1.0 or not self._is_as_sent(now.clock):
+                self._flat.divert_gradients()
+            else:
+                kept = {piece for chunk in self.early.sent for piece in self.early.pieces_of[chunk]}
+        absent = self._flat.collect_gradients(scale=scale, kept=kept)
+        if is_skipped and self._flat.is_diverted:
+            self._flat.clear_gradients()
+        elif self._owed:
+            absent = self._add_owed(absent)
+        self._absent = absent
+        return absent, terms
+
+    def non_finite(self) -> list[int]:
+        """Pieces whose gradient holds NaN or infinity; what has left was looked at."""
+        if not self.is_half_pushed or self._flat.is_diverted:
+            return self._flat.non_finite()
+        chunks = self._partition.chunks
+        left = [chunks[chunk] for chunk in self.early.order if chunk not in self.early.sent]
+        return self._flat.non_finite_in(left)
+
+    def _is_as_sent(self, clock: int) -> bool:
+        """Whether nothing speaks against what has left: cheap, but for one chunk in turn."""
+        sent, counts = self.early.sent, self._hooks.counts
+        for chunk, is_empty in sent.items():
+            for piece in self.early.pieces_of[chunk]:
+                gradient = self._flat.parameters[piece].grad
+                if counts[piece] == 0 and gradient is None:
+                    continue  # frozen
+                if is_empty or counts[piece] != 1 or not self._hooks.is_as_noted(piece):
+                    return False
+        filled = [chunk for chunk, is_empty in sent.items() if not is_empty]
+        if self.early.is_stopped or not filled:
+            return not self.early.is_stopped
+        return self._flat.holds_chunk(self._partition.chunks[filled[clock % len(filled)]])
+
+    def _add_owed(self, absent: list[int]) -> list[int]:
+        brought: set[int] = set()
+        for chunk, missing in self._owed.items():
+            self._flat.gradient_part(self._partition.chunks[chunk]).add_(missing)
+            brought.update(self._changed_pieces(chunk))
+        return [piece for piece in absent if piece not in brought]
+
+    def settle(self, empty: Iterable[int]) -> set[int]:
+        """What has left cannot be changed any more: what it lacks goes into the next push. The
+        chunks of the iteration that have no gradient: of what has left as they were sent, else
+        ``empty``."""
+        early = self.early
+        if self._flat.is_diverted:
+            self._reason = self._reason or "gradients change between backward and step()"
+            self._owed.clear()
+            changed: list[int] = []
+            aside = self._flat.rejoin_gradients()
+            for index in early.order:
+                chunk = self._partition.chunks[index]
+                wanted = aside[chunk.buffer][chunk.start : chunk.start + chunk.length]
+                part = self._flat.gradient_part(chunk)
+                if index not in early.sent:
+                    part.copy_(wanted)
+                    continue
+                sent = torch.zeros_like(wanted) if early.sent[index] else part
+                if not same_bits(wanted, sent):
+                    self._owed[index] = wanted - sent
+                    changed += self._changed_pieces(index)
+            if changed:
+                names = [self._partition.pieces[piece].name for piece in dict.fromkeys(changed)]
+                more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+                self._correct(
+                    f"the gradient of {names[0]}{more} changed after it had been sent; the next "
+                    "push brings the difference"
+                )
+        still = {chunk for chunk in empty if chunk not in early.sent}
+        return still | {chunk for chunk, is_empty in early.sent.items() if is_empty}
+
+    def _changed_pieces(self, chunk: int) -> list[int]:
+        """Pieces of the chunk in whose part the difference lies."""
+        return [
+            segment.piece
+            for segment in self._partition.chunks[chunk].segments
+            if self._owed[chunk][segment.offset :][: segment.length].count_nonzero()
+        ]
+
+    def _correct(self, problem: str) -> None:
+        """Something was sent that step() did not find again. Raises where that is an error."""
+        clock = self._terms().clock
+        remedy = 'job.prepare(..., overlap="off") sends nothing before step()'
+        if self._is_strict:
+            raise UsageError(f'iteration {clock}: {problem} (overlap = "strict"); {remedy}')
+        self.corrections += not self.is_corrected
+        self.is_corrected = True
+        self._reason = f"iteration {clock} had to be corrected"
+        logger.warning("iteration %d: %s. Overlap goes off; %s", clock, problem, remedy)
+
+    def finish_open(self) -> set[int]:
+        """The job ends, and no step() follows the gradients of which a part has left. The chunks of
+        the iteration without a gradient: those that have not left, and those that left so."""
+        self._correct("backward was not followed by step(), and a part of its gradients was sent")
+        return self.settle(self.early.order)
+
+    def pushed_whole(self) -> None:
+        """Everything has left in step(), with what was owed."""
+        self._owed.clear()
+
+    # -- the end of an iteration ---------------------------------------------------------------
+
+    def move_values(self, chunks: Sequence[int]) -> None:
+        """Replies about ``chunks`` have landed: bring what is new into place, and the servers'
+        values back where the script has written."""
+        if self._shadow is None:
+            return
+        written = set(self._flat.written_by_others())
+        moving = []
+        for chunk in chunks:
+            number = self._loop.core.versions[chunk].number
+            is_new = not number or self._moved.get(chunk) != number
+            self._moved[chunk] = number
+            if is_new or not written.isdisjoint(self.early.pieces_of[chunk]):
+                moving.append(chunk)
+        self._shadow.move(moving)
+
+    def end_iteration(self) -> None:
+        """The new parameters are in place, and the loop is idle."""
+        self.early.reset()
+        self.is_corrected = self._is_expected = False
+        if not self._has_hooks:
+            return
+        self._hooks.begin()
+        self._first_terms = None
+        if self._reason and (self._is_on or self._is_watching):
+            self._switch_off()
+        elif self._is_watching and self._num_watched == WATCHED:
+            self._switch_on()
+        self._hooks.attach()
+
+    def stop(self) -> None:
+        """The job is over; parameters are the script's own again."""
+        self._hooks.remove()
+        self._has_hooks = False
+
+    def _switch_off(self) -> None:
+        was_on, self._is_on, self._is_watching = self._is_on, False, False
+        self._hooks.copies = "none"
+        self.early.allow(0)
+        if self._shadow is not None:
+            self._loop.receive_into(self._flat.parameter_frame)
+            self._shadow = None
+        set_index = self._loop.core.set_index
+        reason = f"corrected {self._reason}" if self.corrections else self._reason
+        logger.info(
+            "parameter set %d: overlap %s: %s",
+            set_index,
+            "goes off" if was_on else "stays off",
+            reason,
+        )
+
+    def _switch_on(self) -> None:
+        order, pieces_of = self.early.order, self.early.pieces_of
+        num_chunks = next(
+            (n for n, chunk in enumerate(order) if not self._held.isdisjoint(pieces_of[chunk])),
+            len(order),
+        )
+        is_frozen = [not parameter.requires_grad for parameter in self._flat.parameters]
+        if all(is_frozen[piece] for chunk in order[:num_chunks] for piece in pieces_of[chunk]):
+            first = [piece for chunk in order[num_chunks:][:1] for piece in pieces_of[chunk]]
+            held = [self._partition.pieces[each].name for each in first if each in self._held]
+            name = held[0] if held else "any parameter"
+            self._reason = f"the gradient of {name}, which leaves first, does not come once a step"
+            self._switch_off()
+            return
+        self.early.allow(num_chunks)
+        self._shadow = Shadow(self._partition, self._flat, chunks=order)
+        self._loop.receive_into(self._shadow.parameter_frame)
+        versions = self._loop.core.versions
+        self._moved = {chunk: versions[chunk].number for chunk in order}
+        self._hooks.copies = "first"
+        self._is_on, self._is_watching = True, False
+        logger.info(
+            "parameter set %d: overlap is on: %d of %d chunks may leave during backward",
+            self._loop.core.set_index,
+            num_chunks,
+            len(order),
+        )
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def _watch(self, now: Terms) -> None:
+        """What the iteration that ends now says about the next ones."""
+        self._num_watched += 1
+        first = self._first_terms
+        if first is not None and (first.hyper, first.weight) != (now.hyper, now.weight):
+            self._reason = "hyperparameters or the batch change between backward and step()"
+            return
+        for piece, parameter in enumerate(self._flat.parameters):
+            if self._hooks.counts[piece] != 1:
+                if parameter.requires_grad or parameter.grad is not None:
+                    self._held.add(piece)
+            elif not (self._hooks.is_as_noted(piece) and self._flat.holds_gradient(piece)):
+                name = self._partition.pieces[piece].name
+                self._reason = f"the gradient of {name} changes between backward and step()"
+                return
