@@ -549,6 +549,16 @@ def test_means_and_barriers_go_on_between_backward_and_step(tmp_path: Path) -> N
     assert auto.summary["early_pushes"] == 3 * NUM_CHUNKS * (STEPS - WATCHED)
 
 
+def test_who_sends_nothing_early_is_not_left_out_of_what_others_have_sent(tmp_path: Path) -> None:
+    def meet(turn: Turn) -> None:
+        if turn.job.worker == 1:
+            clip_to_much(turn)  # it stays off there, and not a bit is another
+        turn.job.mean(1.0)
+
+    auto, _ = both(training(between=meet), tmp_path)
+    assert auto.summary["early_pushes"] == 2 * NUM_CHUNKS * (STEPS - WATCHED)
+
+
 @pytest.mark.parametrize("call", ["pull", "save", "push"])
 def test_what_needs_a_whole_iteration_is_refused_between_backward_and_step(
     call: str, tmp_path: Path
