@@ -52,10 +52,6 @@ class HyperparameterError(UserError):
     pass
 
 
-class OverlapError(UserError):
-    """A gradient changed after it had been sent, and the script wants to be told (strict)."""
-
-
 class NonFiniteGradientError(UserError):
     pass
 
