@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.worker_memory --mib 64
 
-One server and one worker over MPI, and the same script without psdist's job; every one in processes of its
-own. Printed is the most memory that each has held (VmHWM), less that of the plain run, in copies of
-the parameters. Batches are as small as can be, so that activations are nothing.
+One server and one worker over MPI, and the same script without psdist's job, each in processes of
+its own. Printed is the most memory that each has held (VmHWM), less that of the plain run, in copies
+of the parameters. Batches are as small as can be, so that activations are nothing.
 """
 
 from __future__ import annotations
@@ -59,15 +59,9 @@ def main() -> None:
         train(arguments.train, arguments.mib)
         return
     held = {}
+    program = ["-m", "tests.benchmarks.worker_memory", "--mib", str(arguments.mib)]
     for way in ("plain", "off", "auto"):
-        words = [
-            "-m",
-            "tests.benchmarks.worker_memory",
-            "--mib",
-            str(arguments.mib),
-            "--train",
-            way,
-        ]
+        words = [*program, "--train", way]
         with tempfile.TemporaryDirectory() as path:
             env = {"PSDIST_RUN_DIR": f"{path}/run", "PSDIST_PROGRESS": "off", "PSDIST_SERVERS": "1"}
             if way == "plain":

@@ -1,7 +1,8 @@
 """The user's model and optimizer as a worker sees them.
 
 ``description`` says what must agree on all workers, ``flat`` lays parameters and gradients out as
-the wire reads them, ``gradient_hooks`` copies gradients there as autograd finishes them, ``shadow`` is
-where replies land meanwhile, ``optimizer`` is what the user holds after ``job.prepare``, ``saving`` writes
-the whole model. Knows no network: what is pushed when is psdist.workers.trainer's.
+the wire reads them, ``gradient_hooks`` copies gradients there as autograd finishes them, ``shadow``
+is where replies land meanwhile, ``optimizer`` is what the user holds after ``job.prepare``,
+``saving`` writes the whole model. Knows no network: what is pushed when is psdist.workers.trainer's
+and psdist.workers.overlap's.
 """
