@@ -3,8 +3,8 @@
     python -m tests.benchmarks.worker_memory --mib 64
 
 One server and one worker over MPI, and the same script without psdist's job, each in processes of
-its own. Printed is the most memory that each has held (VmHWM), less that of the plain run, in copies
-of the parameters. Batches are as small as can be, so that activations are nothing.
+its own. Printed is the most memory that each has held (VmHWM), less that of the plain run, in
+copies of the parameters. Batches are as small as can be, so that activations are nothing.
 """
 
 from __future__ import annotations
