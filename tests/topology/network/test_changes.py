@@ -151,6 +151,8 @@ def test_sections_are_by_kind_and_the_most_improved_comes_first() -> None:
         "host and GPU", "same host", "same host", "between hosts", "between hosts",
     ]  # fmt: skip
     assert {each.section for each in found.slower} == {"between hosts"}
+    told_last = [line.partition(":")[0] for line in lines(found)[-5:]]
+    assert told_last == [each.name for each in found.faster][::-1]
 
 
 @pytest.mark.parametrize(
@@ -251,3 +253,23 @@ def test_a_figure_that_only_one_has_is_no_change_of_the_other() -> None:
     new = replace(NETWORK, pairs=(pair("n3", "n4", 5.6, 7),))
     assert told(old, new) == ["n3 -> n4: 11.2 -> 5.6 GB/s (2x slower)"]
     assert told(new, old) == ["n3 -> n4: 5.6 -> 11.2 GB/s (2x faster)"]
+
+
+def test_parts_of_a_host_are_named_with_their_kind_and_only_classes_are_typical() -> None:
+    kinds = ("node", "rack", "socket", "core", "gpu")
+    network = replace(
+        NETWORK, pairs=tuple(pair("n3", f"n3/{at}", 1, 0, kind) for at, kind in enumerate(kinds))
+    )
+    compared = compare(network, network).compared
+    assert {each.name for each in compared if each.is_typical} == {"typical node pair"}
+    assert {each.name for each in compared if not each.is_typical} == {
+        *("n3 -> n3/0", "n3 -> n3/1", "n3 -> n3/2 (socket)", "n3 -> n3/3 (core)"),
+        *("n3 -> n3/4 (gpu)", "link of n3", "uplink of rack1"),
+    }
+    assert {each.verdict for each in compared} == {"the same"}
+
+
+def test_what_a_threshold_of_nothing_calls_the_same_is_the_same() -> None:
+    same = compare(NETWORK, NETWORK, threshold=0.0, latency_threshold=0.0)
+    assert same.compared
+    assert same.slower == same.faster == ()
