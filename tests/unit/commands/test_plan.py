@@ -204,6 +204,19 @@ def test_hosts_that_flux_leaves_out_are_a_note(
     text = capsys.readouterr().out
     assert "hosts: without n3, which are down or drained" in text
     assert "2 workers" in text
+    assert "more ranks than slots" not in text  # it tells of none
+
+
+def test_as_many_ranks_as_slots_need_no_note(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "hosts").write_text("n1 slots=2\n")
+    asked = options(nodes=None, hostfile=Path("hosts"), servers="1", workers_per_node=1)
+    assert run(asked) == 0
+    assert "more ranks than slots" not in capsys.readouterr().out
+    assert run(replace(asked, workers_per_node=2)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "n1: more ranks than slots in hosts (n1: 3 of 2)" in text
 
 
 def test_every_launcher_gets_the_host_of_every_rank(here: Path) -> None:
