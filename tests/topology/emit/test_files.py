@@ -337,3 +337,37 @@ def test_a_directory_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> 
     emission = files(planned(CLUSTER, MIXED), CLUSTER, "slurm")
     with pytest.raises(PlacementError, match=r"cannot be written there \(.*\): give another"):
         write(emission, tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("launcher", FILLED_IN_ORDER)
+def test_the_host_that_ranks_come_back_to_is_named(launcher: Launcher) -> None:
+    cluster = one_rack(["n1", "n2", "n3"], machine_of(hyperthreaded(4)))
+    places: list[Place] = [
+        ("n3", "server", [0]),
+        ("n1", "worker", [0]),
+        ("n2", "worker", [0]),
+        ("n1", "worker", [1]),
+    ]
+    with pytest.raises(PlacementError, match="the ranks of n1 are not numbered"):
+        emitted(places, launcher, cluster)
+
+
+def test_intel_mpi_pins_nobody_where_ranks_mix_hosts_though_they_bind_alike() -> None:
+    places: list[Place] = [
+        ("n1", "server", [0]),
+        ("n2", "worker", [0]),
+        ("n1", "worker", [1]),
+        ("n2", "worker", [1]),
+    ]
+    emission, command = emitted(places, "intel")
+    assert command[-2:] == ["I_MPI_PIN", "off"]
+    assert emission.notes[0].startswith("the ranks mix hosts: ")
+
+
+def test_a_note_leaves_out_hosts_that_nobody_would_type() -> None:
+    names = [f"host{'x' * number}" for number in range(1, 30)]
+    cluster = one_rack(names, machine_of(hyperthreaded(2)))
+    places: list[Place] = [
+        (name, "worker" if at else "server", [0]) for at, name in enumerate(names)
+    ]
+    assert not any("--nodelist" in note for note in emitted(places, "slurm", cluster)[0].notes)

@@ -170,7 +170,7 @@ def test_a_random_tree_is_that_of_topology_conf(
         (one("tree:\n  switches:\n  - {switch: s, nodes: n1, children: t}"), "racks:4: switch 's' "
          "has both children and nodes: Slurm takes one of them"),
         (one("tree:\n  switches:\n  - {switch: s, nodes: {a: b}}"), "racks:4: nodes is a mapping"),
-        (one("tree:\n  switches:\n  - {switch: s, children: {a: b}}"), "racks:4: children is a map"),
+        (one("tree:\n  switches:\n  - {switch: s, children: {a: b}}"), "racks:4: children is a"),
         (one("tree:\n  switches:\n  - {switch: s, nodes: [{a: b}]}"), "racks:4: one of nodes is a"),
         (one("tree:\n  switches:\n  - {switch: s, nodes: 'n[1-'}"), "racks:4: host list: "),
         (one("tree:\n  switches:\n  - {switch: s, children: t}"), "racks:4: switch 't' is descri"),
