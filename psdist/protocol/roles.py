@@ -31,7 +31,7 @@ class Place:
     switches: tuple[str, str] = ("", "")
     """SLURM_TOPOLOGY_ADDR and its pattern, where Slurm gave them."""
     nic: str = ""
-    """The network card that its MPI is confined to; "" where MPI chooses."""
+    """The network cards that its MPI is confined to, with commas; "" where MPI chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)

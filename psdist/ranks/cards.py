@@ -24,7 +24,7 @@ from psdist.errors import PlacementError, UserError
 from psdist.install.launcher import Launcher
 from psdist.protocol.roles import Place
 from psdist.topology.machine import cards, sysfs
-from psdist.topology.machine.machine import Device, Machine
+from psdist.topology.machine.machine import UNKNOWN, Device, Machine
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.network.same_host import is_same_host
 from psdist.topology.plan import codec as plan_codec
@@ -44,13 +44,15 @@ def choose_card(
     root: Path = Path("/"),
     usable: Iterable[int] | None = None,
 ) -> str:
-    """Confine this process's MPI and NCCL to one card, by variables; its name, or "".
+    """Confine this process's MPI and NCCL to cards near it, by variables; their names with commas.
 
     ``environment``, ``root`` and ``usable`` (PUs) are this process's and host's where not given.
 
-    Nothing is done where the user has set one of the variables, where the job lies on one host,
-    where ranks are fewer than cards (MPI may use several), or where it is not certain that every
-    card reaches every other (:mod:`psdist.topology.machine.cards`).
+    One card, where at least as many ranks of the host talk over the network as it has cards; with
+    a group on each host only its leader and its server do. Where fewer do, those of its NUMA node
+    or package, if they are several, so that MPI can send over more than one. Nothing ("") where
+    the user has set one of the variables, where the job lies on one host, or where it is not
+    certain that every card reaches every other (:mod:`psdist.topology.machine.cards`).
     """
     found = os.environ if environment is None else environment
     if isinstance(outcome, UserError) or outcome.config.nics == "off":
@@ -70,13 +72,38 @@ def choose_card(
         return ""
     choice = cards.selectable(machine, ports)
     mine = frozenset(os.sched_getaffinity(0) if usable is None else usable) & machine.cpus
-    if not choice or local_size < len(choice) or not mine:
+    if not choice or not mine:
         return ""
     card = _planned(outcome.config, launcher, choice) or nearest(
         machine, mine, choice, local_rank=local_rank, local_size=local_size
     )
-    found.update(cards.variables(card, ports))
-    return card.name
+    chosen = [card]
+    if talkers(outcome.config, machine, local_size) < len(choice):
+        chosen = _beside(card, choice)
+        if len(chosen) == 1:
+            return ""
+    found.update(cards.variables(chosen, ports))
+    return ",".join(each.name for each in chosen)
+
+
+def talkers(config: RunConfig, machine: Machine, local_size: int) -> int:
+    """Ranks of a host that send over its cards at once: the leaders of its groups. Its server does,
+    too, but may sit beside the same card as a leader."""
+    most = {
+        "node": 1,
+        "socket": len(machine.packages),
+        "numa": len({core.numa for core in machine.cores}),
+        "rank": local_size,
+    }
+    return min(local_size, most[config.group])
+
+
+def _beside(card: Device, choice: Sequence[Device]) -> list[Device]:
+    """The cards of its NUMA node where they are several, else of its package; it first."""
+    others = [each for each in choice if each is not card]
+    in_node = [each for each in others if each.numa == card.numa != UNKNOWN]
+    in_package = [each for each in others if each.package == card.package != UNKNOWN]
+    return [card, *(in_node or in_package)]
 
 
 def ranks_here(launcher: Launcher, environment: Mapping[str, str]) -> tuple[int, int] | None:
@@ -174,7 +201,8 @@ def card_notes(
     other = [
         planned.rank
         for planned, found in zip(plan.ranks, places, strict=True)
-        if found.nic and found.nic not in names.get((found.host, planned.nic), (found.nic,))
+        if (has := found.nic.split(","))[0]
+        and not set(has).intersection(names.get((found.host, planned.nic), has))
     ]
     if other:
         notes.append(

@@ -4,7 +4,7 @@
     link_bytes_per_s(machine)                 # what they bring to the host together
     ports = read_ports(Path("/"))             # what /sys says of their ports
     selectable(machine, ports)                # those between which a rank may be told to choose
-    variables(selectable[0], ports)           # {"UCX_NET_DEVICES": "mlx5_0:1", ...}
+    variables([card], ports)                  # {"UCX_NET_DEVICES": "mlx5_0:1", ...}
 
 A rank may be confined to one of several cards only where every card reaches every other:
 InfiniBand ports that are up and of one subnet, or Slingshot's. Whether two Ethernet cards (RoCE,
@@ -143,18 +143,20 @@ def selectable(machine: Machine, ports: Sequence[Port]) -> tuple[Device, ...]:
     return cards
 
 
-def variables(card: Device, ports: Sequence[Port]) -> Mapping[str, str]:
-    """What confines MPI (UCX, Open MPI 4, libfabric) and NCCL to a card; before they start."""
-    mine = [port for port in ports if port.pci == card.pci]
+def variables(chosen: Sequence[Device], ports: Sequence[Port]) -> Mapping[str, str]:
+    """What confines MPI (UCX, Open MPI 4, libfabric) and NCCL to cards; before they start."""
+    mine = [port for card in chosen for port in ports if port.pci == card.pci]
     names = list(dict.fromkeys(port.device for port in mine))
     if not mine:
         return {}
     if mine[0].is_slingshot:
         return {"FI_CXI_DEVICE_NAME": ",".join(names)}
     each = [f"{port.device}:{port.number}" for port in mine]
-    return {
+    found = {
         "UCX_NET_DEVICES": ",".join(each),
         "OMPI_MCA_btl_openib_if_include": ",".join(each),
-        "FI_VERBS_DEVICE_NAME": names[0],
         "NCCL_IB_HCA": "=" + ",".join(each),
     }
+    if len(names) == 1:  # that one takes no list
+        found["FI_VERBS_DEVICE_NAME"] = names[0]
+    return found

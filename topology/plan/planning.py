@@ -57,7 +57,7 @@ class RankFacts:
     kernel: str = ""
     """Boot id of its kernel: hosts that have the same one share their processors."""
     nic: str = ""
-    """The network card that its MPI is confined to already, or ""."""
+    """The network cards that its MPI is confined to already, with commas, or ""."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,8 +65,8 @@ def seat(
     ``masks`` are the PUs (OS numbers) that each rank may use now; without, all of ``machine``.
     ``gpus`` are the PCI bus ids that each rank can see; without, workers share those of the machine
     (:mod:`psdist.topology.plan.gpu_shares`); ``are_one_group``: they reduce gradients together.
-    ``nics`` are the cards that the ranks' MPI is confined to already, "" for none: of equally near
-    ones a rank has its own.
+    ``nics`` are the cards that the ranks' MPI is confined to already, names with commas, "" for
+    none: of equally near ones a rank has its own.
     """
     fixed = masks if masks is not None and are_disjoint(masks) else None
     own_gpus = share_out(machine, roles, gpus, fixed, are_one_group=are_one_group)
@@ -76,7 +76,7 @@ def seat(
         ]
     elif may_bind and len(machine.cores) >= len(roles):
         known = {name: card for card in machine.nics for name in card.names}
-        own_cards = [known.get(name) for name in nics] or [None] * len(roles)
+        own_cards = [known.get(each.partition(",")[0]) for each in nics] or [None] * len(roles)
         chosen = _choose_cores(machine, roles, own_gpus, own_cards, server_cores)
     else:
         chosen = [()] * len(roles)
@@ -90,7 +90,7 @@ def seat(
         bound = fixed[index] if fixed is not None else {cpu for core in cores for cpu in core.cpus}
         gpu = own_gpus[index]
         begins = cores[0].numa if cores else numa  # a share on several nodes is near its first
-        taken = nics[index] if nics else ""
+        taken = nics[index].split(",") if nics else []
         nic = _nearest(cards, package, begins, used, taken).name if cards else ""
         used[nic] += 1
         seats.append(
@@ -332,7 +332,7 @@ def _cost(
 
 
 def _nearest(
-    nics: Sequence[Device], package: int, numa: int, used: Counter[str], taken: str
+    nics: Sequence[Device], package: int, numa: int, used: Counter[str], taken: Sequence[str]
 ) -> Device:
     """Of those that are equally near, ``taken`` or the one that fewest ranks have yet."""
     return min(
@@ -340,7 +340,7 @@ def _nearest(
         key=lambda nic: (
             nic.package not in (package, UNKNOWN),
             nic.numa not in (numa, UNKNOWN),
-            taken not in nic.names,
+            not any(name in nic.names for name in taken),
             used[nic.name],
         ),
     )

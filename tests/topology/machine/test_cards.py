@@ -89,13 +89,18 @@ def test_cards_of_one_subnet_may_be_chosen_between(root: Root) -> None:
     ports = cards.read_ports(two_cards(root).path)
     chosen = cards.selectable(sysfs.read_machine(root.path), ports)
     assert [card.name for card in chosen] == ["mlx5_0", "mlx5_1"]
-    assert cards.variables(chosen[1], ports) == {
+    assert cards.variables(chosen[1:], ports) == {
         "UCX_NET_DEVICES": "mlx5_1:1",
         "OMPI_MCA_btl_openib_if_include": "mlx5_1:1",
         "FI_VERBS_DEVICE_NAME": "mlx5_1",
         "NCCL_IB_HCA": "=mlx5_1:1",
     }
-    assert set(cards.variables(chosen[0], ports)) <= set(cards.VARIABLES)
+    assert set(cards.variables(chosen[:1], ports)) <= set(cards.VARIABLES)
+    assert cards.variables(chosen, ports) == {
+        "UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1",
+        "OMPI_MCA_btl_openib_if_include": "mlx5_0:1,mlx5_1:1",
+        "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,8 @@ def test_slingshot_cards_are_known_by_what_libfabric_calls_them(root: Root) -> N
     ports = cards.read_ports(root.path)
     chosen = cards.selectable(sysfs.read_machine(root.path), ports)
     assert [card.name for card in chosen] == ["hsn0", "hsn1"]
-    assert cards.variables(chosen[1], ports) == {"FI_CXI_DEVICE_NAME": "cxi1"}
+    assert cards.variables(chosen[1:], ports) == {"FI_CXI_DEVICE_NAME": "cxi1"}
+    assert cards.variables(chosen, ports) == {"FI_CXI_DEVICE_NAME": "cxi0,cxi1"}
 
 
 def test_without_fabric_devices_there_is_nothing_to_choose(root: Root) -> None:

@@ -53,7 +53,8 @@ def chosen(
         local_rank=local_rank,
         local_size=local_size,
     )
-    resolved = Resolved(config=RunConfig(**settings), sources={})  # type: ignore[arg-type]
+    config = RunConfig.model_validate({"group": "rank"} | settings)
+    resolved = Resolved(config=config, sources={})
     variables = {} if environment is None else environment
     return choose_card(resolved, launcher, environment=variables, root=root.path, usable=usable)
 
@@ -145,8 +146,27 @@ def test_a_mistake_in_the_configuration_chooses_nothing(root: Root) -> None:
 
 
 def test_fewer_ranks_than_cards_may_use_several_each(root: Root) -> None:
-    assert chosen(root, 0, 3) == ""
-    assert chosen(root, 0, 4) != ""
+    assert chosen(root, 0, 4) in ("mlx5_0", "mlx5_1")
+    environment: dict[str, str] = {}
+    assert chosen(root, 0, 3, environment=environment) == "mlx5_0,mlx5_1"
+    assert environment["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1"
+    assert "FI_VERBS_DEVICE_NAME" not in environment
+
+
+@pytest.mark.parametrize("group", ["node", "socket"])
+def test_where_few_leaders_send_they_have_all_cards_near_them(root: Root, group: str) -> None:
+    found = [chosen(root, rank, 8, usable=core(rank), group=group) for rank in (0, 3, 4, 7)]
+    assert found == ["mlx5_0,mlx5_1", "mlx5_1,mlx5_0", "mlx5_2,mlx5_3", "mlx5_3,mlx5_2"]
+
+
+def test_a_leader_with_one_card_on_its_socket_is_not_confined_to_it(tmp_path: Path) -> None:
+    root = two_sockets(Root(tmp_path))
+    for index, bus in enumerate(("3b", "af")):
+        hca(root, f"0000:{bus}:00.0", f"mlx5_{index}", node=index)
+    environment: dict[str, str] = {}
+    assert chosen(root, 0, 8, usable=core(0), environment=environment, group="node") == ""
+    assert environment == {}
+    assert chosen(root, 0, 8, usable=core(0), group="socket") == "mlx5_0"
 
 
 def test_a_job_on_one_host_needs_no_card(root: Root) -> None:
@@ -220,6 +240,18 @@ def test_a_rank_on_another_card_than_planned_is_named(root: Root) -> None:
     planned[6] = other
     (note,) = card_notes(plan, cluster, places(planned), RunConfig())
     assert "rank 6 not on the one that the plan names" in note
+
+
+def test_a_rank_on_several_cards_is_right_if_the_planned_one_is_among_them(root: Root) -> None:
+    machine = sysfs.read_machine(root.path)
+    cluster = one_rack(["n0", "n1"], machine)
+    plan = job(machine, num_hosts=2, local_size=4, nics=["mlx5_2,mlx5_3"] * 4)
+    assert {each.nic for each in plan.ranks if each.package == 1} <= {"mlx5_2", "mlx5_3"}
+    notes = card_notes(plan, cluster, places(["mlx5_2,mlx5_3"] * 8), RunConfig())
+    wrong = [each.rank for each in plan.ranks if each.package == 0]
+    assert len(notes) == bool(wrong)
+    near = ["mlx5_0,mlx5_1" if each.package == 0 else "mlx5_2,mlx5_3" for each in plan.ranks]
+    assert card_notes(plan, cluster, places(near), RunConfig()) == []
 
 
 def test_where_mpi_chooses_the_plan_says_what_to_set(root: Root) -> None:
