@@ -105,7 +105,7 @@ class RunConfig(BaseModel):
     nics: Literal["auto", "off"] = _setting(
         "auto",
         allowed="auto or off",
-        description="Of several network cards, ranks are confined to those near them; off: MPI chooses.",
+        description="Of several network cards, ranks use those near them; off: MPI chooses.",
     )
     group: Literal["node", "socket", "numa", "rank"] = _setting(
         "node",
