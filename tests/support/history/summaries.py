@@ -47,6 +47,8 @@ def _of_set(job: SetOfJob) -> dict[str, Any]:
         "staleness_seen": {str(key): count for key, count in staleness.items()},
         "bytes_pushed": sum(each.bytes_pushed for each in trained),
         "bytes_pulled": sum(each.bytes_pulled for each in trained),
+        "early_pushes": sum(each.early_pushes for each in trained),
+        "overlap_corrections": sum(each.overlap_corrections for each in trained),
         "recorded": {"pipeline": run.pipeline, "checksum_every": run.checksum_every},
         "per_server": tuple(counts),
     }
