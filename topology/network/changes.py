@@ -172,8 +172,9 @@ def _both(old: Network, new: Network) -> Iterator[Change]:
     for name in before.keys() & after.keys():
         (group, was, is_typical), (_, now, _) = before[name], after[name]
         quantities: list[tuple[Quantity, float, float]] = []
-        is_up = now.bytes_per_s > was.bytes_per_s
-        if not (was if is_up else now).is_lower_bound:  # "at least 4" and 5 may be the same
+        slower, faster = sorted((was, now), key=lambda each: each.bytes_per_s)
+        # "At least 4" and 5 may be the same.
+        if slower.bytes_per_s == faster.bytes_per_s or not slower.is_lower_bound:
             quantities.append(("bandwidth", was.bytes_per_s, now.bytes_per_s))
         quantities.append(("latency", was.latency_s, now.latency_s))
         for quantity, first, second in quantities:

@@ -66,6 +66,13 @@ def test_a_lower_bound_that_the_other_does_not_contradict_is_no_change() -> None
     assert told(at_least_5, exactly_4) == ["uplink of rack1: 5 -> 4 GB/s (1.2x slower)"]
 
 
+@pytest.mark.parametrize("bounds", [(True, False), (False, True), (True, True), (False, False)])
+def test_equal_figures_are_compared_whichever_is_a_lower_bound(bounds: tuple[bool, bool]) -> None:
+    one, other = (uplink(5, is_lower_bound=is_bound) for is_bound in bounds)
+    assert "uplink of rack1" in {each.name for each in compare(one, other).compared}
+    assert told(one, other) == []
+
+
 def many(ratios: list[float]) -> tuple[Network, Network]:
     """Pairs whose bandwidth changes by these factors; latencies stay."""
     hosts = tuple(f"n{number}" for number in range(len(ratios) + 1))
