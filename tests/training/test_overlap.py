@@ -125,11 +125,12 @@ def run(
     overlap: str = "auto",
     groups: Sequence[tuple[int, ...]] = APART,
     seed: int = 0,
+    link: LinkModel = LINK,
     **settings: object,
 ) -> Outcome:
     settings = {"record": True, "checksum_every": 1, "overlap": overlap, **settings}
     case = Case(name="overlap", script=script, groups=tuple(groups), servers=2, settings=settings)
-    outcome = run_virtually(case, path, seed=seed, link=LINK)
+    outcome = run_virtually(case, path, seed=seed, link=link)
     if settings["record"]:
         outcome.checked()
     return outcome
@@ -221,6 +222,36 @@ def test_models_whose_backward_is_no_plain_chain_give_the_same_bits(
 ) -> None:
     auto, _ = both(training(make=make), tmp_path)
     assert auto.summary["early_pushes"] == 3 * auto.summary["chunks"] * (STEPS - WATCHED)
+
+
+class Mixed(nn.Module):
+    """Of three dtypes, and weights that lie in memory in another order than their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(1, 24, 3)
+        self.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's
+        self.turned = nn.Parameter(torch.randn(24 * 6, 40).t() * 0.1)
+        self.middle = nn.Linear(40, 40, dtype=torch.bfloat16)
+        self.last = nn.Linear(40, PROBLEM.num_classes, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.image(x.view(-1, 1, 4, 5)).flatten(1)
+        x = torch.tanh(nn.functional.linear(x, self.turned))
+        x = torch.tanh(self.middle(x.bfloat16()))
+        return self.last(x.double())
+
+
+def test_other_dtypes_and_layouts_in_memory_give_the_same_bits(tmp_path: Path) -> None:
+    auto, _ = both(training(make=Mixed), tmp_path)
+    assert auto.summary["early_pushes"] == 3 * auto.summary["chunks"] * (STEPS - WATCHED)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_delays_and_second_deliveries_do_not_change_a_bit(seed: int, tmp_path: Path) -> None:
+    wild = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.1, bytes_per_s=1e8)
+    auto, _ = both(training(max_grad_norm=0.05), tmp_path, seed=seed, link=wild)
+    assert auto.summary["early_pushes"] == 3 * NUM_CHUNKS * (STEPS - WATCHED)
 
 
 @pytest.mark.filterwarnings("ignore")
