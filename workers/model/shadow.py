@@ -23,9 +23,14 @@ class Shadow:
     def __init__(self, partition: Partition, flat: FlatModel, *, chunks: Collection[int]) -> None:
         self._aside: dict[int, torch.Tensor] = {}
         self._in_place: dict[int, torch.Tensor] = {}
+        # In one piece: many would lie in holes of the heap that autograd's gradients have left.
+        memory = allocate(sum(partition.chunks[index].num_bytes for index in chunks))
+        start = 0
         for index in chunks:
             chunk = partition.chunks[index]
-            aside = as_tensor(allocate(chunk.num_bytes), chunk.dtype, chunk.length)
+            stop = start + chunk.num_bytes
+            aside = as_tensor(memory[start:stop], chunk.dtype, chunk.length)
+            start = stop
             place = flat.values[chunk.buffer][chunk.start : chunk.start + chunk.length]
             self._aside[index], self._in_place[index] = aside.copy_(place), place
 
