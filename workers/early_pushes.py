@@ -97,8 +97,8 @@ class EarlyPushes:
             if missing:  # else it leaves without bytes
                 for piece in frozen.intersection(self.pieces_of[chunk]):
                     self._flat.clear_gradient(piece)
-        self.terms = terms
         self.is_stopped = not terms.weight
+        self.terms = terms  # last: from here on the loop's owner looks, in its own thread
 
     def add(self, piece: int) -> None:
         """Its gradient lies in the flat memory."""
@@ -112,13 +112,16 @@ class EarlyPushes:
 
     def push_ready(self) -> bool:
         """Push the chunks that are complete; whether there were any."""
+        terms = self.terms  # first: what else belongs to an iteration is there before them
+        if terms is None:
+            return False
         missing, ready = self._missing, self._ready
         while ready:
             for chunk in self._chunks_of.get(ready.popleft(), ()):
                 missing[chunk] -= 1
         has_pushed = False
         sendable = self._sendable
-        while not self.is_stopped and self.terms and len(self.sent) < len(sendable):
+        while not self.is_stopped and len(self.sent) < len(sendable):
             chunk = sendable[len(self.sent)]
             if missing[chunk]:
                 break
@@ -126,7 +129,7 @@ class EarlyPushes:
             if not is_empty and not self._flat.is_finite(self._chunks[chunk]):
                 self.is_stopped = True  # no such value reaches a server: step() says so
                 break
-            self._push(self.terms, chunk, is_empty)
+            self._push(terms, chunk, is_empty)
             has_pushed = True
         return has_pushed
 

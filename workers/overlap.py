@@ -8,6 +8,7 @@ parameters, and every step compares what was sent with what is there. A differen
 next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
 
     overlap = Overlap("auto", partition=..., flat=..., loop=..., terms=..., wake=...)
+    overlap.compare()                                         # while chunks may still leave
     absent, terms = overlap.collect(terms, scale=1.0)         # the flat gradients are complete
     empty = overlap.settle(empty)                             # before the rest is pushed
     overlap.end_iteration()                                   # the new values are in place
@@ -107,6 +108,8 @@ class Overlap:
         self._absent: Sequence[int] = ()
         """Of the last iteration."""
         self._shadow: Shadow | None = None
+        self._changed: set[int] = set()
+        """Pieces whose gradient has other bits in step() than it had when it came."""
         self._moved: dict[int, int] = {}
         """Chunk -> number of the version that lies in place."""
         self._owed: dict[int, torch.Tensor] = {}
@@ -160,6 +163,20 @@ class Overlap:
 
     # -- step() --------------------------------------------------------------------------------
 
+    def compare(self) -> None:
+        """Look for gradients that have changed since they came, bit by bit: torch sees no write by
+        ``.data`` or numpy. The loop need not be the script's yet, so this costs no time in which
+        chunks leave."""
+        if self.early.terms is None or self._flat.is_diverted:
+            return
+        self._changed = {
+            piece
+            for piece in self.early.pieces
+            if self._hooks.counts[piece] == 1
+            and self._hooks.is_as_noted(piece)
+            and not self._flat.holds_gradient(piece)
+        }
+
     def collect(
         self,
         now: Terms,
@@ -190,7 +207,7 @@ class Overlap:
             if (terms.hyper, terms.weight) != (now.hyper, now.weight):
                 what = "hyperparameters" if terms.hyper != now.hyper else "the weight of the batch"
                 self._correct(f"{what} changed after the first gradients had been sent with others")
-            if is_skipped or is_clipped or scale != 1.0 or not self._is_as_sent(now.clock):
+            if is_skipped or is_clipped or scale != 1.0 or not self._is_as_sent():
                 self._flat.divert_gradients()
             else:
                 kept = {piece for chunk in self.early.sent for piece in self.early.pieces_of[chunk]}
@@ -210,20 +227,19 @@ class Overlap:
         left = [chunks[chunk] for chunk in self.early.order if chunk not in self.early.sent]
         return self._flat.non_finite_in(left)
 
-    def _is_as_sent(self, clock: int) -> bool:
-        """Whether nothing speaks against what has left: cheap, but for one chunk in turn."""
-        sent, counts = self.early.sent, self._hooks.counts
-        for chunk, is_empty in sent.items():
+    def _is_as_sent(self) -> bool:
+        """Whether nothing speaks against what has left."""
+        counts = self._hooks.counts
+        for chunk, is_empty in self.early.sent.items():
             for piece in self.early.pieces_of[chunk]:
                 gradient = self._flat.parameters[piece].grad
                 if counts[piece] == 0 and gradient is None:
                     continue  # frozen
-                if is_empty or counts[piece] != 1 or not self._hooks.is_as_noted(piece):
+                if is_empty or counts[piece] != 1 or piece in self._changed:
                     return False
-        filled = [chunk for chunk, is_empty in sent.items() if not is_empty]
-        if self.early.is_stopped or not filled:
-            return not self.early.is_stopped
-        return self._flat.holds_chunk(self._partition.chunks[filled[clock % len(filled)]])
+                if not self._hooks.is_as_noted(piece):
+                    return False
+        return not self.early.is_stopped
 
     def _add_owed(self, absent: list[int]) -> list[int]:
         brought: set[int] = set()
@@ -312,6 +328,7 @@ class Overlap:
     def end_iteration(self) -> None:
         """The new parameters are in place, and the loop is idle."""
         self.early.reset()
+        self._changed.clear()
         self.is_corrected = self._is_expected = False
         if not self._has_hooks:
             return

@@ -188,6 +188,7 @@ class Trainer:
         self, gradient_scale: float, is_skipped: bool, has_scaler: bool = False
     ) -> Iterator[Wait]:
         """As :meth:`step`, but hands out what there is to wait for."""
+        self._overlap.compare()
         self.take_over()
         if self._reduced is None:
             yield from self._reduce(gradient_scale, is_skipped=is_skipped, has_scaler=has_scaler)
@@ -228,6 +229,7 @@ class Trainer:
                 f"iteration {self.clock}: job.clip_grad_norm_ was called a second time; it is "
                 "called once, last before optimizer.step()"
             )
+        self._overlap.compare()
         self.take_over()
         for wait in self._reduce(1.0, clip_to=max_norm):
             self._loop.carry_on(wait)

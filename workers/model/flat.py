@@ -176,30 +176,6 @@ class FlatModel:
         gradient, view = self._parameters[piece].grad, self._gradient_views[piece]
         return gradient is not None and same_bits(gradient.detach().to(view.dtype), view)
 
-    def holds_chunk(self, chunk: Chunk) -> bool:
-        """Whether the flat buffer has, in ``chunk``, the bits of the gradients as they are now, and
-        zeros of pieces that have none."""
-        part = self.gradient_part(chunk)
-        starts = dict(self._partition.buffers[chunk.buffer].piece_starts)
-        for segment in chunk.segments:
-            mine = part[segment.offset : segment.offset + segment.length]
-            gradient = self._parameters[segment.piece].grad
-            if gradient is None:
-                if mine.count_nonzero():
-                    return False
-                continue
-            piece = self._partition.pieces[segment.piece]
-            if gradient.dtype != mine.dtype or gradient.stride() != piece.stride:
-                dense = torch.empty_strided(piece.shape, piece.stride, dtype=mine.dtype)
-                gradient = dense.copy_(gradient.detach())
-            line = torch.as_strided(
-                gradient.detach(), (piece.num_elements,), (1,), gradient.storage_offset()
-            )
-            first = chunk.start + segment.offset - starts[segment.piece]
-            if not same_bits(line[first : first + segment.length], mine):
-                return False
-        return True
-
     def gradient_part(self, chunk: Chunk) -> torch.Tensor:
         """The flat gradient in ``chunk``."""
         return self.gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
