@@ -271,7 +271,8 @@ class Trainer:
         """``clip_to``: the script clips; whether an overflow is skipped its scaler says later."""
         may_be_skipped = clip_to is not None
         self._look_for_changes(self._flat, self.clock)
-        self.record_use()
+        self._batches.use_unseen()
+        self._values.record_use(self.clock)
         absent, terms = self._overlap.collect(
             self._terms(),
             scale=gradient_scale,
