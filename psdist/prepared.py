@@ -387,6 +387,7 @@ class ParameterSets:
             order=backward_order(partition) if overlap != "off" else (),
             overlap=overlap,
             progress=self._driver() if overlap != "off" and not why_not else None,
+            is_training=lambda: model.training,
         )
         setup = Setup(
             partition=partition.encode(),

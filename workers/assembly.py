@@ -58,6 +58,7 @@ def make_trainer(
     order: Sequence[int] = (),
     overlap: Literal["auto", "strict", "off"] = "off",
     progress: Driver | None = None,
+    is_training: Callable[[], bool] = lambda: True,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -85,4 +86,5 @@ def make_trainer(
         on_iteration=on_iteration,
         overlap=overlap,
         progress=progress,
+        is_training=is_training,
     )

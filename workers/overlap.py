@@ -80,10 +80,12 @@ class Overlap:
         terms: Callable[[], Terms],
         look_for_writes: Callable[[], None],
         driver: Driver | None,
+        is_training: Callable[[], bool],
     ) -> None:
         """``order``: this worker's chunks as they leave; ``terms()``: under which an iteration
         would be pushed now; ``driver``: None where gradients of other groups may leave early, but
-        not of this worker's."""
+        not of this worker's; ``is_training()``: gradients of a model that is evaluated, as for a
+        saliency map, lead to no step as a rule."""
         self.corrections = 0
         """Iterations of which something was sent that step() did not find again."""
         self._is_strict = setting == "strict"
@@ -93,7 +95,7 @@ class Overlap:
         self._terms = terms
         self._driver = driver
         self.early = EarlyPushes(partition, order, flat, loop, look_for_writes=look_for_writes)
-        self._hooks = GradientHooks(flat, on_gradient=self._on_gradient)
+        self._hooks = GradientHooks(flat, on_gradient=self._on_gradient, is_training=is_training)
         self._is_expected = False
         """Whether servers count this group in collectives: gradients of an iteration have come."""
         self._is_watching = setting != "off" and driver is not None

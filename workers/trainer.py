@@ -100,13 +100,14 @@ class Trainer:
         on_iteration: Callable[[], None] = lambda: None,
         overlap: Literal["auto", "strict", "off"] = "off",
         progress: Driver | None = None,
+        is_training: Callable[[], bool] = lambda: True,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
         ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
         every step clips, 0 for none: the group's gradient here (``clips_itself``), or the joint one
         on the servers; ``progress``: drives the loop during backward, where gradients may leave
-        then."""
+        then, but not while the model is evaluated (``is_training()``)."""
         self.clock = 0
         self._partition = partition
         self._flat = flat
@@ -143,6 +144,7 @@ class Trainer:
             terms=self._terms,
             look_for_writes=self._values.look_for_writes,
             driver=progress,
+            is_training=is_training,
         )
 
     # -- the iteration -------------------------------------------------------------------------

@@ -543,6 +543,41 @@ def test_a_backward_that_no_step_follows_is_made_good(tmp_path: Path) -> None:
     assert outcome.results[0]["clock"] == STEPS
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("step", [WATCHED - 1, 6])
+def test_a_backward_of_an_evaluation_sends_nothing(
+    step: int, is_kept: bool, tmp_path: Path
+) -> None:
+    def attack(turn: Turn) -> None:
+        if turn.step == step:
+            turn.model.eval()
+            turn.loss().backward()  # type: ignore[no-untyped-call]
+            if not is_kept:
+                turn.optimizer.zero_grad()
+            turn.job.save(str(tmp_path / "model.safetensors"))
+            turn.model.train()
+
+    auto, _ = both(training(before=attack), tmp_path)
+    assert auto.summary["early_pushes"] == 3 * NUM_CHUNKS * (STEPS - WATCHED)
+
+
+def test_a_model_that_is_trained_as_it_is_evaluated_gives_the_same_bits(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return PROBLEM.model().eval()
+
+    both(training(make=make), tmp_path)
+
+
+def test_an_evaluation_between_backward_and_step_is_found(tmp_path: Path) -> None:
+    def attack(turn: Turn) -> None:
+        turn.model.eval()
+        turn.loss().backward()  # type: ignore[no-untyped-call]
+        turn.model.train()
+
+    outcome = run(training(between=late(attack)), tmp_path)
+    assert outcome.summary["overlap_corrections"] == 3
+
+
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
 @pytest.mark.parametrize("who", [{0, 1, 2}, {1}])
 def test_an_iteration_that_is_open_when_the_script_ends_is_finished(

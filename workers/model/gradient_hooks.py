@@ -1,6 +1,6 @@
 """Gradients as autograd finishes them: copied into flat memory, noted, counted.
 
-    hooks = GradientHooks(flat, on_gradient=lambda piece, count: ...)
+    hooks = GradientHooks(flat, on_gradient=lambda piece, count: ..., is_training=lambda: True)
     hooks.attach()                       # again where a parameter has begun to want gradients
     hooks.counts[piece]                  # how often the piece's gradient has come since begin()
     hooks.is_as_noted(piece)             # whether it is still what the last copy was made of
@@ -23,15 +23,23 @@ from psdist.workers.model.flat import FlatModel
 
 
 class GradientHooks:
-    def __init__(self, flat: FlatModel, *, on_gradient: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        flat: FlatModel,
+        *,
+        on_gradient: Callable[[int, int], None],
+        is_training: Callable[[], bool],
+    ) -> None:
         """``on_gradient(piece, count)``: its gradient has come, for the count-th time in this
         iteration, and lies in the flat memory, or an earlier one, or none (:attr:`copies`); not
-        called for a gradient that is not dense where it should be copied."""
+        called for a gradient that is not dense where it should be copied. What comes while the
+        model is evaluated (``is_training()``) is neither copied nor counted."""
         self.copies: Literal["all", "first", "none"] = "all"
         """Only the first of an iteration where its bytes may be under way when another comes."""
         self.counts = [0] * len(flat.parameters)
         self._flat = flat
         self._on_gradient = on_gradient
+        self._is_training = is_training
         self._noted: list[tuple[int, int] | None] = [None] * len(flat.parameters)
         self._handles: dict[int, RemovableHandle] = {}
 
@@ -61,6 +69,8 @@ class GradientHooks:
         return noted is not None and noted == self._flat.identity(piece)
 
     def _note(self, piece: int, _parameter: torch.Tensor) -> None:
+        if not self._is_training():
+            return
         count = self.counts[piece] = self.counts[piece] + 1
         if self.copies != "none":
             if count == 1 or self.copies == "all":
