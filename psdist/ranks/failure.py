@@ -68,15 +68,38 @@ class CanAbort(Protocol):
 
 
 def run_or_fail(context: CanFail, run: Callable[[], int]) -> int:
-    """``run()``, but whatever it raises ends the whole job, told once."""
+    """``run()``, but whatever it raises ends the whole job, told once. A process that ``run()`` has
+    forked ends here, and by itself: the rank and its MPI are its parent's."""
+    rank = os.getpid()
     try:
-        return run()
+        status = run()
     except SystemExit as stop:
+        end_if_forked(rank, stop)
         if stop.code in (None, 0):
             return 0
         fail_with(context, stop)
     except BaseException as error:  # a rank that only stops would leave the others waiting
+        end_if_forked(rank, error)
         fail_with(context, error)
+    end_if_forked(rank, None)
+    return status
+
+
+def end_if_forked(rank: int, error: BaseException | None) -> None:
+    """End this process, and nothing else, unless it is the ``rank``'s own."""
+    if os.getpid() == rank:
+        return
+    status = 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        status = (error.code or 0) & 0xFF
+    elif error is not None:
+        text = error.code if isinstance(error, SystemExit) else traceback.format_exc().rstrip()
+        print(text, file=sys.stderr)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def fail_with(context: CanFail, error: BaseException) -> NoReturn:

@@ -49,7 +49,7 @@ def connect_or_serve(
     if context.role == "server":
         sys.exit(run_or_fail(context, lambda: serve(context)))
     tell_errors()
-    atexit.register(_finish_at_exit, finish)
+    atexit.register(_finish_at_exit, finish, os.getpid())
     if context.comm is None:
         write_summary_if_it_fails(context)
     return context
@@ -83,9 +83,9 @@ def _excepthook(
     fail_with(context, error)
 
 
-def _finish_at_exit(finish: Callable[[], int]) -> None:
+def _finish_at_exit(finish: Callable[[], int], rank: int) -> None:
     context = current()
-    if context is None:
+    if context is None or os.getpid() != rank:  # a process that the script has forked
         return
     # Set by Python for what ended the script, even if a hook other than ours was told of it. At a
     # prompt it is an error that the person has seen, and went on.

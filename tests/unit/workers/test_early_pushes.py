@@ -41,22 +41,22 @@ class Loop:
 
 
 class Pushes:
-    """Four pieces, each of which is a chunk."""
+    """Four pieces, each of which is a chunk, or two of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, chunk_bytes: int = 16) -> None:
         pieces = [
             Piece(name=f"p{index}", shape=(4,), stride=(1,), dtype="float32", optimizer_group=0)
             for index in range(PIECES)
         ]
-        partition = Partition.cut(pieces, chunk_bytes=16)
-        assert len(partition.chunks) == PIECES
+        partition = Partition.cut(pieces, chunk_bytes=chunk_bytes)
+        assert len(partition.chunks) == PIECES * 16 // chunk_bytes
         self.flat, self.loop = Flat(), Loop()
         flat: Any = self.flat
         loop: Any = self.loop
         self.writes: list[int] = []
         self.early = EarlyPushes(
             partition,
-            range(PIECES),
+            range(len(partition.chunks)),
             flat,
             loop,
             look_for_writes=lambda: self.writes.append(len(self.loop.pushed)),
@@ -110,6 +110,29 @@ def test_a_chunk_that_is_frozen_leaves_without_bytes(pushes: Pushes) -> None:
     pushes.early.push_ready()
     assert pushes.loop.pushed == [(0, False), (1, True)]
     assert pushes.early.sent == {0: False, 1: True}
+
+
+def test_what_is_frozen_beside_others_in_a_chunk_leaves_as_zeros() -> None:
+    pushes = Pushes(chunk_bytes=32)
+    pushes.early.allow(2)
+    pushes.begin(frozen=frozenset({1, 2, 3}))
+    assert pushes.flat.cleared == [1]
+    pushes.add(0)
+    pushes.early.push_ready()
+    assert pushes.loop.pushed == [(0, False), (1, True)]
+
+
+def test_gradients_that_come_before_an_iteration_begins_are_not_of_the_next(
+    pushes: Pushes,
+) -> None:
+    pushes.early.allow(PIECES)
+    pushes.begin()
+    pushes.add(1)
+    pushes.early.reset()
+    pushes.begin()
+    pushes.add(0)
+    pushes.early.push_ready()
+    assert pushes.loop.pushed == [(0, False)]
 
 
 def test_nothing_leaves_once_it_is_stopped_or_of_an_iteration_without_weight(
