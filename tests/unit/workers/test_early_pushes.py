@@ -43,13 +43,13 @@ class Loop:
 class Pushes:
     """Four pieces, each of which is a chunk, or two of them."""
 
-    def __init__(self, *, chunk_bytes: int = 16) -> None:
+    def __init__(self, *, chunk_bytes: int = 256) -> None:
         pieces = [
             Piece(name=f"p{index}", shape=(4,), stride=(1,), dtype="float32", optimizer_group=0)
             for index in range(PIECES)
         ]
         partition = Partition.cut(pieces, chunk_bytes=chunk_bytes)
-        assert len(partition.chunks) == PIECES * 16 // chunk_bytes
+        assert len(partition.chunks) == PIECES * 256 // chunk_bytes
         self.flat, self.loop = Flat(), Loop()
         flat: Any = self.flat
         loop: Any = self.loop
@@ -113,7 +113,7 @@ def test_a_chunk_that_is_frozen_leaves_without_bytes(pushes: Pushes) -> None:
 
 
 def test_what_is_frozen_beside_others_in_a_chunk_leaves_as_zeros() -> None:
-    pushes = Pushes(chunk_bytes=32)
+    pushes = Pushes(chunk_bytes=512)
     pushes.early.allow(2)
     pushes.begin(frozen=frozenset({1, 2, 3}))
     assert pushes.flat.cleared == [1]
