@@ -35,7 +35,9 @@ class Hooked:
         )
         self.seen: Seen = []
         self.hooks = GradientHooks(
-            self.flat, on_gradient=lambda piece, count: self.seen.append((piece, count))
+            self.flat,
+            on_gradient=lambda piece, count: self.seen.append((piece, count)),
+            is_training=lambda: self.model.training,
         )
         self.hooks.attach()
 
@@ -119,3 +121,17 @@ def test_a_parameter_that_is_thawed_is_attached_to_later(hooked: Hooked) -> None
     hooked.hooks.attach()
     hooked.backward()
     assert sorted(hooked.seen) == [(0, 1), (1, 1), (1, 2)]
+
+
+def test_what_comes_while_the_model_is_evaluated_is_neither_told_nor_counted(
+    hooked: Hooked,
+) -> None:
+    hooked.model.eval()
+    hooked.backward()
+    assert not hooked.seen
+    assert hooked.hooks.counts == [0, 0]
+    assert not hooked.flat.holds_gradient(0)
+    hooked.model.train()
+    hooked.backward()  # adds to what is there
+    assert sorted(hooked.seen) == [(0, 1), (1, 1)]
+    assert hooked.flat.holds_gradient(0)
