@@ -242,10 +242,15 @@ def _traffic_words(scene: Scene, link: LinkLoad) -> str:
     return (
         f"Behind it are {counted(len(servers), 'server')} of {len(plan.weights)} with "
         f"{100 * share:.1f} % of the model, and {counted(len(groups), 'group')} of {num_groups}. "
-        f"{size(served)} is what the {num_groups - len(groups)} groups outside send to those "
-        f"servers and get back; {size(asked)} is what the groups inside send to the servers "
-        "outside and get back."
+        f"{size(served)} is what the {_exchanging(num_groups - len(groups), 'outside')} those "
+        f"servers; {size(asked)} is what the {_exchanging(len(groups), 'inside')} the servers "
+        "outside."
     )
+
+
+def _exchanging(number: int, where: str) -> str:
+    verb = "exchanges" if number == 1 else "exchange"
+    return f"{counted(number, 'group')} {where} {verb} with"
 
 
 def _next_words(scene: Scene, worst: LinkLoad) -> str:

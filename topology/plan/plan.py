@@ -95,7 +95,7 @@ class Plan:
     """No placement of as many servers is faster (proved, docs/placement.md): in a job none that
     makes other ranks serve either. 0 where nothing is proved."""
     compared: Annotated[dict[Text, Amount], TABLE]
-    """Seconds of an exchange, by links and servers, placed otherwise: ``block``, ``cyclic``."""
+    """Seconds of an exchange, judged as this one is, placed otherwise: ``block``, ``cyclic``."""
     source: Text
     """Where the tree of switches comes from."""
     notes: Annotated[tuple[Text, ...], FIRST_FAULT] = ()

@@ -11,8 +11,7 @@ Which hosts serve is :mod:`psdist.topology.plan.serving_hosts`, the seats inside
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -20,6 +19,7 @@ from psdist.errors import PlacementError
 from psdist.topology.machine.machine import UNKNOWN, Machine
 from psdist.topology.network.cluster import Cluster
 from psdist.topology.plan import seating
+from psdist.topology.plan.exchange_time import judged
 from psdist.topology.plan.gpu_shares import Role
 from psdist.topology.plan.group_time import groups_s
 from psdist.topology.plan.plan import MAX_RANKS, Plan, PlannedRank
@@ -31,7 +31,6 @@ from psdist.topology.plan.serving_hosts import (
     GroupsOn,
     PlanRequest,
     Strategy,
-    apply_s,
     beyond_memory,
     choose,
     choose_among_ranks,
@@ -113,21 +112,24 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
 
     sizes = [len(each) for each in here]
     choice = choose_among_ranks(cluster, sizes, groups_on, request, cores_on=cores_on)
-    servers_at = choice.servers_at
     notes = _notes(cluster)
     if sharing:
         notes.append(
             f"{len(sharing)} hosts share one kernel and so their processors: "
             "their ranks are not bound"
         )
-    hosts = [host_with(node, count) for node, count in enumerate(servers_at) if here[node]]
+
+    def hosts_with(servers_at: Sequence[int]) -> list[_Host]:
+        return [host_with(node, count) for node, count in enumerate(servers_at) if here[node]]
+
+    hosts = hosts_with(choice.servers_at)
     serving = [host for host in hosts if len(host.ranks) == host.num_servers > 1]
     if serving and request.placement == "auto":
         notes.append(
             f"{len(serving)} of {len(hosts)} hosts only serve: for as many workers that is the "
             "faster exchange; --placement cyclic spreads the servers over all hosts"
         )
-    return _assemble(seats, hosts, sizes, choice, groups_on, request, notes)
+    return _assemble(seats, hosts_with, sizes, choice, groups_on, request, notes)
 
 
 def plan_ahead(
@@ -170,17 +172,20 @@ def plan_ahead(
         return _server_cores(seats, host_with(node, 1))
 
     choice = choose(cluster, capacity, groups_on, request, cores_on=cores_on)
-    servers_at = choice.servers_at
-    _check_number(sum(workers) + sum(servers_at))
-    hosts: list[_Host] = []
-    first = 0
-    for node, num_workers in enumerate(workers):
-        end = first + servers_at[node] + num_workers
-        if end > first:
-            ranks = tuple(range(first, end))
-            hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
-        first = end
-    return _assemble(seats, hosts, capacity, choice, groups_on, request, _notes(cluster))
+    _check_number(sum(workers) + sum(choice.servers_at))
+
+    def hosts_with(servers_at: Sequence[int]) -> list[_Host]:
+        hosts: list[_Host] = []
+        first = 0
+        for node, num_workers in enumerate(workers):
+            end = first + servers_at[node] + num_workers
+            if end > first:
+                ranks = tuple(range(first, end))
+                hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
+            first = end
+        return hosts
+
+    return _assemble(seats, hosts_with, capacity, choice, groups_on, request, _notes(cluster))
 
 
 def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
@@ -361,7 +366,7 @@ def _seats(
 
 def _assemble(
     seats: _Seats,
-    hosts: Sequence[_Host],
+    hosts_with: Callable[[Sequence[int]], Sequence[_Host]],
     capacity: Sequence[int],
     choice: Choice,
     groups_on: GroupsOn,
@@ -369,40 +374,37 @@ def _assemble(
     notes: Sequence[str],
 ) -> Plan:
     cluster, servers_at, shares = seats.cluster, choice.servers_at, choice.shares
-    seated: dict[int, tuple[int, Role, Seat]] = {}
-    for host in hosts:
-        for rank, (role, seat) in zip(host.ranks, seats.of(host), strict=True):
-            seated[rank] = (host.node, role, seat)
-    ranks, server_nodes = _number(cluster, seated, request.group)
-    num_servers = len(server_nodes)
-    groups = [groups_on(node, count) for node, count in enumerate(servers_at)]
-    links = link_loads(cluster, groups, shares, request)
+
+    def groups_at(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
+    hosts = hosts_with(servers_at)
+    ranks, server_nodes = _ranks_on(seats, hosts, request)
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
-    cores = [len(each.cores) for each in ranks if each.role == "server"]
+    found = judged(cluster, ranks, weights, groups_at(servers_at), shares, request)
     compared: dict[str, float] = {}
     plain: tuple[Strategy, ...] = ("block", "cyclic")
     for strategy in plain:
-        there, equal = place_plainly(cluster, capacity, strategy, num_servers)
+        there, equal = place_plainly(cluster, capacity, strategy, len(server_nodes))
         if beyond_memory(cluster, equal, request):
             continue
-        others = [groups_on(node, count) for node, count in enumerate(there)]
-        loads = link_loads(cluster, others, equal, request)
-        compared[strategy] = max(
-            apply_s(others, [1 / num_servers], [min(cores)], request),
-            max((link.seconds for link in loads), default=0.0),
-        )
+        others, _ = _ranks_on(seats, hosts_with(there), request)
+        even = (1 / len(server_nodes),) * len(server_nodes)
+        times = judged(cluster, others, even, groups_at(there), equal, request)
+        compared[strategy] = times.exchange_s
+    links = found.links
     plan = Plan(
         ranks=ranks,
         weights=weights,
         links=links,
         model_bytes=request.planned_bytes,
         placement=request.placement,
-        cost_s=max((link.seconds for link in links), default=0.0),
+        cost_s=found.links_s,
         bound_s=choice.best_s or 0.0 if links and cluster.is_exact else 0.0,
         compared=compared,
         source=cluster.source,
-        servers_s=apply_s(groups, weights, cores, request),
-        cards_s=_cards_s(cluster, ranks, weights, groups, shares, request),
+        servers_s=found.servers_s,
+        cards_s=found.cards_s,
         groups_s=groups_s(cluster, ranks, model_bytes=request.planned_bytes),
     )
     limits = _limit_notes(plan, request) if links else []
@@ -412,6 +414,17 @@ def _assemble(
             "one may exist"
         )
     return replace(plan, notes=(*notes, *_seat_notes(seats, hosts), *limits))
+
+
+def _ranks_on(
+    seats: _Seats, hosts: Sequence[_Host], request: PlanRequest
+) -> tuple[tuple[PlannedRank, ...], list[int]]:
+    """The seated ranks of ``hosts``, and the node of each server."""
+    seated: dict[int, tuple[int, Role, Seat]] = {}
+    for host in hosts:
+        for rank, (role, seat) in zip(host.ranks, seats.of(host), strict=True):
+            seated[rank] = (host.node, role, seat)
+    return _number(seats.cluster, seated, request.group)
 
 
 def _limit_notes(plan: Plan, request: PlanRequest) -> list[str]:
@@ -450,46 +463,6 @@ def _parts_advice(plan: Plan, request: PlanRequest) -> str:
 
 def _times(longer_s: float, shorter_s: float) -> str:
     return f"{longer_s / shorter_s:.1f} times" if shorter_s > 0 else "many times"
-
-
-def _cards_s(
-    cluster: Cluster,
-    ranks: Sequence[PlannedRank],
-    weights: Sequence[float],
-    groups: Sequence[float],
-    shares: Sequence[float],
-    request: PlanRequest,
-) -> float:
-    """Seconds of the busiest network card of known speed; a group's traffic is its first rank's."""
-    if len(cluster.nodes) == 1:
-        return 0.0
-    index = {node.name: position for position, node in enumerate(cluster.nodes)}
-    num_groups = sum(groups)
-    sent: defaultdict[tuple[int, str], float] = defaultdict(float)
-    seen: set[int] = set()
-    for each in ranks:
-        node = index[each.host]
-        if each.role == "server":
-            share = weights[each.index] * (num_groups - groups[node])
-        elif each.group not in seen:
-            seen.add(each.group)
-            share = 1 - shares[node]
-        else:
-            continue
-        sent[node, each.nic] += share
-    speeds = {
-        (node, card.name): card.speed
-        for node in {node for node, _ in sent}
-        for card in cluster.nodes[node].machine.nics
-    }
-    return max(
-        (
-            share * request.planned_bytes / speed
-            for key, share in sent.items()
-            if (speed := speeds.get(key, 0.0))
-        ),
-        default=0.0,
-    )
 
 
 def _seat_notes(seats: _Seats, hosts: Sequence[_Host]) -> list[str]:

@@ -483,7 +483,7 @@ def test_the_explanation_names_the_limiting_link_and_what_is_on_it() -> None:
     # 70 % of 4 GB for the two groups outside, the other 30 % for the two inside.
     assert "2 servers of 4 with 70.0 % of the model, and 2 groups of 4" in words
     assert "5.60 GB is what the 2 groups outside" in words
-    assert "2.40 GB is what the groups inside" in words
+    assert "2.40 GB is what the 2 groups inside exchange with the servers outside" in words
 
 
 def test_what_would_help_is_ranked_and_what_would_not_is_told_apart() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from psdist.errors import PlacementError
 from psdist.topology.draw import svg as draw_svg
 from psdist.topology.draw import text as draw_text
-from psdist.topology.machine.machine import Machine, flat_machine
+from psdist.topology.machine.machine import Device, Machine, flat_machine
 from psdist.topology.network.cluster import Cluster, Node, Switch
 from psdist.topology.network.same_host import is_same_host
 from psdist.topology.plan import planning
@@ -30,6 +30,7 @@ from psdist.topology.plan.planning import (
     Grouping,
     PlanRequest,
     RankFacts,
+    Strategy,
     on_hosts,
     plan_ahead,
     plan_job,
@@ -576,3 +577,38 @@ def test_a_network_card_on_a_slow_bus_limits_and_is_named() -> None:
     plan = plan_ahead(cluster, PlanRequest(servers=2, model_bytes=1e6), workers=[1, 1])
     assert plan.limit == "network cards"
     assert plan.exchange_s == pytest.approx(10 * plan.cost_s)
+
+
+def four_cards() -> Machine:
+    """Cores for many servers, beside four cards of a gigabyte a second each."""
+    devices = tuple(
+        Device(
+            kind="nic",
+            names=(f"mlx5_{card}",),
+            pci=f"0000:0{card}:00.0",
+            cpus=frozenset(range(64)),
+            package=0,
+            numa=0,
+            bytes_per_s=1e9,
+        )
+        for card in range(4)
+    )
+    return replace(machine(cores=64), devices=devices)
+
+
+@pytest.mark.parametrize("placement", ["block", "cyclic"])
+@pytest.mark.parametrize("per_node", [1, 3])
+def test_what_a_plan_is_compared_with_is_judged_as_it_is_cards_too(
+    placement: Strategy, per_node: int
+) -> None:
+    cluster = two_racks(here=four_cards(), link=4e9, uplink=8e9)
+    request = PlanRequest(servers=2, group="node", placement=placement, model_bytes=1e9)
+    plan = plan_ahead(cluster, request, workers=[per_node] * 4)
+    assert plan.limit == "network cards"
+    assert plan.compared[placement] == plan.exchange_s
+    ranks = [
+        RankFacts(rank=rank, host=f"h{1 + rank // 3}", cpus=frozenset(range(64)))
+        for rank in range(12)
+    ]
+    job = plan_job(cluster, ranks, request)
+    assert job.compared[placement] == job.exchange_s

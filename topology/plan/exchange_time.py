@@ -1,0 +1,89 @@
+"""What an exchange takes on links, servers and network cards: one judge of all placements. Pure.
+
+times = judged(cluster, ranks, weights, groups, shares, request)
+times.links_s, times.servers_s, times.cards_s
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.plan.plan import LinkLoad, PlannedRank
+from psdist.topology.plan.serving_hosts import PlanRequest, apply_s, link_loads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Seconds of one exchange."""
+
+    links: tuple[LinkLoad, ...]
+    servers_s: float
+    cards_s: float
+
+    @property
+    def links_s(self) -> float:
+        return max((link.seconds for link in self.links), default=0.0)
+
+    @property
+    def exchange_s(self) -> float:
+        return max(self.links_s, self.servers_s, self.cards_s)
+
+
+def judged(
+    cluster: Cluster,
+    ranks: Sequence[PlannedRank],
+    weights: Sequence[float],
+    groups: Sequence[float],
+    shares: Sequence[float],
+    request: PlanRequest,
+) -> Times:
+    """Of seated ranks; ``weights`` are the servers', ``groups`` and ``shares`` the nodes'."""
+    cores = [len(each.cores) for each in ranks if each.role == "server"]
+    return Times(
+        links=link_loads(cluster, groups, shares, request),
+        servers_s=apply_s(groups, weights, cores, request),
+        cards_s=_cards_s(cluster, ranks, weights, groups, shares, request),
+    )
+
+
+def _cards_s(
+    cluster: Cluster,
+    ranks: Sequence[PlannedRank],
+    weights: Sequence[float],
+    groups: Sequence[float],
+    shares: Sequence[float],
+    request: PlanRequest,
+) -> float:
+    """Seconds of the busiest network card of known speed; a group's traffic is its first rank's."""
+    if len(cluster.nodes) == 1:
+        return 0.0
+    index = {node.name: position for position, node in enumerate(cluster.nodes)}
+    num_groups = sum(groups)
+    sent: defaultdict[tuple[int, str], float] = defaultdict(float)
+    seen: set[int] = set()
+    for each in ranks:
+        node = index[each.host]
+        if each.role == "server":
+            share = weights[each.index] * (num_groups - groups[node])
+        elif each.group not in seen:
+            seen.add(each.group)
+            share = 1 - shares[node]
+        else:
+            continue
+        sent[node, each.nic] += share
+    speeds = {
+        (node, card.name): card.speed
+        for node in {node for node, _ in sent}
+        for card in cluster.nodes[node].machine.nics
+    }
+    return max(
+        (
+            share * request.planned_bytes / speed
+            for key, share in sent.items()
+            if (speed := speeds.get(key, 0.0))
+        ),
+        default=0.0,
+    )
