@@ -209,10 +209,10 @@ def _other_limits(plan: Plan) -> list[str]:
     if plan.limit == "links":
         return []
     if plan.limit == "network cards":
-        return [f"The limit are the network cards: the busiest takes {duration(plan.cards_s)}."]
+        return [f"The network cards limit: the busiest takes {duration(plan.cards_s)}."]
     num_groups = len({each.group for each in plan.ranks if each.role == "worker"})
     return [
-        f"The limit are the servers: the busiest one takes {duration(plan.servers_s)} to apply "
+        f"The servers limit: the busiest one takes {duration(plan.servers_s)} to apply "
         f"what {counted(num_groups, 'group')} push to it; faster links alone would not help."
     ]
 

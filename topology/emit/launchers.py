@@ -167,15 +167,19 @@ def hostfile(plan: Plan, _cluster: Cluster) -> Parts:
     )
 
 
-def pbs(plan: Plan, _cluster: Cluster) -> Parts:
+def pbs(plan: Plan, cluster: Cluster) -> Parts:
     """A host a line for each of its ranks, as in $PBS_NODEFILE; MPICH's and Intel MPI's mpiexec
     fill it in order. To Open MPI 5 a host that is there once has as many slots as cores. PBS
-    itself takes words (-l select), and no file."""
-    chunks = [f"1:host={host}:mpiprocs={count}" for host, count in _filled_in_order(plan)]
+    itself takes words (-l select), and no file; without ncpus a chunk has one."""
+    cores = {node.name: len(node.machine.cores) for node in cluster.nodes}
+    chunks = [
+        f"1:host={host}:ncpus={cores[host]}:mpiprocs={count}"
+        for host, count in _filled_in_order(plan)
+    ]
     return Parts(
         files={
             "pbs.nodes": _lines(each.host for each in plan.ranks),
-            "pbs.select": f"-l select={'+'.join(chunks)}\n",
+            "pbs.select": f"-l select={'+'.join(chunks)} -l place=excl\n",
         },
         command=("mpiexec", "-n", str(len(plan.ranks)), "-machinefile", "pbs.nodes"),
         notes=(

@@ -20,6 +20,7 @@ from psdist.topology.text.untrusted import shown
 
 _LIMITS: Final = Limits(depth=12, nodes=200_000)
 _MAX_NAMED: Final = 8
+_KINDS: Final = ("tree", "block", "flat", "ring", "torus3d")
 _TRUE: Final = ("true", "yes", "on")
 
 
@@ -68,7 +69,9 @@ def parse(text: str, *, where: str, name: str = "") -> Tree:
 
 def _fill(builder: TreeBuilder, entry: Node, name: str, others: list[str]) -> None:
     members = entry.members("a topology")
-    kinds = [key for key in members if key not in ("topology", "cluster_default")]
+    named = [key for key in members if key not in ("topology", "cluster_default")]
+    # A key that Slurm adds later is none of the kinds, if one of those is there.
+    kinds = [key for key in named if key in _KINDS] or named
     known = [key for key in kinds if key in ("tree", "block")]
     if len(kinds) > 1 and known:
         raise PlacementError(

@@ -151,8 +151,8 @@ def plan_ahead(
         left = len(here.machine.cores) - num_workers
         if left < 0:
             raise PlacementError(
-                f"{num_workers} workers on {here.name}, which has {len(here.machine.cores)} "
-                "cores: each needs one; ask for fewer workers per node"
+                f"{num_workers} workers on {here.name}, whose cores are {len(here.machine.cores)}: "
+                "each needs one; ask for fewer workers per node"
             )
         capacity.append(left if not allowed or here.name in allowed else 0)
     if not any(workers):

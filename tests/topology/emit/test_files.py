@@ -75,7 +75,9 @@ def test_pbs_has_a_line_for_each_rank_and_the_words_that_ask_for_its_hosts() -> 
         "n2": 2,
         "n1": 1,
     }
-    assert emission.files["pbs.select"] == ("-l select=1:host=n2:mpiprocs=2+1:host=n1:mpiprocs=1\n")
+    assert emission.files["pbs.select"] == (
+        "-l select=1:host=n2:ncpus=8:mpiprocs=2+1:host=n1:ncpus=8:mpiprocs=1 -l place=excl\n"
+    )
 
 
 def test_flux_has_a_host_per_rank_and_asks_for_whole_nodes() -> None:

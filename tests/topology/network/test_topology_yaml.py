@@ -122,6 +122,11 @@ def test_the_name_follows_the_path_where_no_such_file_is(tmp_path: Path) -> None
         read_tree(tmp_path / "other#x")
 
 
+def test_keys_that_slurm_adds_later_are_no_second_kind() -> None:
+    text = SEVERAL.replace("  tree:\n", "  routing: {weights: [1, 2]}\n  tree:\n")
+    assert without_notes(read(text, "topo2")) == without_notes(read(SEVERAL, "topo2"))
+
+
 NAMES = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), unique=True, min_size=2,
                  max_size=8)  # fmt: skip
 

@@ -413,7 +413,7 @@ def test_server_nodes_have_servers_only_and_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("workers", "servers", "text"),
     [
-        ([9, 1, 1, 1], 1, "9 workers on h1, which has 8 cores"),
+        ([9, 1, 1, 1], 1, "9 workers on h1, whose cores are 8"),
         ([8, 8, 8, 8], 1, "1 servers asked for, but there is room for 0"),
         ([8, 8, 8, 8], "auto", "no node has a core left for a server"),
         ([0, 0, 0, 0], 1, "no node has a worker"),
@@ -563,7 +563,7 @@ def test_note_and_explanation_give_one_advice_where_servers_limit() -> None:
     assert plan.worst_link is not None
     faster_s = helped[f"twice the bandwidth on {plan.worst_link.name}"]
     assert faster_s == pytest.approx(plan.exchange_s)
-    assert "The limit are the servers" in draw_text.explain(plan, cluster)
+    assert "The servers limit" in draw_text.explain(plan, cluster)
     auto = plan_ahead(cluster, replace(request, servers="auto"), workers=[1] * 4)
     assert len(auto.weights) == 4
     assert not any("ask for more servers" in note for note in auto.notes)
