@@ -455,7 +455,7 @@ class Job:
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._require_open(name)
-        self._sets.take_over()
+        self._sets.take_over_for(name)
         self._loop.wait_for(self._group.agree(name), name)
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
@@ -482,7 +482,7 @@ class Job:
         return sets
 
     def _require_between_steps(self, what: str) -> None:
-        self._sets.take_over()
+        self._sets.take_over_for(what)
         if self._loop.core.is_half_pushed:
             raise UsageError(
                 f"job.{what}() was called between backward() and optimizer.step(), when gradients "

@@ -149,6 +149,12 @@ class ParameterSets:
         if self._progress is not None:
             self._progress.take_over()
 
+    def take_over_for(self, call: str) -> None:
+        """As :meth:`take_over`, for ``call``, which waits for the other workers."""
+        self.take_over()
+        for trainer in self.trainers:
+            trainer.end_dropped(call)
+
     def _driver(self) -> Progress:
         """What drives the loop during backward, for all sets."""
         if self._progress is None:

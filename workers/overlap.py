@@ -306,6 +306,24 @@ class Overlap:
         self._correct("backward was not followed by step(), and a part of its gradients was sent")
         return self.settle(self.early.order)
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the script has dropped the gradients of this iteration: no step() follows."""
+        parameters = self._flat.parameters
+        return self._is_expected and all(parameter.grad is None for parameter in parameters)
+
+    def expect_nothing(self) -> None:
+        """Nothing has left of an iteration whose gradients are dropped: it has not begun."""
+        self._is_expected = False
+        self._loop.core.expect_nothing()
+
+    def finish_dropped(self) -> set[int]:
+        """As :meth:`finish_open`, of gradients that are dropped: the next push takes back what has
+        left."""
+        self._flat.divert_gradients()
+        self._flat.clear_gradients()
+        return self.settle(self.early.order)
+
     def pushed_whole(self) -> None:
         """Everything has left in step(), with what was owed."""
         self._owed.clear()

@@ -404,13 +404,28 @@ class Trainer:
         """The script ends: so does an iteration of which chunks have left and that sees no step,
         which the other groups may wait for."""
         self.take_over()
-        terms = self._overlap.early.terms
-        if self._overlap.is_half_pushed and terms is not None:
-            self.record_use()
-            self._finish_push(self._overlap.finish_open(), terms.weight, terms.weight, ())
-            for wait in self._await_replies("finish"):
-                self._loop.carry_on(wait)
+        if self._overlap.is_half_pushed:
+            self._finish_early(self._overlap.finish_open(), "finish")
         self._overlap.stop()
+
+    def end_dropped(self, call: str) -> None:
+        """The script calls ``call``, which others may come to after their step() only: an iteration
+        whose gradients it has dropped ends before, since they may wait for the rest of it."""
+        if not self._overlap.is_dropped or self._group.size > 1:
+            return
+        if not self._overlap.is_half_pushed:
+            self._overlap.expect_nothing()
+        else:
+            self._finish_early(self._overlap.finish_dropped(), call)
+
+    def _finish_early(self, empty: Collection[int], call: str) -> None:
+        """An iteration of which chunks have left, and that sees no step."""
+        terms = self._overlap.early.terms
+        assert terms is not None
+        self.record_use()
+        self._finish_push(empty, terms.weight, terms.weight, ())
+        for wait in self._await_replies(call):
+            self._loop.carry_on(wait)
 
     def pull(self) -> None:
         """The freshest parameters that the mode allows; every worker of the group calls it.

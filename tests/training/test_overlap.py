@@ -543,6 +543,90 @@ def test_a_backward_that_no_step_follows_is_made_good(tmp_path: Path) -> None:
     assert outcome.results[0]["clock"] == STEPS
 
 
+class Reused(nn.Module):
+    """Whose first layers are held until step(): the middle one gets its gradient twice."""
+
+    def __init__(self, *, is_long: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(PROBLEM.num_inputs, 64)
+        self.middle = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+        self.behind = nn.Sequential(nn.Linear(64, 64)) if is_long else nn.Sequential()
+        self.last = nn.Linear(64, PROBLEM.num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.middle, x, use_reentrant=True)  # type: ignore[assignment]
+        return self.last(self.behind(x))
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+@pytest.mark.parametrize("call", ["mean", "save"])
+def test_gradients_that_one_worker_drops_hold_up_nobody_in_a_collective(
+    call: str, is_long: bool, tmp_path: Path
+) -> None:
+    """Whether some have left (``is_long``) or none."""
+
+    def script(job: Job, _stage: Stage) -> Result:
+        torch.manual_seed(3)
+        model: nn.Module = Reused(is_long=is_long)
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = job.prepare(model, made)
+        for step, (x, y) in enumerate(
+            PROBLEM.batches(size=BATCH, count=STEPS, part=job.worker, num_parts=3)
+        ):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            if step == 6 and job.worker == 1:
+                optimizer.zero_grad()
+            else:
+                optimizer.step()
+            if step == 6 and call == "mean":
+                job.mean(1.0)
+            elif step == 6:
+                job.save(str(tmp_path / "model.safetensors"))
+        return {"parameters": flat(model), "clock": job.clock}
+
+    outcome = run(script, tmp_path / "run")
+    assert outcome.summary["overlap_corrections"] == is_long
+    assert outcome.summary["clocks"] == [STEPS, STEPS - (not is_long), STEPS]
+    assert bool(outcome.summary["early_pushes"]) == is_long
+
+
+def test_a_gradient_that_comes_twice_before_it_may_leave_is_sent_whole_in_step(
+    tmp_path: Path,
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        torch.manual_seed(3)
+        model: nn.Module = PROBLEM.model()
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = job.prepare(model, made)
+        for step, (x, y) in enumerate(
+            PROBLEM.batches(size=BATCH, count=STEPS, part=job.worker, num_parts=3)
+        ):
+            first, *others = model.parameters()
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            for _ in range(1 + (step == 6)):
+                loss.backward(inputs=[first], retain_graph=True)  # type: ignore[no-untyped-call]
+            loss.backward(inputs=others)  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return {"parameters": flat(model), "clock": job.clock}
+
+    both(script, tmp_path)
+
+
+def test_a_batch_that_is_used_after_backward_weighs_from_the_next_iteration_on(
+    tmp_path: Path,
+) -> None:
+    def use_another(turn: Turn) -> None:
+        turn.job._sets.trainers[0].on_batch(2, 8.0)
+        turn.loss()
+
+    with pytest.raises(UsageError, match=r"iteration 6: the weight of the batch changed"):
+        run(training(between=late(use_another), overlap="strict"), tmp_path, record=False)
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("step", [WATCHED - 1, 6])
 def test_a_backward_of_an_evaluation_sends_nothing(

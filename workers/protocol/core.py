@@ -265,6 +265,10 @@ class WorkerCore:
         none of :data:`ANY_TIME` suspends the group in this set."""
         self._is_expecting = not self.is_pushing
 
+    def expect_nothing(self) -> None:
+        """The gradients of the next iteration have been dropped before any of it left."""
+        self._is_expecting = False
+
     @property
     def is_open(self) -> bool:
         """Whether an iteration is expected, or half pushed."""
