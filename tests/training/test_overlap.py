@@ -498,6 +498,35 @@ def test_a_gradient_that_changes_after_it_was_sent_is_made_good_by_the_next_push
     assert all("iteration 6: the gradient of layers." in each for each in said)
 
 
+def without_a_gradient_afterwards(turn: Turn) -> None:
+    if turn.step == 6:
+        accumulate(turn)
+    elif turn.step == 7:
+        for parameter in list(turn.model.parameters())[:2]:
+            parameter.grad = None
+
+
+def frozen_until_its_chunk_has_left(turn: Turn) -> None:
+    for parameter in list(turn.model.parameters())[-4:]:
+        if turn.step == 5:
+            parameter.requires_grad_(False)
+        elif turn.step == 6:
+            assert parameter.grad is None
+            parameter.requires_grad_(True).grad = torch.full_like(parameter, 0.5)
+
+
+@pytest.mark.parametrize(
+    "between", [without_a_gradient_afterwards, frozen_until_its_chunk_has_left]
+)
+def test_what_a_chunk_lacks_comes_though_it_had_no_bytes_or_its_next_has_no_gradient(
+    between: Meddle, tmp_path: Path
+) -> None:
+    auto = run(linear(between), tmp_path / "auto")
+    off = run(linear(between), tmp_path / "off", overlap="off")
+    assert auto.summary["overlap_corrections"] == 3
+    assert relative_distance(parameters(auto), parameters(off)) < 1e-6
+
+
 @pytest.mark.parametrize("name", list(LATE))
 def test_strict_says_what_changed_after_it_was_sent(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"iteration 6: .* changed after .*overlap = .strict"):
