@@ -1,12 +1,13 @@
 """What got slower, and what faster, between two measurements of a network.
 
     found = compare(old, new)
-    for change in found.changes: print(change)        # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
+    for change in found.compared: print(change)       # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
     found.slower                                      # those that got worse, the worst first
 
 A change counts beyond a threshold, and beyond the scatter: where many links of a kind were measured
-twice, three times the typical deviation of their ratios from the common one. So a noisy machine
-does not make every second link slower, and a change that all links share is still seen, in the
+twice, at least three times the typical deviation of their ratios from the common one, and more
+among many links: what normal noise reaches in one of a hundred comparisons of as many. So noise
+alone makes no link of thousands slower, and a change that all links share is still seen, in the
 typical pair, whose scatter is that of a median.
 """
 
@@ -30,7 +31,9 @@ _LEAST: Final = 1e-30
 """Anything above 0 is taken for measured, but ratios must have a logarithm."""
 _FEWEST: Final = 5
 """Ratios from which a scatter is taken."""
-_DEVIATIONS: Final = 3.0
+_LEAST_DEVIATIONS: Final = 3.0
+_CHANCE: Final = 0.01
+"""That noise alone has one link of a kind called slower."""
 _MAD: Final = 1.4826
 """Standard deviations in a median absolute deviation, of a normal distribution."""
 _OF_MEDIAN: Final = 1.2533
@@ -216,10 +219,17 @@ def _limited(changes: Sequence[Change], beyond: dict[Quantity, float]) -> Iterat
             ratios[each.group, each.quantity].append(math.log(each.times_slower))
     for each in changes:
         these = ratios.get((each.group, each.quantity), [])
-        scatter = _DEVIATIONS * _scatter(these)
+        scatter = _scatter(these)
         if each.is_typical and these:
-            scatter *= _OF_MEDIAN / math.sqrt(len(these))
+            scatter *= _LEAST_DEVIATIONS * _OF_MEDIAN / math.sqrt(len(these))
+        else:
+            scatter *= _deviations(len(these))
         yield replace(each, limit=max(1 + beyond[each.quantity], math.exp(scatter)))
+
+
+def _deviations(number: int) -> float:
+    """How many of them an outlier needs among so many ratios."""
+    return max(_LEAST_DEVIATIONS, statistics.NormalDist().inv_cdf(1 - _CHANCE / max(1, number)))
 
 
 def _scatter(ratios: Sequence[float]) -> float:

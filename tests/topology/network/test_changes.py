@@ -280,3 +280,11 @@ def test_what_a_threshold_of_nothing_calls_the_same_is_the_same() -> None:
     same = compare(NETWORK, NETWORK, threshold=0.0, latency_threshold=0.0)
     assert same.compared
     assert same.slower == same.faster == ()
+
+
+def test_noise_alone_makes_no_link_of_thousands_slower() -> None:
+    draw = random.Random(3)
+    old, new = many([draw.lognormvariate(0, 0.1) for _ in range(1000)])
+    assert compare(old, new).slower == ()
+    broken = replace(new, pairs=(replace(new.pairs[0], bytes_per_s=1 * GB), *new.pairs[1:]))
+    assert len(compare(old, broken).slower) == 1
