@@ -217,9 +217,10 @@ def _limited(changes: Sequence[Change], beyond: dict[Quantity, float]) -> Iterat
     for each in changes:
         if not each.is_typical:
             ratios[each.group, each.quantity].append(math.log(each.times_slower))
+    scatters = {key: _scatter(these) for key, these in ratios.items()}
     for each in changes:
         these = ratios.get((each.group, each.quantity), [])
-        scatter = _scatter(these)
+        scatter = scatters.get((each.group, each.quantity), 0.0)
         if each.is_typical and these:
             scatter *= _LEAST_DEVIATIONS * _OF_MEDIAN / math.sqrt(len(these))
         else:
