@@ -9,6 +9,7 @@ Owns telling formats apart and putting a job's hosts into a tree; the formats ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -126,10 +127,10 @@ def build_cluster(
 
     A link's speed (bytes/s, one direction): measured for it in ``network``, else of the tree, else
     for hosts' links typical between nodes in ``network``, else ``default_bytes_per_s``, else that
-    of the host's network cards, else DEFAULT_LINK_BYTES_PER_S; an uplink of which nothing is known
-    carries all that is below it (no oversubscription). A measurement that is a lower bound only
-    raises what would be taken without it. Without a tree: one flat rack. What was assumed is in the
-    notes.
+    of the host's network cards, else DEFAULT_LINK_BYTES_PER_S; of the tree's no more than the cards
+    of a fast fabric carry. An uplink of which nothing is known carries all that is below it (no
+    oversubscription). A measurement that is a lower bound only raises what would be taken without
+    it. Without a tree: one flat rack. What was assumed is in the notes.
 
     Raises PlacementError for no or repeated names, a host without a machine, and if none of the
     hosts is in the tree.
@@ -242,13 +243,18 @@ def _with_node_speeds(
     typical = network.classes.get("node", UNMEASURED).bytes_per_s if network is not None else 0.0
     filled: list[Node] = []
     guessed: dict[tuple[float, str], list[str]] = {}
+    limited: dict[tuple[float, float], list[str]] = {}
     for node in nodes:
         own = links[measured[node.name]] if node.name in measured else UNMEASURED
         rate = _known(own, node.bytes_per_s)
+        most = _most(node.machine)
         if not rate:
             guess, how = _guess(node.machine, typical, default)
             rate = max(guess, own.bytes_per_s)
             guessed.setdefault((guess, how), []).append(node.name)
+        elif max(most, own.bytes_per_s) < rate:
+            limited.setdefault((rate, most), []).append(node.name)
+            rate = max(most, own.bytes_per_s)
         filled.append(replace(node, bytes_per_s=rate))
     if network is not None and not measured and not typical:
         notes.append(
@@ -258,7 +264,19 @@ def _with_node_speeds(
         f"speed of the links of {_listed(names)} not known: {guess / 1e9:.3g} GB/s, {how}"
         for (guess, how), names in guessed.items()
     ]
+    notes += [
+        f"the links of {_listed(names)} carry {most / 1e9:.3g} GB/s, as their network cards do, of "
+        f"the {rate / 1e9:.3g} GB/s that the switches tell"
+        for (rate, most), names in limited.items()
+    ]
     return filled
+
+
+def _most(machine: Machine) -> float:
+    """Bytes/s that the cards of its fast fabric carry; of others, which may be joined to one link,
+    nobody knows."""
+    of_cards = cards.link_bytes_per_s(machine) if cards.fabric_cards(machine) else 0.0
+    return of_cards or math.inf
 
 
 def _guess(machine: Machine, typical: float, default: float | None) -> tuple[float, str]:

@@ -8,6 +8,7 @@ import pytest
 
 from psdist.topology.machine.hwloc import xml as hwloc_xml
 from psdist.topology.machine.machine import Device, Machine, flat_machine
+from psdist.topology.network import rack_table
 from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S
 from psdist.topology.network.sources import build_cluster
 from tests.support.machine_files import machine_file, real
@@ -65,6 +66,26 @@ def test_a_speed_that_is_given_counts_before_the_cards() -> None:
     machine = with_cards(card("mlx5_0", port=25e9))
     cluster = build_cluster(["n1", "n2"], machine, tree=None, default_bytes_per_s=1e9)
     assert {node.bytes_per_s for node in cluster.nodes} == {1e9}
+
+
+@pytest.mark.parametrize(
+    ("cards", "expected"),
+    [
+        ((card("mlx5_0", port=25e9),), 25e9),
+        ((card("mlx5_0", port=25e9), card("mlx5_1", port=25e9)), 50e9),
+        ((card("mlx5_0", port=25e9), card("mlx5_1")), 150e9),  # who knows
+        ((card("eth0", port=25e9),), 150e9),  # several may be joined to one link
+    ],
+)
+def test_a_link_that_switches_tell_carries_no_more_than_the_cards_of_its_host(
+    cards: tuple[Device, ...], expected: float
+) -> None:
+    table = '[[switch]]\nname = "s"\nnodes = "n[1-2]"\nlink = "150GB"\n'
+    tree = rack_table.parse(table, where="racks.toml")
+    cluster = build_cluster(["n1", "n2"], with_cards(*cards), tree=tree)
+    assert {node.bytes_per_s for node in cluster.nodes} == {expected}
+    told = any("the 150 GB/s that the switches tell" in note for note in cluster.notes)
+    assert told == (expected < 150e9)
 
 
 def test_hosts_with_other_cards_have_other_links() -> None:
