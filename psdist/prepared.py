@@ -7,6 +7,8 @@ nothing of one set waits for another. A model may have several, and a job severa
     served = sets.prepare(model, [optimizer], max_norm=0.0)        # a collective
     sets.trainers[0].clock
     sets.write(sets.model_of(None), path)
+
+Longer than other modules: a set is made in one exchange of all workers, told in its order.
 """
 
 from __future__ import annotations

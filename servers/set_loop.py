@@ -6,6 +6,8 @@ the events of its set.
 
     each = SetLoop(transport, core, options, set_index=0, make_executor=TensorShard)
     for action in each.decide(event): each.execute(action)
+
+Longer than other modules: a method for each action that the state machine knows.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ and single chunks may be waited for (``wait_for_chunk``).
 
 It owns the frames of this worker's chunks and moves bytes into parameter memory only while a push
 or pull is under way. It decides nothing: that is psdist.workers.protocol.core.
+
+Longer than other modules: a method for each action, and calls that wait beside those that do not.
 """
 
 from __future__ import annotations

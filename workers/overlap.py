@@ -12,6 +12,8 @@ next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
     absent, terms = overlap.collect(terms, scale=1.0)         # the flat gradients are complete
     empty = overlap.settle(empty)                             # before the rest is pushed
     overlap.end_iteration()                                   # the new values are in place
+
+Longer than other modules: what is watched, sent, compared and corrected is one judgement.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ The same without blocking, for an actor of a virtual network:
         ...                                   # until wait.is_done()
 
 It decides nothing about consistency: a reply that the mode does not allow yet does not come.
+
+Longer than other modules: an iteration that a step ends, one that the script drops and one that
+is another worker's are the same one.
 """
 
 from __future__ import annotations

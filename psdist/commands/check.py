@@ -6,6 +6,9 @@ running system computed, except to compare ``summary.json`` with the history.
 
     report = check_run(run_dir, read_histories(run_dir))
     report.verdict, report.max_staleness, report.violations
+
+Longer than other modules: the verdict and its words stand together, so that none is printed
+which was not reached.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ only when that command runs: ``psdist --help`` loads neither torch nor MPI.
 
     psdist run -n 6 --mode ssp train.py --epochs 5
     psdist check runs/20260101-120000-1
+
+Longer than other modules: every option of every command, with its help.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 
 Runs on a login node: it needs neither MPI nor torch nor a GPU. Reading, placing, drawing and
 emitting are psdist.topology's; this puts them together.
+
+Longer than other modules: every option is looked at for itself, to say what to give instead.
 """
 
 from __future__ import annotations

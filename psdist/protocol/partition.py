@@ -16,6 +16,9 @@ partition from the same description, so only the description travels.
 
     partition = Partition.cut(pieces, chunk_bytes=None)
     owners = partition.shard(weights=[1.0, 1.0])   # chunk -> server
+
+Longer than other modules: pieces, buffers, chunks, shards and slices are one cut, each made
+from the one before.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ is server 0 and worker 0, over a virtual network without delays.
 
 Owns starting and ending; what a server or worker then does is in psdist.ranks.server and
 psdist.job.
+
+Longer than other modules: one object has what a rank owns, from its start to its end.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ server 0 also the run's files and report.
 
 It never runs the user's script. Files go through psdist.report and psdist.history, decisions
 through psdist.servers.
+
+Longer than other modules: what is told of the job begins and ends with the rank's own waits.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ A push goes this way, and this is the place to read how:
 
     core = ServerCore(server=0, policy=Ssp(3))
     for action in core.handle(event): ...
+
+Longer than other modules: every event that a server takes is in one table.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import psdist
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTRACT = "importlinter:contract:layers"
+LONGEST = 400
+"""Lines of a module that needs no reason."""
 
 
 def layers() -> list[set[str]]:
@@ -45,3 +47,14 @@ def test_imports_go_down_the_layers_only() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_module_that_is_long_says_why() -> None:
+    silent = [
+        str(path.relative_to(REPOSITORY))
+        for room in ("psdist", "servers", "workers", "topology")
+        for path in (REPOSITORY / room).rglob("*.py")
+        if len(text := path.read_text(encoding="utf-8").splitlines()) > LONGEST
+        and not any("Longer than other modules" in line for line in text)
+    ]
+    assert not silent, f"more than {LONGEST} lines without a reason in the docstring: {silent}"

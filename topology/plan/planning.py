@@ -7,6 +7,8 @@ Inside a job the hosts of the ranks are given and some of them become servers, s
 takes a place from a worker. Before a job the workers are given and servers come in addition.
 Which hosts serve is :mod:`psdist.topology.plan.serving_hosts`, the seats inside a host are
 :mod:`psdist.topology.plan.seating`; here both become one plan.
+
+Longer than other modules: a plan inside a job and one before it, and what is said of both.
 """
 
 from __future__ import annotations

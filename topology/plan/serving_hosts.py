@@ -5,6 +5,8 @@
 
 A cluster becomes the tree problem of :mod:`psdist.topology.solver.placement` here, and its solution
 counts per node. Groups are counted by the caller, who knows the seats.
+
+Longer than other modules: hosts before a job and ranks inside one are chosen by one judge.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ waits for rings: an idle worker takes no core. The others look at /proc a few ti
 notice one that has died.
 
     channel, why_not = connect(over, is_spinning=False)      # over another channel
+
+Longer than other modules: who writes when and who reads when is one argument, and both
+sides of it stand together.
 """
 
 from __future__ import annotations

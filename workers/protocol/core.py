@@ -19,6 +19,8 @@ Sets never wait for one another, so each has a machine of its own. The first one
 worker: it enters collectives and takes leave for all sets.
 
     second = core.next_set()
+
+Longer than other modules: every command and every event of a worker comes in here.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ of the model, which become the servers'; all that comes back are receipts.
     transfers.begin_iteration(clock=0, settings=1, weight=1.0)
     for action in transfers.push_chunk(0, is_empty=False): ...
     for action in transfers.finish_push(empty=()): ...
+
+Longer than other modules: queues, credits and replies are one state, which is checked as a
+whole.
 """
 
 from __future__ import annotations
