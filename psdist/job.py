@@ -32,8 +32,8 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
 from psdist.ranks.context import RankContext
-from psdist.ranks.device import device_of
 from psdist.ranks.failure import flush_output, format_error, printable
+from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop

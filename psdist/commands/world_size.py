@@ -3,7 +3,7 @@
     num_ranks_for(4, config, os.environ)       # 5: one server for a job on one host
 
 It reads the plan that ``placement`` names, and nothing else. Inside a job, where the ranks are
-given, psdist.ranks.placing compares the plan's workers with N.
+given, psdist.ranks.seats.placing compares the plan's workers with N.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     roles.groups[0]               # worker numbers of group 0, its leader first
 
 Who sits where is decided by :mod:`psdist.topology.plan.planning`; every rank makes its roles out of
-the same plan (:mod:`psdist.ranks.placing`).
+the same plan (:mod:`psdist.ranks.seats.placing`).
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ from psdist.protocol.control import Failure
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
-from psdist.ranks.cards import choose_card
 from psdist.ranks.failure import (
     end_all,
     flush_output,
@@ -47,8 +46,9 @@ from psdist.ranks.failure import (
     wait_until_read,
 )
 from psdist.ranks.parent_link import ParentLink
-from psdist.ranks.placing import agree_on_plan, unexpected_workers
 from psdist.ranks.run_files import create_run_directory
+from psdist.ranks.seats.cards import choose_card
+from psdist.ranks.seats.placing import agree_on_plan, unexpected_workers
 from psdist.report.facts import Phase
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.progress import say_phase

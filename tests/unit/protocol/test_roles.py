@@ -8,7 +8,7 @@ import pytest
 
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.placing import roles_of_plan
+from psdist.ranks.seats.placing import roles_of_plan
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.planning import Grouping, PlanRequest, RankFacts, plan_job
 from tests.topology.plan.test_seating import machine

@@ -11,8 +11,8 @@ import torch
 
 from psdist.protocol.roles import Place
 from psdist.ranks.context import RankContext
-from psdist.ranks.device import device_of
-from psdist.ranks.placing import roles_of_plan
+from psdist.ranks.seats.device import device_of
+from psdist.ranks.seats.placing import roles_of_plan
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job

@@ -23,7 +23,7 @@ from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
-from psdist.ranks.cards import card_notes
+from psdist.ranks.seats.cards import card_notes
 from psdist.topology.draw import text as draw_text
 from psdist.topology.emit.files import PLAN_FILE
 from psdist.topology.machine import binding, live

@@ -16,7 +16,7 @@ from psdist.install.launcher import Launcher, detect
 from psdist.protocol.roles import Place
 from psdist.ranks import context
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.cards import card_notes, choose_card, ranks_here, tasks_of_nodes
+from psdist.ranks.seats.cards import card_notes, choose_card, ranks_here, tasks_of_nodes
 from psdist.topology.machine import sysfs
 from psdist.topology.machine.machine import Machine
 from psdist.topology.network.cluster import one_rack
