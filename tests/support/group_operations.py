@@ -71,7 +71,9 @@ def values_of(place: int, round_: int) -> list[float]:
     return [2.0**53 - place, -0.0, float(round_), *(place + 0.1 * i for i in range(30 * place))]
 
 
-def operations(channel: GroupChannel) -> Operations:
+def operations(channel: GroupChannel, beside: GroupChannel) -> Operations:
+    """``beside``: what ``channel.beside()`` was, or the same channel. Both have an operation under
+    way at a time."""
     results: dict[str, Any] = {}
     for round_ in range(NUM_ROUNDS):
         rows = yield from _done(channel.agree("mean", values_of(channel.place, round_)))
@@ -80,6 +82,13 @@ def operations(channel: GroupChannel) -> Operations:
         flats = flats_of(channel.place, round_)
         if round_ != 1:
             flats = [in_memory_of(channel, flat) for flat in flats]
+        sums = [torch.empty_like(flats[index][at:to]) for index, at, to in slices[channel.place]]
+        summed, met = beside.reduce_scatter(flats, slices, sums), channel.agree("any")
+        yield from _done(met)
+        yield from _done(summed)
+        yield from _done(beside.agree("all"))
+        results[f"sums {round_}"] = _bytes(sums)
+        results[f"unchanged {round_}"] = _bytes(flats)
         yield from _done(channel.reduce_scatter(flats, slices))
         results[f"reduce_scatter {round_}"] = _bytes(flats)
         yield from _done(channel.all_gather(flats, slices))
@@ -106,6 +115,9 @@ def expected(place: int, size: int) -> dict[str, Any]:
                 total += part
             sums.append(total)
         mine = flats_of(place, round_)
+        spans = slices_of(size, round_)[place]
+        results[f"sums {round_}"] = _bytes([sums[index][at:to] for index, at, to in spans])
+        results[f"unchanged {round_}"] = _bytes(mine)
         for index, start, stop in slices_of(size, round_)[place]:
             mine[index][start:stop] = sums[index][start:stop]
         results[f"reduce_scatter {round_}"] = _bytes(mine)

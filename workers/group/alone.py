@@ -22,7 +22,18 @@ class AloneChannel:
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return Done([list(values)])
 
-    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+    def beside(self) -> AloneChannel:
+        return self
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
+        if sums is not None:
+            for (buffer, start, stop), total in zip(slices[0], sums, strict=True):
+                total.copy_(flats[buffer][start:stop])
         return Done(None)
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:

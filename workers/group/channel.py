@@ -83,8 +83,20 @@ class GroupChannel(Protocol):
         """
         ...
 
-    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        """This worker's slice of ``flats`` becomes the sum over the group, in worker order.
+    def beside(self) -> GroupChannel:
+        """Another end of the same group: its operations and these do not meet, and a worker may be
+        in one of each. Memory that either has allocated is as good for both. All workers of the
+        group call it at the same time; it blocks."""
+        ...
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
+        """This worker's slice of ``flats`` becomes the sum over the group, in worker order; or
+        ``sums`` do, a tensor for each span of the slice, and ``flats`` stay as they are.
 
         ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. What is in nobody's
         slice takes no part, and stays the caller's. Outside this worker's slice nothing changes.
@@ -130,7 +142,7 @@ def check_calls(codes: Sequence[int]) -> None:
 
 
 class Stretch(NamedTuple):
-    """Neighbouring spans of one flat, of places in their order."""
+    """Neighbouring spans of one flat, of places in their order, one of each at most."""
 
     buffer: int
     start: int
@@ -142,13 +154,13 @@ def stretches_of(flats: Sequence[torch.Tensor], slices: Slices) -> list[Stretch]
     """The spans of all places, as few stretches as there can be. :class:`InvariantError` where
     places share elements, or a flat has not so many."""
     stretches: list[Stretch] = []
-    at, last = (-1, 0), 0
+    at, last = (-1, 0), -1
     for (buffer, start, stop), place in _owned(slices):
         if at[0] == buffer and start < at[1]:
             raise InvariantError(f"slices give elements from {start} on of flat {buffer} twice")
         if stop > len(flats[buffer]):
             raise InvariantError(f"slices end at element {stop} of {len(flats[buffer])}")
-        if at != (buffer, start) or place < last:
+        if at != (buffer, start) or place <= last:
             stretches.append(Stretch(buffer, start, [0] * len(slices)))
         stretches[-1].lengths[place] += stop - start
         at, last = (buffer, stop), place

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from psdist.errors import InvariantError, TransportError
 from psdist.protocol.memory import allocate
+from psdist.protocol.partition import Span
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
@@ -92,41 +93,55 @@ def stop() -> None:
 class ProcessGroupChannel:
     """A worker's end of the default process group, of two workers or more."""
 
-    def __init__(self, *, place: int, size: int) -> None:
+    def __init__(self, *, place: int, size: int, group: dist.ProcessGroup | None = None) -> None:
+        """``group``: another process group of the same workers."""
         self.place = place
         self.size = size
+        self._group = group
         self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def allocate(self, num_bytes: int) -> memoryview:
         return allocate(num_bytes)
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
-        return _Agreement(CALLS.index(call), values, self.size)
+        return _Agreement(CALLS.index(call), values, self.size, self._group)
 
-    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+    def beside(self) -> ProcessGroupChannel:
+        return ProcessGroupChannel(place=self.place, size=self.size, group=dist.new_group())
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
         works: list[dist.Work] = []
-        sums: list[tuple[torch.Tensor, torch.Tensor]] = []
+        added: list[tuple[torch.Tensor, torch.Tensor]] = []
+        mine = [flats[span.buffer][span.start : span.stop] for span in slices[self.place]]
+        totals = dict(zip(slices[self.place], mine if sums is None else sums, strict=True))
         for buffer, start, lengths in stretches_of(flats, slices):
             flat = flats[buffer][start : start + sum(lengths)]
-            first = sum(lengths[: self.place])
-            mine = flat[first : first + lengths[self.place]]
-            rows = self._rows((buffer, start), mine)
+            first = start + sum(lengths[: self.place])
+            span = Span(buffer, first, first + lengths[self.place])
+            own = flats[buffer][first : span.stop]
+            rows = self._rows((buffer, start), own)
             # As bytes: which dtypes a back end can move is no question then.
             works += _begun(
                 dist.all_to_all_single(
                     rows.view(torch.uint8).view(-1),
                     flat.view(torch.uint8),
-                    [mine.nbytes] * self.size,
+                    [own.nbytes] * self.size,
                     [length * flat.itemsize for length in lengths],
+                    group=self._group,
                     async_op=True,
                 )
             )
-            if len(mine):
-                sums.append((rows, mine))
+            if len(own):
+                added.append((rows, totals[span]))
 
         def add() -> None:
-            for rows, mine in sums:
-                add_in_worker_order(rows, mine)
+            for rows, total in added:
+                add_in_worker_order(rows, total)
 
         return _Works("reduce-scatter", works, flats, add)
 
@@ -135,11 +150,11 @@ class ProcessGroupChannel:
         for place, spans in enumerate(slices):
             for span in spans:
                 part = flats[span.buffer][span.start : span.stop]
-                works += _begun(dist.broadcast(part, src=place, async_op=True))
+                works += _begun(dist.broadcast(part, src=place, group=self._group, async_op=True))
         return _Works("all-gather", works, flats, lambda: None)
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
-        works = _begun(dist.broadcast(tensor, src=place, async_op=True))
+        works = _begun(dist.broadcast(tensor, src=place, group=self._group, async_op=True))
         return _Works("broadcast", works, [tensor], lambda: None)
 
     def _rows(self, where: tuple[int, int], mine: torch.Tensor) -> torch.Tensor:
@@ -196,9 +211,12 @@ class _Works(Generic[T]):
 
 
 class _Agreement:
-    def __init__(self, code: int, values: Sequence[float], size: int) -> None:
+    def __init__(
+        self, code: int, values: Sequence[float], size: int, group: dist.ProcessGroup | None
+    ) -> None:
         self._values = values
         self._size = size
+        self._group = group
         self._counts: list[int] | None = None
         self._rows: list[list[float]] | None = None
         head = [float(code), float(len(values)), *values[: _HEAD - 2]]
@@ -208,7 +226,7 @@ class _Agreement:
         mine = torch.zeros(length, dtype=torch.float64)
         mine[: len(values)] = torch.tensor(values, dtype=torch.float64)
         table = [torch.empty_like(mine) for _ in range(self._size)]
-        works = _begun(dist.all_gather(table, mine, async_op=True))
+        works = _begun(dist.all_gather(table, mine, group=self._group, async_op=True))
         return _Works("agreement", works, table, lambda: [row.tolist() for row in table])
 
     def is_done(self) -> bool:

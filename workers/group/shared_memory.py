@@ -32,6 +32,7 @@ sides of it stand together.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
@@ -93,6 +94,9 @@ _SET_UP_S: Final = 0.05
 _NO_OFFER: Final = (0.0, 0.0, -1.0, -1.0, 0.0)
 
 _MOST_SIGNATURES: Final = 256
+
+_serials = itertools.count(1)
+"""Of the segments of this process: one may get the file descriptor of another that is closed."""
 
 _AGREE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = range(4)
 _KINDS: Final = ("agree", "reduce_scatter", "all_gather", "broadcast")
@@ -271,9 +275,9 @@ class SharedMemoryChannel:
         self._number = 0
         """Of the operation that was begun last."""
         self._unfinished: deque[_Operation[Any]] = deque()
-        self._num_segments = 0
+        self._besides: list[SharedMemoryChannel] = []
         self._shared: list[_Own] = []
-        """What :meth:`allocate` has handed out."""
+        """What :meth:`allocate` has handed out: one list for all ends beside one another."""
         self._staging: list[_Own] = []
         self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
         self._signatures: dict[int, tuple[Slices, list[tuple[int, torch.dtype]], int]] = {}
@@ -288,8 +292,25 @@ class SharedMemoryChannel:
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return self._begin(self._agree(CALLS.index(call), array("d", values)))
 
-    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        return self._begin(self._reduce_scatter(flats, slices, self._signature(flats, slices)))
+    def beside(self) -> SharedMemoryChannel:
+        beside, why_not = connect(self, is_spinning=self.is_spinning, make=self._make)
+        if beside is None:
+            raise TransportError(
+                f"memory for more operations of this worker's group is not to be had: {why_not}; "
+                "group_tier = torch needs none"
+            )
+        beside._shared = self._shared
+        self._besides.append(beside)
+        return beside
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
+        signature = self._signature(flats, slices)
+        return self._begin(self._reduce_scatter(flats, slices, signature, sums))
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         return self._begin(self._all_gather(flats, slices, self._signature(flats, slices)))
@@ -299,7 +320,12 @@ class SharedMemoryChannel:
 
     def close(self) -> None:
         """The group is over; memory that was handed out stays."""
-        for own in (*self._shared, *self._staging):
+        for own in self._shared:
+            own.segment.close()
+        self._shared.clear()
+        for beside in self._besides:
+            beside.close()
+        for own in self._staging:
             own.segment.close()
         self._book.close()
         self._bell.close()
@@ -340,7 +366,11 @@ class SharedMemoryChannel:
         return [array("d", array("q", words).tobytes()).tolist() for _, _, *words in entries]
 
     def _reduce_scatter(
-        self, flats: Sequence[torch.Tensor], slices: Slices, signature: int
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        signature: int,
+        sums: Sequence[torch.Tensor] | None,
     ) -> Generator[None, None, None]:
         number = self._next()
         wheres = self._places_of(flats, slices, number)
@@ -348,7 +378,7 @@ class SharedMemoryChannel:
         words += [word for where in wheres for word in where]
         entries = yield from self._meet("reduce-scatter", number, words)
         of_others: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        for index, start, stop in slices[self.place]:
+        for each, (index, start, stop) in enumerate(slices[self.place]):
             flat = flats[index]
             if index not in of_others:
                 at = 2 + _WHERE_WORDS * index
@@ -363,7 +393,7 @@ class SharedMemoryChannel:
             for place, theirs in of_others[index]:
                 part = theirs[start * flat.itemsize : stop * flat.itemsize]
                 rows[place] = part.view(flat.dtype)
-            self._add(rows)
+            self._add(rows, rows[self.place] if sums is None else sums[each])
 
     def _all_gather(
         self, flats: Sequence[torch.Tensor], slices: Slices, signature: int
@@ -401,16 +431,16 @@ class SharedMemoryChannel:
                 part.copy_(theirs[at : at + part.nbytes])
                 at += _aligned(part.nbytes)
 
-    def _add(self, rows: Sequence[torch.Tensor]) -> None:
-        """This worker's row becomes the sum of all, in worker order."""
-        mine, before = rows[self.place], rows[: self.place]
+    def _add(self, rows: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+        """``target``, which may be this worker's row, becomes the sum of all, in worker order."""
+        before = rows[: self.place]
         if self.size == 2:
-            torch.add(rows[0], rows[1], out=mine)
+            torch.add(rows[0], rows[1], out=target)
             return
-        step = _BLOCK_BYTES // mine.itemsize
-        scratch = self._scratch.view(mine.dtype)
-        for start in range(0, len(mine), step):
-            block = mine[start : start + step]
+        step = _BLOCK_BYTES // target.itemsize
+        scratch = self._scratch.view(target.dtype)
+        for start in range(0, len(target), step):
+            block = target[start : start + step]
             parts = [row[start : start + step] for row in rows]
             if len(before) < 2:
                 torch.add(parts[0], parts[1], out=block)
@@ -418,7 +448,7 @@ class SharedMemoryChannel:
             else:
                 total = scratch[: len(block)]
                 add_in_worker_order(parts[: self.place], total)
-                torch.add(total, block, out=block)
+                torch.add(total, parts[self.place], out=block)
                 rest = parts[self.place + 1 :]
             for part in rest:
                 block.add_(part)
@@ -498,8 +528,7 @@ class SharedMemoryChannel:
                 f"{num_bytes} bytes of memory to share in this worker's group are not to be had: "
                 f"{error}; group_tier = torch needs none"
             ) from error
-        self._num_segments += 1
-        own = _Own(segment, self._num_segments)
+        own = _Own(segment, next(_serials))
         to.append(own)
         return own
 

@@ -47,10 +47,20 @@ class VirtualGroup:
         self._members = members
         self._random = random.Random(f"{seed} {members[0]}")
         self._link = link
+        self._seed = seed
+        self._beside: VirtualGroup | None = None
         self._come: dict[int, dict[int, _Operation[Any]]] = {}
 
     def channel(self, place: int) -> VirtualChannel:
         return VirtualChannel(self, place, len(self._members))
+
+    def beside(self) -> VirtualGroup:
+        """One more, of the same workers; the same for whoever asks."""
+        if self._beside is None:
+            self._beside = VirtualGroup(
+                self._network, self._members, seed=self._seed + 1, link=self._link
+            )
+        return self._beside
 
     def join(self, number: int, operation: _Operation[Any]) -> None:
         """A worker has come to its operation ``number``, which must be the same for all."""
@@ -103,7 +113,15 @@ class VirtualChannel:
 
         return self._begin("agree", (), [row], compare)
 
-    def reduce_scatter(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+    def beside(self) -> VirtualChannel:
+        return self._group.beside().channel(self.place)
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
         stretches_of(flats, slices)  # which refuses what is wrong
         parts = [
             (place, flats[span.buffer][span.start : span.stop])
@@ -111,10 +129,12 @@ class VirtualChannel:
             for span in spans
         ]
 
+        mine = [index for index, (place, _) in enumerate(parts) if place == self.place]
+        totals = [parts[index][1] for index in mine] if sums is None else sums
+
         def add(brought: list[Tensors]) -> None:
-            for index, (place, part) in enumerate(parts):
-                if place == self.place:
-                    add_in_worker_order([tensors[index] for tensors in brought], part)
+            for index, total in zip(mine, totals, strict=True):
+                add_in_worker_order([tensors[index] for tensors in brought], total)
 
         given = [part for _, part in parts]
         pending = self._begin("reduce_scatter", _shape(flats, slices), given, add)

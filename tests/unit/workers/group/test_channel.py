@@ -26,7 +26,8 @@ from tests.support.process_groups import run_in_group
 
 
 def test_one_worker_alone_keeps_what_it_has() -> None:
-    assert finish(operations(AloneChannel())) == expected(0, 1)
+    channel = AloneChannel()
+    assert finish(operations(channel, channel.beside())) == expected(0, 1)
 
 
 # -- between processes ---------------------------------------------------------------------------
@@ -35,7 +36,7 @@ both_tiers = pytest.mark.parametrize("tier", ["torch", "shared_memory"])
 
 
 def all_operations(channel: GroupChannel) -> Any:
-    return finish(operations(channel))
+    return finish(operations(channel, channel.beside()))
 
 
 @both_tiers
@@ -163,7 +164,8 @@ def test_virtual_workers_get_the_same_bits_as_processes(size: int, seed: int) ->
     network, channels = virtual_group(size, seed=seed)
     results: list[list[Any]] = [[] for _ in channels]
     for channel in channels:
-        network.spawn(worker_id(channel.place), act(operations(channel), results[channel.place]))
+        script = operations(channel, channel.beside())
+        network.spawn(worker_id(channel.place), act(script, results[channel.place]))
     network.run()
     assert not network.unfinished
     for place, (result,) in enumerate(results):

@@ -51,6 +51,22 @@ def group_of(size: int) -> list[SharedMemoryChannel]:
     return group
 
 
+def besides_of(size: int) -> tuple[list[SharedMemoryChannel], list[SharedMemoryChannel]]:
+    """All ends of a group, and of one beside it, in this process."""
+    group = group_of(size)
+    besides: dict[int, SharedMemoryChannel] = {}
+
+    def make(channel: SharedMemoryChannel) -> None:
+        besides[channel.place] = channel.beside()
+
+    threads = [Thread(target=make, args=[channel]) for channel in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return group, [besides[place] for place in range(size)]
+
+
 def play(scripts: Sequence[Any], *, seed: int) -> list[Any]:
     """What each script of a worker returns; which of them goes on is drawn."""
     pick = random.Random(seed)
@@ -74,15 +90,39 @@ def play(scripts: Sequence[Any], *, seed: int) -> list[Any]:
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_goes_on_first_the_sums_are_those_in_worker_order(size: int, seed: int) -> None:
-    results = play([operations(channel) for channel in group_of(size)], seed=seed)
+    scripts = [operations(channel, channel) for channel in group_of(size)]
+    results = play(scripts, seed=seed)
     for place, result in enumerate(results):
         assert result == expected(place, size), f"place {place}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operations_of_ends_beside_one_another_do_not_meet(seed: int) -> None:
+    group, besides = besides_of(3)
+    results = play([operations(*ends) for ends in zip(group, besides, strict=True)], seed=seed)
+    assert results == [expected(place, 3) for place in range(3)]
+
+
+def test_memory_of_one_end_is_added_from_where_it_lies_by_the_one_beside_it() -> None:
+    group, besides = besides_of(2)
+    slices = [[Span(0, 0, 12)], [Span(0, 12, 24)]]
+    flats = [as_tensor(channel.allocate(96), "float32", 24).fill_(1.0) for channel in group]
+    sums = [torch.zeros(12) for _ in group]
+    pending = [
+        beside.reduce_scatter([flat], slices, [total])
+        for beside, flat, total in zip(besides, flats, sums, strict=True)
+    ]
+    assert all(each.is_done() for each in pending)
+    assert [total.tolist() for total in sums] == [[2.0] * 12] * 2
+    assert [flat.tolist() for flat in flats] == [[1.0] * 24] * 2
+    assert not any(channel._staging for channel in (*group, *besides))
 
 
 def test_a_group_that_is_over_leaves_no_file_open() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    play([operations(channel) for channel in group_of(3)], seed=1)
+    scripts = [operations(*ends) for ends in zip(*besides_of(3), strict=True)]
+    play(scripts, seed=1)
     assert len(os.listdir("/proc/self/fd")) > before
     while _open:
         _open.pop().close()

@@ -1,0 +1,200 @@
+"""A group's gradients, reduced bucket by bucket while they are still being made.
+
+An iteration is *opened* by an agreement at the first complete bucket, of every worker: where all
+mean the same one, and all are willing, buckets follow strictly in order, one at a time, each as
+soon as all have it complete. Nothing here waits. Who calls ``step()`` asks how far anybody has got
+(``num_begun``), and then all get there (``catch_up``): nobody leaves another one waiting.
+
+The local gradients stay as they are: what is added are copies, times the worker's share.
+
+    buckets = Buckets(channel, partition, order, gradients=flats, sums={3: tensor, ...})
+    buckets.open(Opening(set_index=0, clock=7, hyper=b"...", weight=1.0, num_buckets=5))
+    buckets.num_complete = 1
+    while ...: for chunk in buckets.advance(): ...      # its sum is there
+    buckets.catch_up(most)
+    buckets.reset()
+
+The channel's operations are those of this machine alone (:meth:`GroupChannel.beside`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from psdist.errors import InvariantError
+from psdist.protocol.memory import as_tensor
+from psdist.protocol.partition import Partition, Span, buckets_of
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
+
+_DIGEST_BYTES = 6
+"""A float64 carries 48 bits exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a worker brings to an iteration whose gradients shall leave early."""
+
+    set_index: int
+    clock: int
+    hyper: bytes
+    """Packed hyperparameters."""
+    weight: float
+    num_buckets: int
+    """So many, the first of the order, may leave early; 0: this worker is not willing."""
+
+    def row(self) -> list[float]:
+        digest = hashlib.blake2b(self.hyper, digest_size=_DIGEST_BYTES).digest()
+        alike = [self.set_index, self.clock, int.from_bytes(digest, "little")]
+        return [*alike, self.weight, self.num_buckets]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    chunks: Sequence[int]
+    slices: Slices
+    """Of the copies of its chunks."""
+    own: int
+    """This worker's chunk; -1: it has none."""
+
+
+class Buckets:
+    def __init__(
+        self,
+        channel: GroupChannel,
+        partition: Partition,
+        order: Sequence[int],
+        *,
+        gradients: Sequence[torch.Tensor],
+        sums: Mapping[int, torch.Tensor],
+    ) -> None:
+        """``order``: in which all groups send the chunks; ``gradients``: this worker's, by flat
+        buffer; ``sums``: for each chunk of its slice where the group's gradient goes."""
+        self._channel = channel
+        self._gradients = gradients
+        self._sums = sums
+        self._chunks = partition.chunks
+        owner = {
+            chunk: place
+            for place, chunks in enumerate(partition.slices(channel.size, order))
+            for chunk in chunks
+        }
+        self._buckets = [self._bucket(bucket, owner) for bucket in buckets_of(order, channel.size)]
+        # An operation's copies are free again when the next one is done.
+        num_bytes = partition.max_chunk_bytes
+        self._copies = [
+            [channel.allocate(num_bytes) for _ in range(channel.size)] for _ in range(2)
+        ]
+        self._opening: Opening | None = None
+        self._agreeing: Pending[list[list[float]]] | None = None
+        self._reducing: Pending[None] | None = None
+        self.num_complete = 0
+        """Buckets, the first ones of the order, whose gradients this worker has."""
+        self.num_open = 0
+        """Buckets that all let leave early in this iteration; 0 before it is open."""
+        self.is_agreed = False
+        """Whether all have come to the opening."""
+        self.group_weight = 0.0
+        self._share = 0.0
+        self._num_reduced = 0
+
+    def _bucket(self, chunks: Sequence[int], owner: Mapping[int, int]) -> _Bucket:
+        slices: list[list[Span]] = [[] for _ in range(self._channel.size)]
+        own = -1
+        for index, chunk in enumerate(chunks):
+            slices[owner[chunk]].append(Span(index, 0, self._chunks[chunk].length))
+            if owner[chunk] == self._channel.place:
+                own = chunk
+        return _Bucket(chunks, slices, own)
+
+    @property
+    def num_buckets(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def num_begun(self) -> int:
+        """Operations of this iteration that this worker has begun: its opening is the first."""
+        if self._opening is None:
+            return 0
+        return 1 + self._num_reduced + (self._reducing is not None)
+
+    @property
+    def chunks_begun(self) -> list[int]:
+        """Chunks of buckets that this worker has given away."""
+        begun = self._buckets[: max(self.num_begun - 1, 0)]
+        return [chunk for bucket in begun for chunk in bucket.chunks]
+
+    def open(self, opening: Opening) -> None:
+        """The first bucket is complete here, or others have begun."""
+        if self._opening is not None:
+            raise InvariantError(f"iteration {opening.clock} was opened twice in a group")
+        self._opening = opening
+        self._agreeing = self._channel.agree("optimizer.step", opening.row())
+
+    def advance(self) -> list[int]:
+        """Go on as far as the others allow; chunks of this worker whose sums are there now."""
+        self._agree()
+        found: list[int] = []
+        while self._finish(found) and self._num_reduced < min(self.num_open, self.num_complete):
+            self._begin()
+        return found
+
+    def catch_up(self, num_begun: int) -> list[int]:
+        """Begin so many operations, which others have begun; as :meth:`advance`. All gradients of
+        the iteration are there."""
+        if num_begun and self._opening is None:
+            raise InvariantError("a group's iteration is caught up with that was not opened here")
+        self.num_complete = max(num_begun - 1, 0)
+        return self.advance()
+
+    def has_caught_up(self, num_begun: int) -> bool:
+        """Whether so many operations are over."""
+        return not num_begun or (self.is_agreed and self._num_reduced >= num_begun - 1)
+
+    def reset(self) -> None:
+        """The iteration is over."""
+        if self._reducing is not None or (self._agreeing is not None and not self.is_agreed):
+            raise InvariantError("an iteration of a group ends while it is being reduced")
+        self._opening = self._agreeing = None
+        self.is_agreed = False
+        self.num_complete = self.num_open = self._num_reduced = 0
+        self.group_weight = self._share = 0.0
+
+    def _agree(self) -> None:
+        if self._agreeing is None or self.is_agreed or not self._agreeing.is_done():
+            return
+        assert self._opening is not None
+        table = self._agreeing.result()
+        self.is_agreed = True
+        self.group_weight = sum(weight for *_, weight, _ in table)
+        if self.group_weight and all(row[:3] == table[0][:3] for row in table):
+            self._share = self._opening.weight / self.group_weight
+            self.num_open = int(min(num_buckets for *_, num_buckets in table))
+
+    def _finish(self, found: list[int]) -> bool:
+        """Whether no bucket is being reduced any more."""
+        if self._reducing is None:
+            return True
+        if not self._reducing.is_done():
+            return False
+        self._reducing.result()
+        self._reducing = None
+        bucket = self._buckets[self._num_reduced]
+        self._num_reduced += 1
+        if bucket.own >= 0:
+            found.append(bucket.own)
+        return True
+
+    def _begin(self) -> None:
+        bucket = self._buckets[self._num_reduced]
+        copies: list[torch.Tensor] = []
+        for memory, index in zip(self._copies[self._num_reduced % 2], bucket.chunks, strict=False):
+            chunk = self._chunks[index]
+            copy = as_tensor(memory[: chunk.num_bytes], chunk.dtype, chunk.length)
+            part = self._gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
+            copies.append(torch.mul(part, self._share, out=copy))
+        sums = [self._sums[bucket.own]] if bucket.own >= 0 else []
+        self._reducing = self._channel.reduce_scatter(copies, bucket.slices, sums)
