@@ -483,7 +483,8 @@ class Job:
 
     def _require_between_steps(self, what: str) -> None:
         self._sets.take_over_for(what)
-        if self._loop.core.is_half_pushed:
+        has_left = any(trainer.is_half_pushed for trainer in self._sets.trainers)
+        if has_left or self._loop.core.is_half_pushed:
             raise UsageError(
                 f"job.{what}() was called between backward() and optimizer.step(), when gradients "
                 "have left already; call it after optimizer.step(), or prepare the model with "

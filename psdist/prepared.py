@@ -52,7 +52,7 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.overlap import why_never, why_not_here
+from psdist.workers.overlap_limits import why_never, why_not_here
 from psdist.workers.progress import BackgroundProgress, PollingProgress, Progress
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer
@@ -137,6 +137,8 @@ class ParameterSets:
         self._config = context.config
         self._loop = loop
         self._group = group
+        self._end = group
+        """The last of this worker's ends of its group."""
         self._standing = standing
         self._collective = collective
         self._held = [0] * context.roles.num_servers
@@ -163,7 +165,10 @@ class ParameterSets:
             if self._context.may_use_threads:
                 self._progress = BackgroundProgress(
                     self._push_and_turn,
-                    is_awaiting=lambda: any(each.loop.core.is_awaiting for each in self.sets),
+                    is_awaiting=lambda: any(
+                        each.loop.core.is_awaiting or each.trainer.is_under_way
+                        for each in self.sets
+                    ),
                 )
             else:
                 self._progress = PollingProgress(self._push_and_turn)
@@ -372,11 +377,12 @@ class ParameterSets:
             is_alone=self._context.network is not None,
         )
         device = description.parameters[0].device.type
-        why_not = never or why_not_here(group_size=self._group.size, device=device)
+        why_not = never or why_not_here(device=device)
         if why_not and overlap != "off":
             logger.info("parameter set %d: overlap stays off: %s", index, why_not)
         if never:
             overlap = "off"
+        may_overlap = overlap != "off" and not why_not
         trainer = make_trainer(
             loop,
             self._group,
@@ -394,8 +400,9 @@ class ParameterSets:
             on_iteration=lambda: self._standing.end_iteration(self.trainers, index),
             order=backward_order(partition) if overlap != "off" else (),
             overlap=overlap,
-            progress=self._driver() if overlap != "off" and not why_not else None,
+            progress=self._driver() if may_overlap else None,
             is_training=lambda: model.training,
+            beside=self._another_end() if may_overlap and self._group.size > 1 else None,
         )
         setup = Setup(
             partition=partition.encode(),
@@ -423,6 +430,11 @@ class ParameterSets:
         )
         self.sets.append(added)
         return added
+
+    def _another_end(self) -> GroupChannel:
+        """Of this worker's group, for one set."""
+        self._end = self._end.beside()
+        return self._end
 
     def _copy_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():

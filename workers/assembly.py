@@ -19,9 +19,10 @@ from psdist.protocol.partition import Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group_overlap import Sums
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.overlap import Driver
+from psdist.workers.progress import Driver
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.trainer import Trainer
@@ -59,16 +60,28 @@ def make_trainer(
     overlap: Literal["auto", "strict", "off"] = "off",
     progress: Driver | None = None,
     is_training: Callable[[], bool] = lambda: True,
+    beside: GroupChannel | None = None,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
 
     ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; ``wire``:
     the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
-    none of them for ascending; the rest as in :class:`Trainer`.
+    none of them for ascending; ``beside``: another end of ``group``, over which gradients are
+    reduced during backward; the rest as in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters, allocate=group.allocate)
-    loop.take_slice(partition, owners=owners, credits=credits, frames=flat, wire=wire, order=order)
+    sums = None
+    if beside is not None:
+        sums = Sums(flat, partition, partition.slices(group.size, order)[group.place])
+    loop.take_slice(
+        partition,
+        owners=owners,
+        credits=credits,
+        frames=flat if sums is None else sums,
+        wire=wire,
+        order=order,
+    )
     return Trainer(
         worker=loop.core.seat.worker,
         partition=partition,
@@ -87,4 +100,6 @@ def make_trainer(
         overlap=overlap,
         progress=progress,
         is_training=is_training,
+        beside=beside,
+        sums=sums,
     )

@@ -6,7 +6,7 @@ order that all groups share, so one that is incomplete holds back all behind it.
 
     early = EarlyPushes(partition, order, flat, loop, look_for_writes=...)
     early.allow(chunks)                        # those that may leave, the first of the order
-    early.begin(terms, frozen={3}, absent=[3])
+    early.begin(terms, frozen={3}, expected={5})
     early.add(piece)
     early.push_ready()
     early.sent                                 # chunk -> whether it left without bytes
@@ -16,8 +16,9 @@ order that all groups share, so one that is incomplete holds back all behind it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from psdist.protocol.partition import Partition
 from psdist.workers.loop import WorkerLoop
@@ -35,6 +36,9 @@ class Terms:
 
 
 class EarlyPushes:
+    _is_shared: ClassVar = False
+    """Whether others of the group may have gradients of pieces that are frozen here."""
+
     def __init__(
         self,
         partition: Partition,
@@ -67,7 +71,7 @@ class EarlyPushes:
         self._missing: dict[int, int] = {}
         """Chunk -> its pieces whose gradient is still to come."""
         self._frozen: frozenset[int] = frozenset()
-        self._absent: Sequence[int] = ()
+        self._expected: frozenset[int] = frozenset()
         self._ready: deque[int] = deque()
 
     def allow(self, num_chunks: int) -> None:
@@ -79,22 +83,41 @@ class EarlyPushes:
                 self._chunks_of.setdefault(piece, []).append(chunk)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether parts of an iteration have left: its terms are those of the first."""
+        return bool(self.sent)
+
+    @property
+    def given(self) -> Mapping[int, bool]:
+        """Chunks whose gradients of this worker have left: whether without any."""
+        return self.sent
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the group's other workers have still to come to what this one has begun."""
+        return False
+
+    def whole(self, num_chunks: int) -> int:
+        """How many of so many chunks, the first of the order, can leave."""
+        return num_chunks
+
+    @property
     def pieces(self) -> Collection[int]:
         """Those with a part in a chunk that may leave."""
         return self._chunks_of.keys()
 
     # -- called by hooks -----------------------------------------------------------------------
 
-    def begin(self, terms: Terms, *, frozen: frozenset[int], absent: Sequence[int]) -> None:
+    def begin(self, terms: Terms, *, frozen: frozenset[int], expected: frozenset[int]) -> None:
         """The first gradient of an iteration is there. ``frozen``: pieces that get none;
-        ``absent``: as servers are told, of chunks that stay, too."""
-        self._frozen, self._absent = frozen, absent
+        ``expected``: of chunks that stay, those said to get none."""
+        self._frozen, self._expected = frozen, expected
         self._missing = {
             chunk: sum(piece not in frozen for piece in self.pieces_of[chunk])
             for chunk in self._sendable
         }
         for chunk, missing in self._missing.items():
-            if missing:  # else it leaves without bytes
+            if missing or self._is_shared:  # else it leaves without bytes
                 for piece in frozen.intersection(self.pieces_of[chunk]):
                     self._flat.clear_gradient(piece)
         self.is_stopped = not terms.weight
@@ -113,32 +136,40 @@ class EarlyPushes:
     def push_ready(self) -> bool:
         """Push the chunks that are complete; whether there were any."""
         terms = self.terms  # first: what else belongs to an iteration is there before them
-        if terms is None:
-            return False
+        has_pushed = False
+        while terms is not None and self._is_complete(len(self.sent)):
+            chunk = self._sendable[len(self.sent)]
+            self._push(terms, chunk, self._frozen)
+            has_pushed = True
+        return has_pushed
+
+    def _is_complete(self, number: int) -> bool:
+        """Whether this chunk of the order, all before which were, may leave now."""
         missing, ready = self._missing, self._ready
         while ready:
             for chunk in self._chunks_of.get(ready.popleft(), ()):
                 missing[chunk] -= 1
-        has_pushed = False
-        sendable = self._sendable
-        while not self.is_stopped and len(self.sent) < len(sendable):
-            chunk = sendable[len(self.sent)]
-            if missing[chunk]:
-                break
-            is_empty = self._frozen.issuperset(self.pieces_of[chunk])
-            if not is_empty and not self._flat.is_finite(self._chunks[chunk]):
-                self.is_stopped = True  # no such value reaches a server: step() says so
-                break
-            self._push(terms, chunk, is_empty)
-            has_pushed = True
-        return has_pushed
+        if self.is_stopped or number >= len(self._sendable) or missing[self._sendable[number]]:
+            return False
+        chunk = self._sendable[number]
+        if not self._is_frozen(chunk) and not self._flat.is_finite(self._chunks[chunk]):
+            self.is_stopped = True  # no such value reaches a server: step() says so
+        return not self.is_stopped
 
-    def _push(self, terms: Terms, chunk: int, is_empty: bool) -> None:
+    def _is_frozen(self, chunk: int) -> bool:
+        return self._frozen.issuperset(self.pieces_of[chunk])
+
+    def _push(self, terms: Terms, chunk: int, absent: frozenset[int]) -> None:
+        """``terms``: the group's; ``absent``: pieces of which it has no gradient."""
         if not self.sent:
             self._look_for_writes()
             self._loop.begin_iteration(
-                clock=terms.clock, hyper=terms.hyper, absent=self._absent, weight=terms.weight
+                clock=terms.clock,
+                hyper=terms.hyper,
+                absent=sorted(absent | self._expected),
+                weight=terms.weight,
             )
+        is_empty = absent.issuperset(self.pieces_of[chunk])
         self.sent[chunk] = is_empty
         self.num_pushed += 1
         self._loop.push_chunk(chunk, is_empty=is_empty)

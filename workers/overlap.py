@@ -7,7 +7,7 @@ switches on. From then on chunks leave early (psdist.workers.early_pushes), repl
 parameters, and every step compares what was sent with what is there. A difference goes into the
 next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
 
-    overlap = Overlap("auto", partition=..., flat=..., loop=..., terms=..., wake=...)
+    overlap = Overlap("auto", partition=..., flat=..., loop=..., early=..., terms=..., driver=...)
     overlap.compare()                                         # while chunks may still leave
     absent, terms = overlap.collect(terms, scale=1.0)         # the flat gradients are complete
     empty = overlap.settle(empty)                             # before the rest is pushed
@@ -19,55 +19,36 @@ Longer than other modules: what is watched, sent, compared and corrected is one 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, Literal, Protocol
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 
 from psdist.errors import UsageError
 from psdist.protocol.partition import Partition
 from psdist.workers.early_pushes import EarlyPushes, Terms
-from psdist.workers.loop import WorkerLoop
+from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel, same_bits
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.shadow import Shadow
+from psdist.workers.progress import Driver
 
 logger = logging.getLogger("psdist")
 
 WATCHED: Final = 3
 """Iterations that must look alike before gradients leave early."""
+RETERMED: Final = "changed after the first gradients had been sent with others"
+CHANGED: Final = "changed after it had been sent; the next push brings the difference"
 
 
-def why_never(*, mode: str, on_nonfinite: str, max_norm: float, is_alone: bool) -> str:
-    """Why no gradient of the job may leave before step(); nothing where it may."""
-    if is_alone:
-        return "one process has no communication to hide"
-    if on_nonfinite == "skip":
-        return "on_nonfinite = skip leaves out whole iterations, which step() decides"
-    if max_norm and mode != "sync":
-        return f"in {mode} max_grad_norm clips the whole gradient of the group before it leaves"
-    return ""
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Of an iteration of which parts have left before ``step()``."""
 
-
-def why_not_here(*, group_size: int, device: str) -> str:
-    """Why none of this worker's may; those of other groups may all the same."""
-    if device != "cpu":
-        return f"the model is on {device}; gradients leave early from the CPU only"
-    if group_size > 1:
-        return f"the {group_size} workers of the group reduce their gradients in step()"
-    return ""
-
-
-class Driver(Protocol):
-    """What drives the worker's loop during backward (psdist.workers.progress)."""
-
-    def wake(self) -> None:
-        """Chunks may be complete."""
-        ...
-
-    def take_over(self) -> None:
-        """The loop is the caller's; raises what has gone wrong before."""
-        ...
+    terms: Terms
+    """This worker's."""
+    group_weight: float
 
 
 class Overlap:
@@ -76,18 +57,16 @@ class Overlap:
         setting: Literal["auto", "strict", "off"],
         *,
         partition: Partition,
-        order: Sequence[int],
         flat: FlatModel,
         loop: WorkerLoop,
+        early: EarlyPushes,
         terms: Callable[[], Terms],
-        look_for_writes: Callable[[], None],
         driver: Driver | None,
         is_training: Callable[[], bool],
     ) -> None:
-        """``order``: this worker's chunks as they leave; ``terms()``: under which an iteration
-        would be pushed now; ``driver``: None where gradients of other groups may leave early, but
-        not of this worker's; ``is_training()``: gradients of a model that is evaluated, as for a
-        saliency map, lead to no step as a rule."""
+        """``terms()``: under which an iteration would be pushed now; ``driver``: None where
+        gradients of other groups may leave early, but not of this worker's; ``is_training()``:
+        gradients of a model that is evaluated, as for a saliency map, lead to no step as a rule."""
         self.corrections = 0
         """Iterations of which something was sent that step() did not find again."""
         self._is_strict = setting == "strict"
@@ -96,7 +75,7 @@ class Overlap:
         self._loop = loop
         self._terms = terms
         self._driver = driver
-        self.early = EarlyPushes(partition, order, flat, loop, look_for_writes=look_for_writes)
+        self.early = early
         self._hooks = GradientHooks(flat, on_gradient=self._on_gradient, is_training=is_training)
         self._is_expected = False
         """Whether servers count this group in collectives: gradients of an iteration have come."""
@@ -109,8 +88,12 @@ class Overlap:
         """When the first gradient of a watched iteration came."""
         self._held: set[int] = set()
         """Pieces whose gradient did not come exactly once in each watched iteration."""
-        self._absent: Sequence[int] = ()
-        """Of the last iteration."""
+        self.absent: Collection[int] = ()
+        """Pieces of which the group had no gradient in the last iteration."""
+        self.is_changed = False
+        """Whether gradients are others than those that have left to the group."""
+        self.is_retermed = False
+        """Whether hyperparameters or weight are others than those that the group was told."""
         self._shadow: Shadow | None = None
         self._changed: set[int] = set()
         """Pieces whose gradient has other bits in step() than it had when it came."""
@@ -127,8 +110,13 @@ class Overlap:
 
     @property
     def is_half_pushed(self) -> bool:
-        """Whether chunks of an iteration have left whose step() has not come."""
-        return bool(self.early.sent)
+        """Whether parts of an iteration have left whose step() has not come."""
+        return self.early.has_begun
+
+    @property
+    def num_begun(self) -> int:
+        """Operations of the group that were begun during backward."""
+        return 0
 
     @property
     def has_owed(self) -> bool:
@@ -159,8 +147,8 @@ class Overlap:
                 if not parameter.requires_grad and parameter.grad is None
             )
             # What stays may be said to be absent: servers are told anew only where that is wrong.
-            expected = {index for index in self._absent if index not in early.pieces}
-            early.begin(self._terms(), frozen=frozen, absent=sorted(frozen | expected))
+            expected = frozenset(self.absent).difference(early.pieces)
+            early.begin(self._terms(), frozen=frozen, expected=expected)
         early.add(piece)
         if self._driver is not None:
             self._driver.wake()
@@ -196,13 +184,7 @@ class Overlap:
         ``has_scaler``: a GradScaler takes part, which may have this step left out
         (``is_skipped``); ``is_clipped``: by job.clip_grad_norm_.
         """
-        self._flat.require_in_place()
-        if has_scaler:
-            self._reason = "a GradScaler decides in step() whether an iteration counts"
-        elif is_clipped:
-            self._reason = "job.clip_grad_norm_ changes gradients after backward"
-        if self._is_watching and not self._reason:
-            self._watch(now)
+        self._look(now, has_scaler=has_scaler, is_clipped=is_clipped)
         terms = now
         kept: Collection[int] = ()
         if self.is_half_pushed:
@@ -210,31 +192,43 @@ class Overlap:
             terms = self.early.terms
             if (terms.hyper, terms.weight) != (now.hyper, now.weight):
                 what = "hyperparameters" if terms.hyper != now.hyper else "the weight of the batch"
-                self._correct(f"{what} changed after the first gradients had been sent with others")
+                self._correct(f"{what} {RETERMED}")
             if is_skipped or is_clipped or scale != 1.0 or not self._is_as_sent():
                 self._flat.divert_gradients()
             else:
-                kept = {piece for chunk in self.early.sent for piece in self.early.pieces_of[chunk]}
+                kept = self._given_pieces()
         absent = self._flat.collect_gradients(scale=scale, kept=kept)
         if is_skipped and self._flat.is_diverted:
             self._flat.clear_gradients()
         elif self._owed:
             absent = self._add_owed(absent)
-        self._absent = absent
         return absent, terms
+
+    def _look(self, now: Terms, *, has_scaler: bool, is_clipped: bool) -> None:
+        """What this step() says about the next iterations."""
+        self._flat.require_in_place()
+        if has_scaler:
+            self._reason = "a GradScaler decides in step() whether an iteration counts"
+        elif is_clipped:
+            self._reason = "job.clip_grad_norm_ changes gradients after backward"
+        if self._is_watching and not self._reason:
+            self._watch(now)
+
+    def _given_pieces(self) -> set[int]:
+        return {piece for chunk in self.early.given for piece in self.early.pieces_of[chunk]}
 
     def non_finite(self) -> list[int]:
         """Pieces whose gradient holds NaN or infinity; what has left was looked at."""
-        if not self.is_half_pushed or self._flat.is_diverted:
+        if not self.is_half_pushed or self._flat.is_diverted or self.is_changed:
             return self._flat.non_finite()
-        chunks = self._partition.chunks
-        left = [chunks[chunk] for chunk in self.early.order if chunk not in self.early.sent]
+        chunks, given = self._partition.chunks, self.early.given
+        left = [chunks[chunk] for chunk in self.early.order if chunk not in given]
         return self._flat.non_finite_in(left)
 
     def _is_as_sent(self) -> bool:
         """Whether nothing speaks against what has left."""
         counts = self._hooks.counts
-        for chunk, is_empty in self.early.sent.items():
+        for chunk, is_empty in self.early.given.items():
             for piece in self.early.pieces_of[chunk]:
                 gradient = self._flat.parameters[piece].grad
                 if counts[piece] == 0 and gradient is None:
@@ -276,10 +270,12 @@ class Overlap:
             if changed:
                 names = [self._partition.pieces[piece].name for piece in dict.fromkeys(changed)]
                 more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-                self._correct(
-                    f"the gradient of {names[0]}{more} changed after it had been sent; the next "
-                    "push brings the difference"
-                )
+                self._correct(f"the gradient of {names[0]}{more} {CHANGED}")
+        return self._without_gradient(empty)
+
+    def _without_gradient(self, empty: Iterable[int]) -> set[int]:
+        """``empty``, but of what has left as it was sent."""
+        early = self.early
         still = {chunk for chunk in empty if chunk not in early.sent}
         return still | {chunk for chunk, is_empty in early.sent.items() if is_empty}
 
@@ -302,11 +298,19 @@ class Overlap:
         self._reason = f"iteration {clock} had to be corrected"
         logger.warning("iteration %d: %s. Overlap goes off; %s", clock, problem, remedy)
 
+    def meet_at_end(self) -> Generator[Wait, None, Left | None]:
+        """The script ends: what of an iteration has left that sees no step()."""
+        yield from ()
+        terms = self.early.terms
+        if not self.is_half_pushed or terms is None:
+            return None
+        return Left(terms, terms.weight)
+
     def finish_open(self) -> set[int]:
         """The job ends, and no step() follows the gradients of which a part has left. The chunks of
         the iteration without a gradient: those that have not left, and those that left so."""
         self._correct("backward was not followed by step(), and a part of its gradients was sent")
-        return self.settle(self.early.order)
+        return self.settle(self._loop.core.mine)
 
     @property
     def is_dropped(self) -> bool:
@@ -318,6 +322,12 @@ class Overlap:
         """Nothing has left of an iteration whose gradients are dropped: it has not begun."""
         self._is_expected = False
         self._loop.core.expect_nothing()
+
+    def meet_dropped(self, call: str) -> Generator[Wait, None, Left | None]:  # noqa: ARG002
+        """The script enters ``call``: what has left of an iteration whose gradients are dropped."""
+        if self.is_dropped and not self.is_half_pushed:
+            self.expect_nothing()
+        return (yield from self.meet_at_end()) if self.is_dropped else None
 
     def finish_dropped(self) -> set[int]:
         """As :meth:`finish_open`, of gradients that are dropped: the next push takes back what has
@@ -352,6 +362,7 @@ class Overlap:
         self.early.reset()
         self._changed.clear()
         self.is_corrected = self._is_expected = False
+        self.is_changed = self.is_retermed = False
         if not self._has_hooks:
             return
         self._hooks.begin()
@@ -389,19 +400,21 @@ class Overlap:
             (n for n, chunk in enumerate(order) if not self._held.isdisjoint(pieces_of[chunk])),
             len(order),
         )
+        num_chunks = self.early.whole(num_chunks)
         is_frozen = [not parameter.requires_grad for parameter in self._flat.parameters]
         if all(is_frozen[piece] for chunk in order[:num_chunks] for piece in pieces_of[chunk]):
-            first = [piece for chunk in order[num_chunks:][:1] for piece in pieces_of[chunk]]
+            first = [piece for chunk in order[num_chunks:] for piece in pieces_of[chunk]]
             held = [self._partition.pieces[each].name for each in first if each in self._held]
             name = held[0] if held else "any parameter"
             self._reason = f"the gradient of {name}, which leaves first, does not come once a step"
             self._switch_off()
             return
         self.early.allow(num_chunks)
-        self._shadow = Shadow(self._partition, self._flat, chunks=order)
+        mine = self._loop.core.mine
+        self._shadow = Shadow(self._partition, self._flat, chunks=mine)
         self._loop.receive_into(self._shadow.parameter_frame)
         versions = self._loop.core.versions
-        self._moved = {chunk: versions[chunk].number for chunk in order}
+        self._moved = {chunk: versions[chunk].number for chunk in mine}
         self._hooks.copies = "first"
         self._is_on, self._is_watching = True, False
         logger.info(

@@ -17,9 +17,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 _FIRST_SLEEP_S = 50e-6
 _LAST_SLEEP_S = 1e-3
+
+
+class Driver(Protocol):
+    """What drives the worker's loop during backward, as the sets see it."""
+
+    def wake(self) -> None:
+        """Chunks may be complete."""
+        ...
+
+    def take_over(self) -> None:
+        """The loop is the caller's; raises what has gone wrong before."""
+        ...
 
 
 class PollingProgress:

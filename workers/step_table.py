@@ -40,6 +40,18 @@ class Row:
     has_ended: bool = False
     """It has no more data in this pass, and takes part for the others' sake."""
     absent: frozenset[int] = frozenset()
+    num_begun: int = 0
+    """Operations that it has begun during backward (psdist.workers.group.buckets)."""
+    begun: Sequence[int] = ()
+    """The same of a worker that has ended, in each set."""
+    is_changed: bool = False
+    """Gradients are others than those that have left."""
+    is_retermed: bool = False
+    """Hyperparameters or weight are others than those under which gradients have left."""
+
+    def num_begun_in(self, set_index: int) -> int:
+        """Operations that it has begun in this set, which is the one that is stepped."""
+        return self.begun[set_index] if self.has_ended else self.num_begun
 
 
 def in_group(pending: Pending[T], what: str) -> Generator[Wait, None, T]:
@@ -56,22 +68,11 @@ class StepTable:
 
     def gather(self, mine: Row) -> Generator[Wait, None, list[Row]]:
         flags = mine.is_skipped + 2 * mine.is_finite + 4 * mine.has_ended
+        flags += 8 * mine.is_changed + 16 * mine.is_retermed
         row = [mine.weight, mine.set_index, flags, mine.max_norm, _digest(mine.hyper)]
-        row += sorted(mine.absent)
+        row += mine.begun if mine.has_ended else [mine.num_begun, *sorted(mine.absent)]
         table = yield from in_group(self._group.agree(_CALL, row), _CALL)
-        return [
-            Row(
-                weight=weight,
-                set_index=int(set_index),
-                hyper=int(hyper).to_bytes(_DIGEST_BYTES, "little"),
-                is_skipped=bool(int(flags) & 1),
-                is_finite=bool(int(flags) & 2),
-                has_ended=bool(int(flags) & 4),
-                max_norm=max_norm,
-                absent=frozenset(map(int, absent)),
-            )
-            for weight, set_index, flags, max_norm, hyper, *absent in table
-        ]
+        return [_row_of(row) for row in table]
 
     def hyperparameters(
         self, table: Sequence[Row], mine: bytes, *, clock: int
@@ -109,6 +110,26 @@ class StepTable:
 def _halves(row: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     middle = len(row) // 2
     return row[:middle], row[middle:]
+
+
+def _row_of(told: Sequence[float]) -> Row:
+    weight, set_index, flags, max_norm, hyper, *rest = told
+    bits, more = int(flags), list(map(int, rest))
+    has_ended = bool(bits & 4)
+    return Row(
+        weight=weight,
+        set_index=int(set_index),
+        hyper=int(hyper).to_bytes(_DIGEST_BYTES, "little"),
+        is_skipped=bool(bits & 1),
+        is_finite=bool(bits & 2),
+        has_ended=has_ended,
+        max_norm=max_norm,
+        absent=frozenset() if has_ended else frozenset(more[1:]),
+        num_begun=0 if has_ended else more[0],
+        begun=more if has_ended else (),
+        is_changed=bool(bits & 8),
+        is_retermed=bool(bits & 16),
+    )
 
 
 def set_of(table: Sequence[Row], members: Sequence[int]) -> int:

@@ -21,13 +21,10 @@ is another worker's are the same one.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
-
-import torch
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
@@ -35,12 +32,17 @@ from psdist.protocol.ids import describe_workers
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import SendOrder
 from psdist.workers.batches import Batches
-from psdist.workers.early_pushes import Terms
+from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group_overlap import GroupOverlap, Sums
+from psdist.workers.group_pushes import GroupPushes
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.overlap import Driver, Overlap
-from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of, set_of
+from psdist.workers.overlap import Left, Overlap
+from psdist.workers.progress import Driver
+from psdist.workers.reduction import Reduced, Reduction
+from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values
 
 _NON_FINITE_REMEDY: Final = (
@@ -67,22 +69,6 @@ class WorkerStatistics:
         return {**asdict(self), "staleness": {str(key): n for key, n in self.staleness.items()}}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Reduced:
-    """An iteration between the reduction in the group and the push."""
-
-    weight: float
-    """This worker's."""
-    group_weight: float
-    hyper: bytes
-    absent: frozenset[int]
-    """Pieces of which no worker of the group has a gradient."""
-    norm: float = math.nan
-    """Of the group's gradient before it was clipped, where it was."""
-    problem: str = ""
-    """Why nothing may be pushed, if ``on_nonfinite`` is an error."""
-
-
 class Trainer:
     def __init__(
         self,
@@ -104,13 +90,16 @@ class Trainer:
         overlap: Literal["auto", "strict", "off"] = "off",
         progress: Driver | None = None,
         is_training: Callable[[], bool] = lambda: True,
+        beside: GroupChannel | None = None,
+        sums: Sums | None = None,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
         ``hyperparameters()``: the optimizer's, packed, as they are now; ``max_norm``: to which
         every step clips, 0 for none: the group's gradient here (``clips_itself``), or the joint one
         on the servers; ``progress``: drives the loop during backward, where gradients may leave
-        then, but not while the model is evaluated (``is_training()``)."""
+        then, but not while the model is evaluated (``is_training()``); in a group of several
+        ``beside`` reduces them, and they are pushed out of ``sums``."""
         self.clock = 0
         self._partition = partition
         self._flat = flat
@@ -126,28 +115,43 @@ class Trainer:
         self._on_iteration = on_iteration
         self._mine = partition.slices(group.size, order)[group.place]
         self._batches = Batches()
-        self._reduced: _Reduced | None = None
+        self._reduced: Reduced | None = None
         self._waited_s = 0.0
-        self._values = Values(
-            partition,
-            owners,
-            flat,
-            loop,
-            group,
-            history,
-            slices=partition.slices(group.size, order),
-        )
+        slices = partition.slices(group.size, order)
+        self._values = Values(partition, owners, flat, loop, group, history, slices=slices)
         self._progress = progress
-        self._overlap = Overlap(
+        send_order = SendOrder(order, num_chunks=len(partition.chunks))
+        self._in_group: GroupOverlap | None = None
+        common: dict[str, Any] = {
+            "partition": partition,
+            "flat": flat,
+            "loop": loop,
+            "terms": self._terms,
+            "driver": progress,
+            "is_training": is_training,
+        }
+        look = self._values.look_for_writes
+        if beside is not None and sums is not None:
+            buckets = Buckets(
+                beside, partition, order, gradients=flat.gradients, sums=sums.by_chunk
+            )
+            self._in_group = GroupOverlap(
+                overlap,
+                group=group,
+                slices=slices,
+                sums=sums.by_chunk,
+                early=GroupPushes(partition, order, flat, loop, buckets, look_for_writes=look),
+                **common,
+            )
+        self._overlap: Overlap = self._in_group or Overlap(
             overlap,
-            partition=partition,
-            order=SendOrder(order, num_chunks=len(partition.chunks)).sorted(self._mine),
-            flat=flat,
-            loop=loop,
-            terms=self._terms,
-            look_for_writes=self._values.look_for_writes,
-            driver=progress,
-            is_training=is_training,
+            early=EarlyPushes(
+                partition, send_order.sorted(self._mine), flat, loop, look_for_writes=look
+            ),
+            **common,
+        )
+        self._reduction = Reduction(
+            partition, flat, group, self._steps, slices=slices, overlap=self._in_group
         )
 
     # -- the iteration -------------------------------------------------------------------------
@@ -172,6 +176,16 @@ class Trainer:
         """Push the chunks whose gradients are complete, if there are any; called by whoever drives
         the loop during backward."""
         return self._overlap.early.push_ready()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the group's other workers owe something, during backward."""
+        return self._overlap.early.is_under_way
+
+    @property
+    def is_half_pushed(self) -> bool:
+        """Whether gradients of an iteration have left whose step has not come."""
+        return self._overlap.is_half_pushed
 
     def take_over(self) -> None:
         """From here on the loop is this thread's. Raises what has gone wrong during backward."""
@@ -252,8 +266,9 @@ class Trainer:
     def iterate_for_others(self, others: Sequence[Trainer] = ()) -> Iterator[Wait]:
         """As :meth:`sit_out`, but hands out what there is to wait for."""
         trainers = (self, *others)
-        mine = Row(weight=0.0, set_index=0, hyper=b"", has_ended=True)
         while True:
+            begun = [each._overlap.num_begun for each in trainers]
+            mine = Row(weight=0.0, set_index=0, hyper=b"", has_ended=True, begun=begun)
             table = yield from self._steps.gather(mine)
             if all(row.has_ended for row in table):
                 return
@@ -261,9 +276,12 @@ class Trainer:
             yield from stepped._take_part(table, mine)
 
     def _take_part(self, table: Sequence[Row], mine: Row) -> Iterator[Wait]:
-        self.record_use()
         self._flat.clear_gradients()
-        yield from self._exchange((yield from self._reduce_rows(table, mine)))
+        reduced = yield from self._reduction.run(table, mine, clock=self.clock)
+        if self._on_nonfinite == "error" and not all(row.is_finite for row in table):
+            return  # the others say so, and nothing is pushed
+        self.record_use()
+        yield from self._exchange(reduced)
 
     def _reduce(
         self,
@@ -294,10 +312,13 @@ class Trainer:
             is_finite=may_be_skipped or not non_finite,
             max_norm=self._clips_to if clip_to is None else clip_to,
             absent=frozenset(absent),
+            num_begun=self._overlap.num_begun,
+            is_changed=self._overlap.is_changed,
+            is_retermed=self._overlap.is_retermed,
         )
         table = yield from self._steps.gather(mine)
         set_of(table, self._loop.core.seat.members)
-        self._reduced = yield from self._reduce_rows(table, mine)
+        self._reduced = yield from self._reduction.run(table, mine, clock=self.clock)
         if non_finite:
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
@@ -307,46 +328,10 @@ class Trainer:
             who = describe_workers(worker for worker, row in members if not row.is_finite)
             self._reduced.problem = f"{who}, in this worker's group,"
 
-    def _reduce_rows(self, table: Sequence[Row], mine: Row) -> Generator[Wait, None, _Reduced]:
-        """This worker's slice of the gradients becomes the group's weighted mean, clipped where
-        that is asked for, and lies on the host."""
-        hyper = yield from self._steps.hyperparameters(table, mine.hyper, clock=self.clock)
-        is_usable = all(row.is_finite and not row.is_skipped for row in table)
-        reduced = _Reduced(
-            weight=mine.weight,
-            group_weight=sum(row.weight for row in table) if is_usable else 0.0,
-            hyper=hyper,
-            absent=frozenset.intersection(*(row.absent for row in table if not row.has_ended)),
-        )
-        max_norm = max_norm_of(table, clock=self.clock)
-        if not reduced.group_weight:
-            return reduced
-        if self._group.size > 1:
-            yield from self._average(share=mine.weight / reduced.group_weight)
-        if max_norm:
-            own = [self._flat.gradient_part(self._partition.chunks[chunk]) for chunk in self._mine]
-            squares = [
-                float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in own
-            ]
-            total = yield from self._steps.total(self._mine, squares)
-            reduced.norm = math.sqrt(total)
-            coefficient = max_norm / (reduced.norm + 1e-6)
-            if coefficient < 1:
-                for part in own:
-                    part.mul_(coefficient)
-        self._flat.gradients_to_host()
-        return reduced
-
-    def _average(self, share: float) -> Generator[Wait, None, None]:
-        """This worker's slice becomes the group's mean. ``share`` is this worker's, all shares add
-        up to 1."""
-        for flat in self._flat.gradients:
-            flat.mul_(share)
-        pending = self._group.reduce_scatter(self._flat.gradients, self._values.spans)
-        yield from in_group(pending, "optimizer.step")
-
-    def _exchange(self, reduced: _Reduced) -> Generator[Wait, None, None]:
+    def _exchange(self, reduced: Reduced) -> Generator[Wait, None, None]:
         """Push and bring; the iteration is over."""
+        if self._in_group is not None:
+            yield from self._in_group.settle_in_group()
         self._begin_push(reduced)
         yield from self._await_replies("optimizer.step")
         self._on_iteration()
@@ -362,15 +347,16 @@ class Trainer:
         self.clock += 1
         self._overlap.end_iteration()
 
-    def _begin_push(self, reduced: _Reduced) -> None:
+    def _begin_push(self, reduced: Reduced) -> None:
         weight, gone = reduced.group_weight, reduced.absent
         chunks = self._partition.chunks
         empty = {
             chunk
             for chunk in self._mine
-            if not weight or (gone and all(s.piece in gone for s in chunks[chunk].segments))
+            if reduced.is_skipped or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
-        if self._overlap.is_half_pushed:
+        self._overlap.absent = gone
+        if self._loop.core.is_pushing:
             self._finish_push(self._overlap.settle(empty), reduced.weight, weight, gone)
             return
         self._values.look_for_writes()
@@ -382,7 +368,7 @@ class Trainer:
             weight=weight,
             empty=empty,
         )
-        if weight:
+        if not reduced.is_skipped:
             self._overlap.pushed_whole()
 
     def _finish_push(
@@ -407,28 +393,41 @@ class Trainer:
         """The script ends: so does an iteration of which chunks have left and that sees no step,
         which the other groups may wait for."""
         self.take_over()
-        if self._overlap.is_half_pushed:
-            self._finish_early(self._overlap.finish_open(), "finish")
+        meeting = self._overlap.meet_at_end()
+        for wait in self._end_what_left(meeting, self._overlap.finish_open, "finish"):
+            self._loop.carry_on(wait)
         self._overlap.stop()
 
     def end_dropped(self, call: str) -> None:
         """The script calls ``call``, which others may come to after their step() only: an iteration
         whose gradients it has dropped ends before, since they may wait for the rest of it."""
-        if not self._overlap.is_dropped or self._group.size > 1:
+        if self._in_group is None and self._group.size > 1:
             return
-        if not self._overlap.is_half_pushed:
-            self._overlap.expect_nothing()
-        else:
-            self._finish_early(self._overlap.finish_dropped(), call)
-
-    def _finish_early(self, empty: Collection[int], call: str) -> None:
-        """An iteration of which chunks have left, and that sees no step."""
-        terms = self._overlap.early.terms
-        assert terms is not None
-        self.record_use()
-        self._finish_push(empty, terms.weight, terms.weight, ())
-        for wait in self._await_replies(call):
+        meeting = self._overlap.meet_dropped(call)
+        for wait in self._end_what_left(meeting, self._overlap.finish_dropped, call):
             self._loop.carry_on(wait)
+
+    def _end_what_left(
+        self,
+        meeting: Generator[Wait, None, Left | None],
+        finish: Callable[[], set[int]],
+        call: str,
+    ) -> Iterator[Wait]:
+        """End an iteration of which parts have left, and that sees no step. ``meeting`` says
+        whether there is one; ``finish()`` which of its chunks are empty."""
+        left = yield from meeting
+        if left is None:
+            return
+        self.record_use()
+        empty, terms, weight = finish(), left.terms, left.group_weight
+        if self._loop.core.is_pushing:
+            self._finish_push(empty, terms.weight, weight, ())
+        else:  # what has left was of others' slices
+            self._record_push(terms.weight, weight, empty)
+            self._loop.begin_push(
+                clock=self.clock, hyper=terms.hyper, absent=(), weight=weight, empty=empty
+            )
+        yield from self._await_replies(call)
 
     def pull(self) -> None:
         """The freshest parameters that the mode allows; every worker of the group calls it.

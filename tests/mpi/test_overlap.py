@@ -15,37 +15,42 @@ from tests.support.mpirun import REPOSITORY, Mpi, run_mpi
 pytestmark = pytest.mark.mpi
 
 PROGRAM = str(REPOSITORY / "tests" / "support" / "programs" / "overlap_script.py")
-GROUPS = 2
+WORKERS = 2
 
 
 @pytest.mark.parametrize(
-    ("mpi", "polling"),
+    ("mpi", "polling", "group", "tier"),
     [
-        ("openmpi", ""),
-        pytest.param("openmpi", "1", marks=pytest.mark.slow),
-        pytest.param("mpich", "", marks=pytest.mark.slow),
+        ("openmpi", "", "rank", "auto"),
+        ("openmpi", "", "node", "auto"),
+        pytest.param("openmpi", "1", "rank", "auto", marks=pytest.mark.slow),
+        pytest.param("mpich", "", "rank", "auto", marks=pytest.mark.slow),
+        pytest.param("openmpi", "1", "node", "auto", marks=pytest.mark.slow),
+        pytest.param("openmpi", "", "node", "torch", marks=pytest.mark.slow),
+        pytest.param("mpich", "", "node", "auto", marks=pytest.mark.slow),
     ],
 )
 def test_chunks_leave_during_backward_and_the_bits_are_those_without(
-    mpi: Mpi, polling: str, tmp_path: Path
+    mpi: Mpi, polling: str, group: str, tier: str, tmp_path: Path
 ) -> None:
     env = {
         "PSDIST_RUN_DIR": str(tmp_path / "run"),
         "PSDIST_PROGRESS": "off",
         "PSDIST_CHUNK_BYTES": "4096",
-        "PSDIST_GROUP": "rank",
+        "PSDIST_GROUP": group,
+        "PSDIST_GROUP_TIER": tier,
         "PSDIST_RECORD": "true",
         "PSDIST_CHECKSUM_EVERY": "1",
         "POLLING": polling,
     }
     words = ["-m", "psdist", "run", "--servers", "1", PROGRAM]
-    done = run_mpi(1 + GROUPS, words, timeout_s=120, mpi=mpi, env=env)
+    done = run_mpi(1 + WORKERS, words, timeout_s=120, mpi=mpi, env=env)
     assert done.returncode == 0, done.text
     assert len(set(re.findall(r"parameters ([0-9a-f]{64})", done.stdout))) == 1, done.text
-    assert re.findall(r"has a thread: (\w+)", done.stdout) == [str(not polling)] * GROUPS
+    assert re.findall(r"has a thread: (\w+)", done.stdout) == [str(not polling)] * WORKERS
     off, auto = json.loads((tmp_path / "run" / "summary.json").read_text())["sets"]
     assert off["early_pushes"] == 0
-    assert auto["early_pushes"] > GROUPS * auto["chunks"]
+    assert auto["early_pushes"] > (WORKERS if group == "rank" else 1) * auto["chunks"]
     assert auto["overlap_corrections"] == 0
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert report.proved, report

@@ -175,7 +175,8 @@ def play_broken(
     """One worker of a group of three, beside a group of two, has this channel."""
     job = VirtualJob(schedule or schedule_of((3, 2)), make_worker=HasRandomGradients)
     trainer = job.workers[worker].trainer
-    trainer._group = trainer._values._group = broken(trainer._group)
+    channel = broken(trainer._group)
+    trainer._group = trainer._values._group = trainer._reduction._group = channel
     job.run()
     return job
 

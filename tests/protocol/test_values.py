@@ -331,13 +331,13 @@ class WeighsLikeItsNeighbours(OnceWrongWorker):
 
     def bring_wrongly(self) -> None:
         size = len(self.job.groups[self.group])
-        average = self.trainer._average
+        average = self.trainer._reduction._average
 
         def wrong(share: float) -> Iterator[Any]:  # noqa: ARG001 - the right one
-            self.trainer._average = average  # type: ignore[method-assign]
+            self.trainer._reduction._average = average  # type: ignore[method-assign]
             return average(1 / size)
 
-        self.trainer._average = wrong  # type: ignore[assignment]
+        self.trainer._reduction._average = wrong  # type: ignore[assignment]
 
 
 class ComputesOnOldParameters(OnceWrongWorker):

@@ -80,6 +80,7 @@ def training(
     before: Meddle = nothing,
     after: Meddle = nothing,
     make: Callable[[], nn.Module] | None = None,
+    layers: Callable[[], nn.Sequential] = PROBLEM.model,
     steps: int = STEPS,
     **prepared: Any,
 ) -> Script:
@@ -92,7 +93,7 @@ def training(
             stage.sleep(float(torch.rand(1, generator=generator)) * 1e-3)
 
         torch.manual_seed(3)
-        model = Slow(PROBLEM.model(), pause) if make is None else make()
+        model = Slow(layers(), pause) if make is None else make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model, optimizer = job.prepare(model, optimizer, **prepared)
         batches = PROBLEM.batches(
@@ -124,12 +125,19 @@ def run(
     *,
     overlap: str = "auto",
     groups: Sequence[tuple[int, ...]] = APART,
+    servers: int = 2,
     seed: int = 0,
     link: LinkModel = LINK,
     **settings: object,
 ) -> Outcome:
     settings = {"record": True, "checksum_every": 1, "overlap": overlap, **settings}
-    case = Case(name="overlap", script=script, groups=tuple(groups), servers=2, settings=settings)
+    case = Case(
+        name="overlap",
+        script=script,
+        groups=tuple(groups),
+        servers=servers,
+        settings=settings,
+    )
     outcome = run_virtually(case, path, seed=seed, link=link)
     if settings["record"]:
         outcome.checked()

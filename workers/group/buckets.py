@@ -32,6 +32,8 @@ from psdist.workers.group.channel import GroupChannel, Pending, Slices
 
 _DIGEST_BYTES = 6
 """A float64 carries 48 bits exactly."""
+_WEIGHT_AT, _FROZEN_AT = 3, 5
+"""In an opening's row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +47,13 @@ class Opening:
     weight: float
     num_buckets: int
     """So many, the first of the order, may leave early; 0: this worker is not willing."""
+    frozen: frozenset[int] = frozenset()
+    """Pieces that get no gradient here."""
 
     def row(self) -> list[float]:
         digest = hashlib.blake2b(self.hyper, digest_size=_DIGEST_BYTES).digest()
         alike = [self.set_index, self.clock, int.from_bytes(digest, "little")]
-        return [*alike, self.weight, self.num_buckets]
+        return [*alike, self.weight, self.num_buckets, *sorted(self.frozen)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class Buckets:
         self.is_agreed = False
         """Whether all have come to the opening."""
         self.group_weight = 0.0
+        self.absent: frozenset[int] = frozenset()
+        """Pieces that are frozen on all, once they have agreed."""
         self._share = 0.0
         self._num_reduced = 0
 
@@ -114,12 +120,27 @@ class Buckets:
     def num_buckets(self) -> int:
         return len(self._buckets)
 
+    def num_within(self, num_chunks: int) -> int:
+        """Buckets within so many chunks, the first of the order."""
+        if num_chunks == self.num_chunks_in(self.num_buckets):
+            return self.num_buckets
+        return num_chunks // self._channel.size
+
+    def num_chunks_in(self, num_buckets: int) -> int:
+        """Chunks of so many buckets, the first of the order."""
+        return sum(len(bucket.chunks) for bucket in self._buckets[:num_buckets])
+
     @property
     def num_begun(self) -> int:
         """Operations of this iteration that this worker has begun: its opening is the first."""
         if self._opening is None:
             return 0
         return 1 + self._num_reduced + (self._reducing is not None)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether others have still to come to what this worker has begun."""
+        return self._reducing is not None or (self._agreeing is not None and not self.is_agreed)
 
     @property
     def chunks_begun(self) -> list[int]:
@@ -154,14 +175,25 @@ class Buckets:
         """Whether so many operations are over."""
         return not num_begun or (self.is_agreed and self._num_reduced >= num_begun - 1)
 
+    def catching_up(self, num_begun: int) -> Pending[None]:
+        """:meth:`catch_up`, to the end; the sums lie where they belong."""
+        return _CatchingUp(self, num_begun)
+
+    def wait(self, at_most_s: float) -> None:
+        """As :meth:`Pending.wait`, for what is under way."""
+        pending = self._reducing or self._agreeing
+        if pending is not None:
+            pending.wait(at_most_s)
+
     def reset(self) -> None:
         """The iteration is over."""
-        if self._reducing is not None or (self._agreeing is not None and not self.is_agreed):
+        if self.is_under_way:
             raise InvariantError("an iteration of a group ends while it is being reduced")
         self._opening = self._agreeing = None
         self.is_agreed = False
         self.num_complete = self.num_open = self._num_reduced = 0
         self.group_weight = self._share = 0.0
+        self.absent = frozenset()
 
     def _agree(self) -> None:
         if self._agreeing is None or self.is_agreed or not self._agreeing.is_done():
@@ -169,10 +201,13 @@ class Buckets:
         assert self._opening is not None
         table = self._agreeing.result()
         self.is_agreed = True
-        self.group_weight = sum(weight for *_, weight, _ in table)
-        if self.group_weight and all(row[:3] == table[0][:3] for row in table):
+        self.group_weight = sum(row[_WEIGHT_AT] for row in table)
+        self.absent = frozenset.intersection(
+            *(frozenset(map(int, row[_FROZEN_AT:])) for row in table)
+        )
+        if self.group_weight and all(row[:_WEIGHT_AT] == table[0][:_WEIGHT_AT] for row in table):
             self._share = self._opening.weight / self.group_weight
-            self.num_open = int(min(num_buckets for *_, num_buckets in table))
+            self.num_open = int(min(row[_WEIGHT_AT + 1] for row in table))
 
     def _finish(self, found: list[int]) -> bool:
         """Whether no bucket is being reduced any more."""
@@ -198,3 +233,21 @@ class Buckets:
             copies.append(torch.mul(part, self._share, out=copy))
         sums = [self._sums[bucket.own]] if bucket.own >= 0 else []
         self._reducing = self._channel.reduce_scatter(copies, bucket.slices, sums)
+
+
+class _CatchingUp:
+    """A :class:`Pending` of several operations."""
+
+    def __init__(self, buckets: Buckets, num_begun: int) -> None:
+        self._buckets = buckets
+        self._num_begun = num_begun
+
+    def is_done(self) -> bool:
+        self._buckets.catch_up(self._num_begun)
+        return self._buckets.has_caught_up(self._num_begun)
+
+    def wait(self, at_most_s: float) -> None:
+        self._buckets.wait(at_most_s)
+
+    def result(self) -> None:
+        pass

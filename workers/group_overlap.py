@@ -1,0 +1,238 @@
+"""Overlap of one parameter set in a group of several, which has reduced a part of its gradients.
+
+In ``step()`` a table says how far anybody has come, and all get there. If what has left is right on
+every worker, the rest is reduced and pushed. If it is not, on any of them, the whole gradient is
+reduced once more, as without overlap, and each owner compares what it has pushed with that.
+
+    overlap = GroupOverlap("auto", ..., group=group, sums=sums)
+    absent, terms = overlap.collect(terms, scale=1.0)
+    table = ...                                       # psdist.workers.step_table
+    yield from overlap.catch_up(table)
+    yield from overlap.reduce(share)                  # of what has not left, or of everything
+    yield from overlap.settle_in_group()
+    empty = overlap.settle(empty)
+
+Own chunks are pushed out of ``sums``: the flat gradients stay this worker's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psdist.protocol.events import Frame
+from psdist.protocol.memory import allocate, as_bytes, as_tensor
+from psdist.protocol.partition import Chunk, Partition, Span
+from psdist.workers.early_pushes import Terms
+from psdist.workers.group.channel import GroupChannel, Slices
+from psdist.workers.group_pushes import GroupPushes
+from psdist.workers.loop import Wait
+from psdist.workers.model.flat import FlatModel, same_bits
+from psdist.workers.overlap import CHANGED, RETERMED, WATCHED, Left, Overlap
+from psdist.workers.step_table import Row, in_group
+
+_CALL = "optimizer.step"
+
+
+class Sums:
+    """Memory for the group's gradient of a worker's own chunks; what its pushes send."""
+
+    def __init__(self, flat: FlatModel, partition: Partition, chunks: Sequence[int]) -> None:
+        """``chunks``: ascending."""
+        self._flat = flat
+        self.by_chunk: dict[int, torch.Tensor] = {}
+        for index in chunks:
+            chunk = partition.chunks[index]
+            self.by_chunk[index] = as_tensor(allocate(chunk.num_bytes), chunk.dtype, chunk.length)
+
+    def gradient_frame(self, chunk: Chunk) -> Frame:
+        """See :class:`psdist.workers.loop.ChunkFrames`."""
+        return Frame(as_bytes(self.by_chunk[chunk.index]))
+
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        """See :class:`psdist.workers.loop.ChunkFrames`."""
+        return self._flat.parameter_frame(chunk)
+
+
+class GroupOverlap(Overlap):
+    early: GroupPushes
+
+    def __init__(
+        self,
+        *args: Any,
+        group: GroupChannel,
+        slices: Sequence[Sequence[int]],
+        sums: Mapping[int, torch.Tensor],
+        early: GroupPushes,
+        **more: Any,
+    ) -> None:
+        """``slices``: the chunks of each worker of the group, ascending; ``sums``: by own chunk;
+        the rest as in :class:`Overlap`."""
+        super().__init__(*args, early=early, **more)
+        self.early = early
+        self._group = group
+        self._slices = slices
+        self._sums = sums
+        self._all = self._spans_of(range(len(self._partition.chunks)))
+        self.left: Left | None = None
+        """Of this iteration, once all have caught up: whether buckets left before step()."""
+        self._num_ended = 0
+        """Iterations: the same on all workers of the group."""
+        self.is_redone = False
+        """Whether all of the gradient is reduced once more."""
+
+    def _spans_of(self, chunks: Iterable[int]) -> Slices:
+        """A span of each of these chunks, by place."""
+        wanted = set(chunks)
+        return [
+            [
+                Span(chunk.buffer, chunk.start, chunk.start + chunk.length)
+                for chunk in (self._partition.chunks[index] for index in its)
+                if chunk.index in wanted
+            ]
+            for its in self._slices
+        ]
+
+    @property
+    def num_begun(self) -> int:
+        return self.early.buckets.num_begun
+
+    def collect(
+        self,
+        now: Terms,
+        *,
+        scale: float,
+        is_skipped: bool = False,
+        has_scaler: bool = False,
+        is_clipped: bool = False,
+    ) -> tuple[list[int], Terms]:
+        self._look(now, has_scaler=has_scaler, is_clipped=is_clipped)
+        terms, kept = self.early.terms, set[int]()
+        self.is_changed = self.is_retermed = False
+        if self.is_half_pushed and terms is not None:
+            self.is_retermed = (terms.hyper, terms.weight) != (now.hyper, now.weight)
+            is_other = is_skipped or is_clipped or scale != 1.0
+            self.is_changed = is_other or not self._is_as_sent()
+            if not self.is_changed:
+                kept = self._given_pieces()
+        absent = self._flat.collect_gradients(scale=scale, kept=kept)
+        if is_skipped:
+            self._flat.clear_gradients()
+        brought = {piece for chunk in self._owed for piece in self._changed_pieces(chunk)}
+        return [piece for piece in absent if piece not in brought], now
+
+    # -- in the group --------------------------------------------------------------------------
+
+    def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, None]:
+        """Everybody has begun what any of ``table`` has. All gradients are collected."""
+        index = self._loop.core.set_index
+        yield from self._catch_up(max(row.num_begun_in(index) for row in table), _CALL)
+        if self.left is not None:
+            # Who has ended without a step() has given what does not count.
+            self.is_redone = any(row.is_changed or row.has_ended for row in table)
+            if any(row.is_retermed for row in table):
+                self._correct(f"hyperparameters or the weight of a batch {RETERMED}")
+
+    def _catch_up(self, most: int, call: str) -> Generator[Wait, None, None]:
+        self.left, self.is_redone = None, False
+        buckets = self.early.buckets
+        if not most:
+            return
+        if not buckets.num_begun:
+            self.early.open(self._terms(), num_buckets=0)
+        yield from in_group(buckets.catching_up(most), call)
+        terms = self.early.terms
+        if most > 1 and terms is not None:
+            self.left = Left(terms, buckets.group_weight)
+
+    def reduce(self, share: float) -> Generator[Wait, None, None]:
+        """What has not left becomes the group's mean, of this worker's slice. ``share``: this
+        worker's part in it."""
+        flats = self._flat.gradients
+        if self.left is not None and not self.is_redone:
+            begun = set(self.early.buckets.chunks_begun)
+            rest = [each for each in range(len(self._partition.chunks)) if each not in begun]
+            if rest:
+                for index in rest:
+                    self._flat.gradient_part(self._partition.chunks[index]).mul_(share)
+                sums = [its for chunk, its in self._sums.items() if chunk not in begun]
+                pending = self._group.reduce_scatter(flats, self._spans_of(rest), sums)
+                yield from in_group(pending, _CALL)
+            return
+        for flat in flats:
+            flat.mul_(share)
+        into = None if self.is_redone else list(self._sums.values())
+        yield from in_group(self._group.reduce_scatter(flats, self._all, into), _CALL)
+        for chunk, missing in self._owed.items():
+            self._own_part(chunk).add_(missing)
+
+    def _own_part(self, chunk: int) -> torch.Tensor:
+        """Where the group's gradient of an own chunk lies."""
+        if self.is_redone:
+            return self._flat.gradient_part(self._partition.chunks[chunk])
+        return self._sums[chunk]
+
+    def own_parts(self) -> list[torch.Tensor]:
+        """The group's gradient, of this worker's chunks."""
+        return [self._own_part(chunk) for chunk in self._sums]
+
+    def settle_in_group(self) -> Generator[Wait, None, None]:
+        """Where the gradient was made anew: what was pushed of the other lacks the difference."""
+        if not self.is_redone:
+            return
+        self._reason = self._reason or "gradients change between backward and step()"
+        changed: set[int] = set()
+        for chunk, total in self._sums.items():
+            wanted = self._own_part(chunk)
+            if chunk not in self.early.sent:
+                total.copy_(wanted)
+                continue
+            sent = torch.zeros_like(total) if self.early.sent[chunk] else total
+            if not same_bits(wanted, sent):
+                self._owed[chunk] = wanted - sent
+                changed.update(self._changed_pieces(chunk))
+        table = yield from in_group(self._group.agree(_CALL, sorted(changed)), _CALL)
+        pieces = sorted({int(piece) for row in table for piece in row})
+        if pieces:
+            more = f" (and {len(pieces) - 1} more)" if len(pieces) > 1 else ""
+            name = self._partition.pieces[pieces[0]].name
+            self._correct(f"the gradient of {name}{more} {CHANGED}")
+
+    def settle(self, empty: Iterable[int]) -> set[int]:
+        return self._without_gradient(empty)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def meet_at_end(self) -> Generator[Wait, None, Left | None]:
+        table = yield from in_group(self._group.agree("finish", [self.num_begun]), "finish")
+        yield from self._catch_up(int(max(begun for (begun,) in table)), "finish")
+        return self.left
+
+    def meet_dropped(self, call: str) -> Generator[Wait, None, Left | None]:
+        if self._num_ended < WATCHED:
+            return None
+        has_kept = self._is_expected and not self.is_dropped
+        row = [self.num_begun, float(has_kept), float(self.is_dropped)]
+        table = yield from in_group(self._group.agree(call, row), call)
+        most, kept, dropped = (int(max(column)) for column in zip(*table, strict=True))
+        if kept or not dropped:
+            return None
+        yield from self._catch_up(most, call)
+        if self.left is None:
+            self.early.reset()
+            self.expect_nothing()
+        return self.left
+
+    def finish_dropped(self) -> set[int]:
+        for chunk, is_empty in self.early.sent.items():
+            if not is_empty:
+                self._owed[chunk] = -self._sums[chunk]
+        self._correct("gradients were dropped, of which a part had been sent")
+        return self._without_gradient(self._loop.core.mine)
+
+    def end_iteration(self) -> None:
+        super().end_iteration()
+        self._num_ended += 1
+        self.left, self.is_redone = None, False

@@ -1,0 +1,96 @@
+"""As psdist.workers.early_pushes, in a group of several: a chunk leaves when it is reduced there.
+
+Gradients go, bucket by bucket, to the worker whose slice a chunk is of; that pushes their sum.
+
+    early = GroupPushes(partition, order, flat, loop, buckets, look_for_writes=...)
+    early.push_ready()                        # buckets that are complete here; sums that have come
+    early.given                               # chunks of buckets that this worker has begun
+    early.sent                                # of its own chunks, those whose sum was pushed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from psdist.protocol.partition import Partition
+from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.group.buckets import Buckets, Opening
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.model.flat import FlatModel
+
+
+class GroupPushes(EarlyPushes):
+    _is_shared: ClassVar = True
+
+    def __init__(
+        self,
+        partition: Partition,
+        order: Sequence[int],
+        flat: FlatModel,
+        loop: WorkerLoop,
+        buckets: Buckets,
+        *,
+        look_for_writes: Callable[[], None],
+    ) -> None:
+        """``order``: all chunks, as they leave."""
+        super().__init__(partition, order, flat, loop, look_for_writes=look_for_writes)
+        self.buckets = buckets
+        self._num_complete = 0
+        """Chunks of this iteration, the first of the order, that may leave here."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self.buckets.num_begun > 0
+
+    @property
+    def given(self) -> Mapping[int, bool]:
+        return {chunk: self._is_frozen(chunk) for chunk in self.buckets.chunks_begun}
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.buckets.is_under_way
+
+    def whole(self, num_chunks: int) -> int:
+        return self.buckets.num_chunks_in(self.buckets.num_within(num_chunks))
+
+    def push_ready(self) -> bool:
+        buckets, terms = self.buckets, self.terms  # first, as in EarlyPushes
+        while terms is not None and self._is_complete(self._num_complete):
+            self._num_complete += 1
+        num_complete = buckets.num_within(self._num_complete)
+        before = buckets.num_begun
+        if not before:
+            if self.is_stopped or terms is None or not num_complete:
+                return False
+            self.open(terms, num_buckets=buckets.num_within(len(self._sendable)))
+        if self.is_stopped:
+            num_complete = max(before - 1, 0)
+        buckets.num_complete = num_complete
+        sums = buckets.advance()
+        if terms is not None and not self.is_stopped:
+            for chunk in sums:
+                self._push(replace(terms, weight=buckets.group_weight), chunk, buckets.absent)
+        return bool(sums) or buckets.num_begun > before
+
+    def open(self, terms: Terms, *, num_buckets: int) -> None:
+        """Tell the others under which terms this worker's gradients leave; 0 buckets: not before
+        ``step()``."""
+        self.terms = terms
+        self.buckets.open(
+            Opening(
+                set_index=self._loop.core.set_index,
+                clock=terms.clock,
+                hyper=terms.hyper,
+                weight=terms.weight,
+                num_buckets=num_buckets,
+                frozen=self._frozen,
+            )
+        )
+
+    def reset(self) -> None:
+        super().reset()
+        self.buckets.reset()
+        self._num_complete = 0
+        self._frozen = frozenset()
