@@ -1,7 +1,9 @@
 """A worker: what it decides (``protocol``), the user's ``model`` and ``data``, its ``group``.
 
 ``assembly`` puts a worker together, ``trainer`` is one iteration from gradients to new parameters,
-``overlap`` what of it leaves during backward (``early_pushes``), ``progress`` who drives the loop,
+``reduction`` the group's part of it, ``overlap`` what of it leaves during backward
+(``early_pushes``; in groups of several ``group_overlap`` and ``group_pushes``), ``overlap_limits``
+where nothing ever does, ``progress`` who drives the loop,
 ``values`` are the parameters in memory, ``batches`` what was learnt from,
 ``loop`` carries actions out over the network, ``standing`` reports progress to the registrar,
 ``metrics`` what the script reports. Imported as ``psdist.workers``;

@@ -282,6 +282,39 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_group_which_can_go_on(
     assert relative_distance(parameters(auto), parameters(off)) < 1e-6
 
 
+@pytest.mark.parametrize("pause_s", [1e-3, 0.0], ids=["left", "opened"])
+@pytest.mark.parametrize("call", ["mean", "save"])
+def test_gradients_that_a_group_drops_hold_up_nobody_in_a_collective(
+    call: str, pause_s: float, tmp_path: Path
+) -> None:
+    """Whether some have left, or the group has only said that they would."""
+
+    def script(job: Job, stage: Stage) -> Result:
+        torch.manual_seed(1)
+        model: nn.Module = Wide(lambda: stage.sleep(pause_s) if pause_s else None)
+        made = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = job.prepare(model, made)
+        batches = PROBLEM.batches(size=BATCH, count=STEPS, part=job.worker, num_parts=4)
+        for step, (x, _) in enumerate(batches):
+            optimizer.zero_grad()
+            model(x).backward()
+            if step == 6 and job.worker < 2:
+                optimizer.zero_grad()
+            else:
+                optimizer.step()
+            if step == 6 and call == "mean":
+                job.mean(1.0)
+            elif step == 6:
+                job.save(str(tmp_path / "model.safetensors"))
+        return {"parameters": flat(model), "clock": job.clock}
+
+    outcome = run(script, tmp_path / "run", groups=GROUPS[2])
+    has_left = pause_s > 0
+    assert outcome.summary["overlap_corrections"] == 2 * has_left
+    assert outcome.summary["clocks"] == [STEPS - (not has_left), STEPS]
+    assert bool(outcome.summary["early_pushes"]) == has_left
+
+
 class Stream(IterableDataset[Tensor]):
     """Of which workers see different numbers of samples."""
 
