@@ -35,6 +35,8 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
 from psdist.workers.assembly import make_trainer
+from psdist.workers.early.overlap_limits import why_never, why_not_here
+from psdist.workers.early.progress import BackgroundProgress, PollingProgress, Progress
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
@@ -52,8 +54,6 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.overlap_limits import why_never, why_not_here
-from psdist.workers.progress import BackgroundProgress, PollingProgress, Progress
 from psdist.workers.standing import Standing
 from psdist.workers.trainer import Trainer
 

@@ -1,13 +1,10 @@
 """A worker: what it decides (``protocol``), the user's ``model`` and ``data``, its ``group``.
 
 ``assembly`` puts a worker together, ``trainer`` is one iteration from gradients to new parameters,
-``reduction`` the group's part of it, ``overlap`` what of it leaves during backward
-(``early_pushes``; in groups of several ``group_overlap`` and ``group_pushes``), ``overlap_limits``
-where nothing ever does, ``progress`` who drives the loop,
-``values`` are the parameters in memory, ``batches`` what was learnt from,
-``loop`` carries actions out over the network, ``standing`` reports progress to the registrar,
-``metrics`` what the script reports. Imported as ``psdist.workers``;
-never imports psdist.servers.
+``reduction`` the group's part of it, ``early`` (a room) what of it leaves during backward,
+``values`` are the parameters in memory, ``batches`` what was learnt from, ``loop`` carries actions
+out over the network, ``standing`` reports progress to the registrar, ``metrics`` what the script
+reports. Imported as ``psdist.workers``; never imports psdist.servers.
 """
 
 if __name__ != "psdist.workers":

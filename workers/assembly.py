@@ -18,11 +18,11 @@ from psdist.history.writers import WorkerHistory
 from psdist.protocol.partition import Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
+from psdist.workers.early.group_overlap import Sums
+from psdist.workers.early.progress import Driver
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.group_overlap import Sums
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.progress import Driver
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.trainer import Trainer

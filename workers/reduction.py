@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from psdist.protocol.partition import Partition
+from psdist.workers.early.group_overlap import GroupOverlap
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.group_overlap import GroupOverlap
 from psdist.workers.loop import Wait
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.step_table import Row, StepTable, in_group, max_norm_of

@@ -3,7 +3,7 @@
 This is what ``optimizer.step()`` runs: collect -> agree in the group -> reduce this worker's slice
 in the group -> push it and receive it back -> gather the slices of the group. Everything leaves
 in ``step()``, so accumulation, clipping and looking at gradients behave as in plain PyTorch; but
-for what psdist.workers.overlap has sent during backward.
+for what psdist.workers.early.overlap has sent during backward.
 
     trainer = make_trainer(loop, group, partition=...)     # psdist.workers.assembly
     trainer.step(gradient_scale=1.0, is_skipped=False)
@@ -32,15 +32,15 @@ from psdist.protocol.ids import describe_workers
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import SendOrder
 from psdist.workers.batches import Batches
-from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.early.early_pushes import EarlyPushes, Terms
+from psdist.workers.early.group_overlap import GroupOverlap, Sums
+from psdist.workers.early.group_pushes import GroupPushes
+from psdist.workers.early.overlap import Left, Overlap
+from psdist.workers.early.progress import Driver
 from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.group_overlap import GroupOverlap, Sums
-from psdist.workers.group_pushes import GroupPushes
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.overlap import Left, Overlap
-from psdist.workers.progress import Driver
 from psdist.workers.reduction import Reduced, Reduction
 from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values

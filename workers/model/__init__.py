@@ -4,5 +4,5 @@
 the wire reads them, ``gradient_hooks`` copies gradients there as autograd finishes them, ``shadow``
 is where replies land meanwhile, ``optimizer`` is what the user holds after ``job.prepare``,
 ``saving`` writes the whole model. Knows no network: what is pushed when is psdist.workers.trainer's
-and psdist.workers.overlap's.
+and psdist.workers.early.overlap's.
 """

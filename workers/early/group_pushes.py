@@ -1,4 +1,4 @@
-"""As psdist.workers.early_pushes, in a group of several: a chunk leaves when it is reduced there.
+"""As psdist.workers.early.early_pushes, in a group of several: a chunk leaves when it is reduced.
 
 Gradients go, bucket by bucket, to the worker whose slice a chunk is of; that pushes their sum.
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from psdist.protocol.partition import Partition
-from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.early.early_pushes import EarlyPushes, Terms
 from psdist.workers.group.buckets import Buckets, Opening
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel

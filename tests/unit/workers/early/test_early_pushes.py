@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psdist.protocol.partition import Partition, Piece
-from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.early.early_pushes import EarlyPushes, Terms
 
 PIECES = 4
 

@@ -3,9 +3,9 @@ of those that were sent too soon.
 
 It watches the first iterations, in which everything leaves in ``step()``. What they show decides:
 where each gradient comes once, and is in ``step()`` what it was when autograd had finished it, it
-switches on. From then on chunks leave early (psdist.workers.early_pushes), replies land beside the
-parameters, and every step compares what was sent with what is there. A difference goes into the
-next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
+switches on. From then on chunks leave early (psdist.workers.early.early_pushes), replies land
+beside the parameters, and every step compares what was sent with what is there. A difference goes
+into the next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
 
     overlap = Overlap("auto", partition=..., flat=..., loop=..., early=..., terms=..., driver=...)
     overlap.compare()                                         # while chunks may still leave
@@ -27,12 +27,12 @@ import torch
 
 from psdist.errors import UsageError
 from psdist.protocol.partition import Partition
-from psdist.workers.early_pushes import EarlyPushes, Terms
+from psdist.workers.early.early_pushes import EarlyPushes, Terms
+from psdist.workers.early.progress import Driver
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel, same_bits
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.shadow import Shadow
-from psdist.workers.progress import Driver
 
 logger = logging.getLogger("psdist")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psdist.workers.progress import BackgroundProgress, PollingProgress, Progress
+from psdist.workers.early.progress import BackgroundProgress, PollingProgress, Progress
 
 LONG_S = 30.0
 """Far more than any wait here takes."""

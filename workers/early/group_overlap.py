@@ -25,12 +25,12 @@ import torch
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor
 from psdist.protocol.partition import Chunk, Partition, Span
-from psdist.workers.early_pushes import Terms
+from psdist.workers.early.early_pushes import Terms
+from psdist.workers.early.group_pushes import GroupPushes
+from psdist.workers.early.overlap import CHANGED, RETERMED, WATCHED, Left, Overlap
 from psdist.workers.group.channel import GroupChannel, Slices
-from psdist.workers.group_pushes import GroupPushes
 from psdist.workers.loop import Wait
 from psdist.workers.model.flat import FlatModel, same_bits
-from psdist.workers.overlap import CHANGED, RETERMED, WATCHED, Left, Overlap
 from psdist.workers.step_table import Row, in_group
 
 _CALL = "optimizer.step"
