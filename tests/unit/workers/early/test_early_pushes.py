@@ -64,7 +64,7 @@ class Pushes:
 
     def begin(self, *, weight: float = 1.0, frozen: frozenset[int] = frozenset()) -> None:
         terms = Terms(clock=7, hyper=b"h", weight=weight)
-        self.early.begin(terms, frozen=frozen, absent=sorted(frozen))
+        self.early.begin(terms, frozen=frozen, expected=frozenset())
 
     def add(self, *pieces: int) -> None:
         for piece in pieces:
