@@ -113,11 +113,11 @@ class Trainer:
         self._clips_to = max_norm if clips_itself else 0.0
         self._history = history
         self._on_iteration = on_iteration
-        self._mine = partition.slices(group.size, order)[group.place]
+        slices = partition.slices(group.size, order)
+        self._mine = slices[group.place]
         self._batches = Batches()
         self._reduced: Reduced | None = None
         self._waited_s = 0.0
-        slices = partition.slices(group.size, order)
         self._values = Values(partition, owners, flat, loop, group, history, slices=slices)
         self._progress = progress
         send_order = SendOrder(order, num_chunks=len(partition.chunks))
@@ -224,10 +224,10 @@ class Trainer:
         reduced, self._reduced = self._reduced, None
         assert reduced is not None
         if reduced.problem and not is_skipped and self._on_nonfinite == "error":
+            more = " more" if self._overlap.is_half_pushed else ""
             raise NonFiniteGradientError(
                 f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
-                f"{'it' if self._overlap.is_half_pushed else 'nothing'} was "
-                f"{'not ' * self._overlap.is_half_pushed}pushed. {_NON_FINITE_REMEDY}"
+                f"nothing{more} was pushed. {_NON_FINITE_REMEDY}"
             )
         yield from self._exchange(reduced)
 

@@ -41,13 +41,13 @@ class Values:
         self._group = group
         self._mine = slices[group.place]
         self._min_done = [NEVER] * len(self._mine)
-        self.spans = [partition.spans(chunks) for chunks in slices]
+        self._spans = [partition.spans(chunks) for chunks in slices]
         """The slice of every worker of the group."""
         # With the versions behind the parameters.
         num_flats = len(flat.values)
         self._recorded_spans = [
             (*spans, *(Span(num_flats, 2 * run.start, 2 * run.stop) for run in runs_of(chunks)))
-            for spans, chunks in zip(self.spans, slices, strict=True)
+            for spans, chunks in zip(self._spans, slices, strict=True)
         ]
         self._is_recorded = history is not None
         self._uses = Uses(partition, flat, owners, history)
@@ -98,7 +98,7 @@ class Values:
             if self._is_recorded:
                 self._uses.versions[chunk, 0] = version.position
                 self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
-        flats, spans = self._flat.values, self.spans
+        flats, spans = self._flat.values, self._spans
         if self._is_recorded:
             flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
         yield from in_group(self._group.all_gather(flats, spans), call)

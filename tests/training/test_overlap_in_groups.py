@@ -278,6 +278,8 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_group_which_can_go_on(
     off = run(script, tmp_path / "off", overlap="off", groups=TOGETHER)
     assert [bool(each["told"]) for each in auto.results] == [True, True, True, False]
     assert "iteration 6: the gradient of layers.3.weight" in auto.results[1]["told"]
+    assert "infinity; nothing more was pushed" in auto.results[1]["told"]
+    assert "infinity; nothing was pushed" in off.results[1]["told"]
     assert {each["clock"] for each in auto.results} == {STEPS}
     assert relative_distance(parameters(auto), parameters(off)) < 1e-6
 
