@@ -270,7 +270,7 @@ class ParameterSets:
             each.trainer.pull()
         self._collective("prepare", b"")
         for each in added:
-            hook = UseHook(each.trainer.record_use)
+            hook = UseHook(self._on_use(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
         for optimizer in optimizers:
@@ -281,6 +281,18 @@ class ParameterSets:
         else:
             self.models.append(PreparedModel(module=model, sets=added))
         return [each.optimizer for each in added]
+
+    def _on_use(self, trainer: Trainer) -> Callable[[int], None]:
+        """What is to be done before a forward pass with gradients."""
+        if trainer.flat.device.type == "cpu":
+            return trainer.record_use
+
+        def use(num_samples: int) -> None:
+            trainer.record_use(num_samples)
+            if self._progress is not None:
+                self._progress.open()  # hooks of a GPU's gradients run in another thread
+
+        return use
 
     def bring(self, prepared: PreparedModel) -> None:
         """What the servers hold of the model now, and what they do not hold from the chief; all
@@ -377,7 +389,11 @@ class ParameterSets:
             is_alone=self._context.network is not None,
         )
         device = description.parameters[0].device.type
-        why_not = never or why_not_here(device=device)
+        why_not = never or why_not_here(
+            device=device,
+            group_size=self._group.size,
+            has_thread=self._context.may_use_threads,
+        )
         if why_not and overlap != "off":
             logger.info("parameter set %d: overlap stays off: %s", index, why_not)
         if never:

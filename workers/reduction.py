@@ -62,7 +62,7 @@ class Reduction:
 
     def run(self, table: Sequence[Row], mine: Row, *, clock: int) -> Generator[Wait, None, Reduced]:
         """This worker's slice of the gradients becomes the group's weighted mean, clipped where
-        that is asked for, and lies on the host. ``table``: what all bring."""
+        that is asked for. ``table``: what all bring."""
         is_finite = all(row.is_finite for row in table)
         left, is_redone = None, False
         if self._overlap is not None and is_finite:
@@ -92,7 +92,6 @@ class Reduction:
         yield from self._average(share=brought / total)
         if max_norm:
             yield from self._clip(reduced, max_norm)
-        self._flat.gradients_to_host()
         return reduced
 
     def _average(self, share: float) -> Generator[Wait, None, None]:

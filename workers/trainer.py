@@ -357,9 +357,12 @@ class Trainer:
         }
         self._overlap.absent = gone
         if self._loop.core.is_pushing:
-            self._finish_push(self._overlap.settle(empty), reduced.weight, weight, gone)
+            empty = self._overlap.settle(empty)
+            self._overlap.to_host(self._mine, empty=empty)
+            self._finish_push(empty, reduced.weight, weight, gone)
             return
         self._values.look_for_writes()
+        self._overlap.to_host(self._mine, empty=empty)
         self._record_push(reduced.weight, weight, empty)
         self._loop.begin_push(
             clock=self.clock,

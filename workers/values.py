@@ -73,7 +73,9 @@ class Values:
         return self._uses.staleness
 
     def look_for_writes(self) -> None:
-        """What the script has written is no version of a server's: the next one replaces it."""
+        """What the script has written is no version of a server's: the next one replaces it. From
+        here on replies may land."""
+        self._flat.wait_until_landed()
         if written := set(self._flat.written_by_others()):
             chunks = self._partition.chunks
             self._loop.core.forget_values(
@@ -85,13 +87,12 @@ class Values:
     def take_new(
         self, call: str, move: Callable[[Sequence[int]], None]
     ) -> Generator[Wait, None, None]:
-        """Replies have landed on the host: ``move(chunks)`` brings into place what has landed
-        aside; gather the group's, tell the device and autograd.
+        """Replies have landed: ``move(chunks)`` brings into place what has landed aside, or on the
+        host of a device; gather the group's, tell autograd.
 
         All workers of a group use the same version of a chunk, that of its slice's owner.
         """
         move(self._mine)
-        self._flat.host_to_device()
         for index, chunk in enumerate(self._mine):
             version = self._loop.core.versions[chunk]
             self._min_done[index] = version.min_done

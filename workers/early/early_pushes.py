@@ -2,7 +2,8 @@
 
 Gradients come from autograd's hooks (``begin``, ``add``, ``stop``); whoever owns the worker's loop
 at that moment pushes (``push_ready``): a thread, or the hook itself. Chunks leave strictly in the
-order that all groups share, so one that is incomplete holds back all behind it.
+order that all groups share, so one that is incomplete holds back all behind it. From a GPU a chunk
+leaves when its copy to the host is done: nobody waits for that, whoever owns the loop asks again.
 
     early = EarlyPushes(partition, order, flat, loop, look_for_writes=...)
     early.allow(chunks)                        # those that may leave, the first of the order
@@ -23,6 +24,7 @@ from typing import ClassVar
 from psdist.protocol.partition import Partition
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.model.transfers import Copy, Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,14 @@ class EarlyPushes:
         """Chunk -> its pieces whose gradient is still to come."""
         self._frozen: frozenset[int] = frozenset()
         self._expected: frozenset[int] = frozenset()
-        self._ready: deque[int] = deque()
+        self._ready: deque[tuple[int, Mark]] = deque()
+        """Pieces whose gradient has come, and when."""
+        self._begun: Mark = None
+        """When the terms were there."""
+        self._marks: dict[int, list[Mark]] = {}
+        """Chunk -> when its gradients had come."""
+        self._copies: list[Copy] = []
+        """To the host, of the first chunks of the order."""
 
     def allow(self, num_chunks: int) -> None:
         """So many, the first of the order, may leave before ``step()``."""
@@ -94,8 +103,10 @@ class EarlyPushes:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the group's other workers have still to come to what this one has begun."""
-        return False
+        """Whether what has begun goes on without this worker's doing: here copies to the host, in a
+        group what its others have still to come to."""
+        has_more = len(self._copies) > len(self.sent)
+        return has_more and self.terms is not None and not self.is_stopped
 
     def whole(self, num_chunks: int) -> int:
         """How many of so many chunks, the first of the order, can leave."""
@@ -120,12 +131,14 @@ class EarlyPushes:
             if missing or self._is_shared:  # else it leaves without bytes
                 for piece in frozen.intersection(self.pieces_of[chunk]):
                     self._flat.clear_gradient(piece)
+        self._begun = self._flat.mark()
         self.is_stopped = not terms.weight
         self.terms = terms  # last: from here on the loop's owner looks, in its own thread
 
     def add(self, piece: int) -> None:
-        """Its gradient lies in the flat memory."""
-        self._ready.append(piece)
+        """Its gradient lies in the flat memory, or will when what this thread has asked the device
+        for is done."""
+        self._ready.append((piece, self._flat.mark()))
 
     def stop(self) -> None:
         """What has not left stays until ``step()``."""
@@ -147,14 +160,27 @@ class EarlyPushes:
         """Whether this chunk of the order, all before which were, may leave now."""
         missing, ready = self._missing, self._ready
         while ready:
-            for chunk in self._chunks_of.get(ready.popleft(), ()):
+            piece, mark = ready.popleft()
+            for chunk in self._chunks_of.get(piece, ()):
                 missing[chunk] -= 1
+                self._marks.setdefault(chunk, []).append(mark)
         if self.is_stopped or number >= len(self._sendable) or missing[self._sendable[number]]:
             return False
         chunk = self._sendable[number]
+        if not self._is_on_host(number):
+            return False
         if not self._is_frozen(chunk) and not self._flat.is_finite(self._chunks[chunk]):
             self.is_stopped = True  # no such value reaches a server: step() says so
         return not self.is_stopped
+
+    def _is_on_host(self, number: int) -> bool:
+        """Whether the copy of a complete chunk is done. Begins those of all that are complete."""
+        copies, sendable = self._copies, self._sendable
+        while len(copies) < len(sendable) and not self._missing[sendable[len(copies)]]:
+            chunk = sendable[len(copies)]
+            after = self._begun, *self._marks.pop(chunk, ())
+            copies.append(self._flat.begin_to_host(self._chunks[chunk], after=after))
+        return copies[number].is_done()
 
     def _is_frozen(self, chunk: int) -> bool:
         return self._frozen.issuperset(self.pieces_of[chunk])
@@ -179,3 +205,5 @@ class EarlyPushes:
         self.terms, self.is_stopped = None, False
         self.sent = {}
         self._ready.clear()
+        self._marks.clear()
+        self._copies.clear()

@@ -161,13 +161,12 @@ class Overlap:
         chunks leave."""
         if self.early.terms is None or self._flat.is_diverted:
             return
-        self._changed = {
+        hooks = self._hooks
+        self._changed = self._flat.unlike_flat(
             piece
             for piece in self.early.pieces
-            if self._hooks.counts[piece] == 1
-            and self._hooks.is_as_noted(piece)
-            and not self._flat.holds_gradient(piece)
-        }
+            if hooks.counts[piece] == 1 and hooks.is_as_noted(piece)
+        )
 
     def collect(
         self,
@@ -273,6 +272,16 @@ class Overlap:
                 self._correct(f"the gradient of {names[0]}{more} {CHANGED}")
         return self._without_gradient(empty)
 
+    def to_host(self, chunks: Collection[int], *, empty: Collection[int]) -> None:
+        """Of this worker's ``chunks``, what has not left and is not ``empty`` becomes what MPI
+        reads."""
+        left = self.early.sent
+        self._flat.gradients_to_host(
+            self._partition.chunks[chunk]
+            for chunk in chunks
+            if chunk not in empty and chunk not in left
+        )
+
     def _without_gradient(self, empty: Iterable[int]) -> set[int]:
         """``empty``, but of what has left as it was sent."""
         early = self.early
@@ -346,6 +355,7 @@ class Overlap:
         """Replies about ``chunks`` have landed: bring what is new into place, and the servers'
         values back where the script has written."""
         if self._shadow is None:
+            self._flat.host_to_device(self._partition.chunks[chunk] for chunk in chunks)
             return
         written = set(self._flat.written_by_others())
         moving = []
@@ -383,6 +393,7 @@ class Overlap:
         self._hooks.copies = "none"
         self.early.allow(0)
         if self._shadow is not None:
+            self._flat.values_to_host()  # replies without bytes mean what is in place
             self._loop.receive_into(self._flat.parameter_frame)
             self._shadow = None
         set_index = self._loop.core.set_index

@@ -14,8 +14,16 @@ def why_never(*, mode: str, on_nonfinite: str, max_norm: float, is_alone: bool) 
     return ""
 
 
-def why_not_here(*, device: str) -> str:
-    """Why none of this worker's may; those of other groups may all the same."""
-    if device != "cpu":
-        return f"the model is on {device}; gradients leave early from the CPU only"
+def why_not_here(*, device: str, group_size: int, has_thread: bool) -> str:
+    """Why none of this worker's may; those of other groups may all the same. ``has_thread``:
+    whether a thread beside the script's may drive the loop."""
+    if device == "cpu":
+        return ""
+    if group_size > 1:
+        return f"the model is on {device}; in groups of several gradients leave early on the CPU only"
+    if not has_thread:
+        return (
+            f"the model is on {device}, where gradients come in a thread of autograd's, and this MPI "
+            "gives no MPI_THREAD_MULTIPLE, with which another thread could send them"
+        )
     return ""

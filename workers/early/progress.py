@@ -3,8 +3,11 @@
 The loop and MPI have one owner at a time. It is the script's thread but for a *window*: a hook that
 has something to push opens it (``wake``), whatever the script calls next on the loop closes it
 (``take_over``). Between the two the thread pushes and receives; without one, each ``wake`` does.
+Gradients of a model on a GPU come in a thread of autograd's, whose hooks cannot know what the script's
+thread does: there the forward pass, in the script's own thread, opens the window (``open``).
 
     progress = BackgroundProgress(work=lambda: ..., is_awaiting=lambda: ...)
+    progress.open()
     progress.wake()
     progress.take_over()                  # raises what went wrong in the window
     progress.stop()
@@ -26,6 +29,10 @@ _LAST_SLEEP_S = 1e-3
 class Driver(Protocol):
     """What drives the worker's loop during backward, as the sets see it."""
 
+    def open(self) -> None:
+        """The script's thread, which calls this, leaves the loop alone until it takes over."""
+        ...
+
     def wake(self) -> None:
         """Chunks may be complete."""
         ...
@@ -42,6 +49,9 @@ class PollingProgress:
         self._work = work
         self._owner = threading.get_ident()
         self._error: BaseException | None = None
+
+    def open(self) -> None:
+        """Hooks in the script's own thread work in passing; others would need a thread for it."""
 
     def wake(self) -> None:
         """There is something to do."""
@@ -80,14 +90,19 @@ class BackgroundProgress:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def wake(self) -> None:
-        """There is something to do. Opens the window, if this is the script's own thread: another
-        one does not know whether that uses the loop."""
+    def open(self) -> None:
+        """The script's thread leaves the loop alone until it takes over. Any other's word is
+        nothing."""
         if threading.get_ident() == self._owner and self._error is None:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="psdist-loop", daemon=True)
                 self._thread.start()
             self._is_open = True
+
+    def wake(self) -> None:
+        """There is something to do. Opens the window, if this is the script's own thread: another
+        one does not know whether that uses the loop."""
+        self.open()
         self._has_work.set()
 
     def take_over(self) -> None:

@@ -2,24 +2,27 @@
 
 Parameters become parts of flat buffers (so replies land in place); gradients are copied into flat
 buffers of the same layout when a step begins. For a model on a GPU the flat buffers live there,
-with pinned mirrors on the host for MPI.
+with mirrors on the host for MPI (psdist.workers.model.transfers).
 
     flat = FlatModel(partition, parameters)       # parameters[i] is piece i
     absent = flat.collect_gradients(scale=1.0)
+    flat.gradients_to_host(chunks)                # before they are pushed
     flat.parameter_bytes(chunk)                   # host memory of a chunk
+    flat.host_to_device(chunks)                   # when replies about them have landed there
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 import torch
 
 from psdist.errors import ModelError, UsageError
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
+from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
+from psdist.workers.model.transfers import DONE, Copy, Mark, Pairs, Transfers, transfers_for
 
 
 class _FlatBuffers:
@@ -28,21 +31,23 @@ class _FlatBuffers:
     def __init__(
         self,
         partition: Partition,
-        device: torch.device,
-        allocate: Callable[[int], memoryview] = allocate,
+        transfers: Transfers,
+        allocate: Callable[[int], memoryview],
+        *,
+        is_seen_by_mpi: bool = True,
     ) -> None:
+        """``allocate(num_bytes)``: of what MPI sees."""
         self.on_device: list[torch.Tensor] = []
         self.on_host: list[torch.Tensor] = []
         for buffer in partition.buffers:
-            if device.type == "cpu":
-                memory = allocate(buffer.num_elements * ITEM_BYTES[buffer.dtype])
-                host = as_tensor(memory, buffer.dtype, buffer.num_elements)
-                self.on_device.append(host)
-            else:
-                dtype = torch_dtype(buffer.dtype)
-                host = torch.zeros(buffer.num_elements, dtype=dtype, pin_memory=True)
-                self.on_device.append(torch.zeros_like(host, device=device))
-            self.on_host.append(host)
+            dtype, num_elements = buffer.dtype, buffer.num_elements
+            if is_seen_by_mpi or not transfers.has_mirrors:
+                memory = allocate(num_elements * ITEM_BYTES[dtype])
+                self.on_host.append(as_tensor(memory, dtype, num_elements))
+            if transfers.has_mirrors:
+                self.on_device.append(transfers.device_memory(dtype, num_elements))
+        if not transfers.has_mirrors:
+            self.on_device = self.on_host
 
 
 class FlatModel:
@@ -51,11 +56,12 @@ class FlatModel:
         partition: Partition,
         parameters: Sequence[torch.nn.Parameter],
         *,
-        allocate: Callable[[int], memoryview] = allocate,
+        allocate: Callable[[int], memoryview] | None = None,
     ) -> None:
         """Copies the parameters' values and makes each a view of the flat memory.
 
-        ``allocate(num_bytes)``: memory for the gradients of a model on the CPU.
+        ``allocate(num_bytes)``: memory for the gradients of a model on the CPU. Raises
+        :class:`ModelError` where the model is on devices that psdist does not train on.
         """
         devices = {parameter.device for parameter in parameters}
         if len(devices) != 1:
@@ -67,8 +73,13 @@ class FlatModel:
         (self.device,) = devices
         self._partition = partition
         self._parameters = tuple(parameters)
-        self._values = _FlatBuffers(partition, self.device)
-        self._gradients = _FlatBuffers(partition, self.device, allocate)
+        self.transfers = transfers = transfers_for(self.device)
+        self._landing: Copy = DONE
+        """Of what replies have brought last, to the device."""
+        self._values = _FlatBuffers(partition, transfers, transfers.allocate)
+        if transfers.has_mirrors or allocate is None:
+            allocate = transfers.allocate
+        self._gradients = _FlatBuffers(partition, transfers, allocate)
         for buffer in partition.buffers:
             for piece, start in buffer.piece_starts:
                 shape = partition.pieces[piece].shape
@@ -176,16 +187,36 @@ class FlatModel:
         gradient, view = self._parameters[piece].grad, self._gradient_views[piece]
         return gradient is not None and same_bits(gradient.detach().to(view.dtype), view)
 
+    def unlike_flat(self, pieces: Iterable[int]) -> set[int]:
+        """Those of whose gradient as it is now the flat buffer does not have the bits."""
+        pieces = list(pieces)
+        if not self.transfers.has_mirrors:
+            return {piece for piece in pieces if not self.holds_gradient(piece)}
+        there = [piece for piece in pieces if self._parameters[piece].grad is not None]
+        unlike = set(pieces).difference(there)
+        if there:  # a device is waited for once
+            are_other = [self._is_other(piece) for piece in there]
+            flags = torch.stack(are_other).tolist()
+            unlike.update(piece for piece, is_other in zip(there, flags, strict=True) if is_other)
+        return unlike
+
+    def _is_other(self, piece: int) -> torch.Tensor:
+        gradient, view = self._parameters[piece].grad, self._gradient_views[piece]
+        assert gradient is not None
+        return (as_bits(gradient.detach().to(view.dtype)) != as_bits(view)).any()
+
     def gradient_part(self, chunk: Chunk) -> torch.Tensor:
         """The flat gradient in ``chunk``."""
-        return self.gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
+        return _part(self.gradients, chunk)
 
     def divert_gradients(self) -> None:
         """The flat gradients belong to the network: collect others in memory aside, until
         :meth:`rejoin_gradients`."""
         if self._pushed is None:
             self._pushed = self._gradients, self._gradient_views
-            self._gradients = _FlatBuffers(self._partition, self.device)
+            self._gradients = _FlatBuffers(
+                self._partition, self.transfers, self.transfers.allocate, is_seen_by_mpi=False
+            )
             self._gradient_views = self._views_of(self._gradients)
 
     @property
@@ -225,10 +256,8 @@ class FlatModel:
         ]
 
     def is_finite(self, chunk: Chunk) -> bool:
-        """Whether the flat gradient in ``chunk`` holds neither NaN nor infinity."""
-        part = self.gradient_part(chunk)
-        is_summable = torch.isfinite(part.sum(dtype=_sum_dtype(part)))
-        return bool(is_summable) or bool(torch.isfinite(part).all())
+        """Whether what a push of ``chunk`` would send holds neither NaN nor infinity."""
+        return _is_finite(_part(self._gradients.on_host, chunk))
 
     def non_finite_in(self, chunks: Collection[Chunk]) -> list[int]:
         """As :meth:`non_finite`, of the pieces in these chunks."""
@@ -236,7 +265,7 @@ class FlatModel:
             {
                 segment.piece
                 for chunk in chunks
-                if not self.is_finite(chunk)
+                if not _is_finite(self.gradient_part(chunk))
                 for segment in chunk.segments
                 if not torch.isfinite(self._gradient_views[segment.piece]).all()
             }
@@ -257,16 +286,51 @@ class FlatModel:
             if not torch.isfinite(self._gradient_views[piece]).all()
         ]
 
-    def gradients_to_host(self) -> None:
-        """Before a push: what the device has reduced becomes what MPI reads."""
-        self._copy(self._gradients.on_device, self._gradients.on_host)
+    # -- between the device and what MPI sees --------------------------------------------------
+
+    def mark(self) -> Mark:
+        """What this thread has asked the device for so far, for :meth:`begin_to_host`."""
+        return self.transfers.mark()
+
+    def begin_to_host(self, chunk: Chunk, *, after: Iterable[Mark]) -> Copy:
+        """The flat gradient in ``chunk`` becomes what a push sends; complete ``after`` these."""
+        if not self.transfers.has_mirrors:
+            return DONE
+        pair = self.gradient_part(chunk), _part(self._gradients.on_host, chunk)
+        return self.transfers.begin([pair], after=after)
+
+    def gradients_to_host(self, chunks: Iterable[Chunk]) -> None:
+        """As :meth:`begin_to_host`, of what this thread has computed; waits until it is there."""
+        copies = [self.begin_to_host(chunk, after=[self.mark()]) for chunk in chunks]
+        for copy in copies[-1:]:
+            copy.wait()
 
     def values_to_host(self) -> None:
-        self._copy(self._values.on_device, self._values.on_host)
+        """All parameters as they are become what MPI sees."""
+        if self.transfers.has_mirrors:
+            pairs = list(zip(self._values.on_device, self._values.on_host, strict=True))
+            self.transfers.begin(pairs, after=[self.mark()]).wait()
 
-    def host_to_device(self) -> None:
-        """After replies landed in host memory."""
-        self._copy(self._values.on_host, self._values.on_device)
+    def host_to_device(self, chunks: Iterable[Chunk]) -> None:
+        """Replies about ``chunks`` have landed in what MPI sees."""
+        if self.transfers.has_mirrors:
+            self.land(
+                [
+                    (_part(self._values.on_host, chunk), _part(self._values.on_device, chunk))
+                    for chunk in chunks
+                ]
+            )
+
+    def land(self, pairs: Pairs) -> None:
+        """Bring values into place from host memory, which stays as it is until
+        :meth:`wait_until_landed` is over."""
+        if pairs:
+            self._landing = self.transfers.begin(pairs, after=[self.mark()])
+            self._landing.join()
+
+    def wait_until_landed(self) -> None:
+        """Before anything may land again from where :meth:`land` has copied last."""
+        self._landing.wait()
 
     def values_changed(self) -> None:
         """Tell autograd, which sees no writes by MPI: a backward pass through the old values then
@@ -274,20 +338,13 @@ class FlatModel:
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [parameter._version for parameter in self._parameters]
 
-    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        if self.device.type == "cpu":
-            return
-        for source, target in zip(sources, targets, strict=True):
-            target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize(self.device)
-
     def parameter_bytes(self, chunk: Chunk) -> memoryview:
         """Host memory of a chunk's parameters."""
-        return _part(self._values.on_host, chunk)
+        return as_bytes(_part(self._values.on_host, chunk))
 
     def gradient_bytes(self, chunk: Chunk) -> memoryview:
         """Host memory of a chunk's gradient."""
-        return _part(self._gradients.on_host, chunk)
+        return as_bytes(_part(self._gradients.on_host, chunk))
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
         """A new frame over :meth:`parameter_bytes`."""
@@ -313,17 +370,26 @@ def _identity(gradient: torch.Tensor | None) -> tuple[int, int]:
     return (0, 0) if gradient is None else (gradient.data_ptr(), gradient._version)
 
 
-def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> memoryview:
-    return as_bytes(flats[chunk.buffer][chunk.start : chunk.start + chunk.length])
+def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> torch.Tensor:
+    return flats[chunk.buffer][chunk.start : chunk.start + chunk.length]
 
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers."""
+    return tensor.view(_BITS[tensor.element_size()])
+
+
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype are equal bit by bit, NaN and -0 included."""
-    bits = _BITS[one.element_size()]
-    return torch.equal(one.view(bits), other.view(bits))
+    return torch.equal(as_bits(one), as_bits(other))
+
+
+def _is_finite(part: torch.Tensor) -> bool:
+    is_summable = torch.isfinite(part.sum(dtype=_sum_dtype(part)))
+    return bool(is_summable) or bool(torch.isfinite(part).all())
 
 
 def _sum_dtype(tensor: torch.Tensor) -> torch.dtype:

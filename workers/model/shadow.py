@@ -12,7 +12,7 @@ from collections.abc import Collection
 import torch
 
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_bytes, as_tensor
+from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.partition import Chunk, Partition
 from psdist.workers.model.flat import FlatModel
 
@@ -21,10 +21,11 @@ class Shadow:
     """Of some chunks; always the newest values that a server has sent."""
 
     def __init__(self, partition: Partition, flat: FlatModel, *, chunks: Collection[int]) -> None:
+        self._flat = flat
         self._aside: dict[int, torch.Tensor] = {}
         self._in_place: dict[int, torch.Tensor] = {}
         # In one piece: many would lie in holes of the heap that autograd's gradients have left.
-        memory = allocate(sum(partition.chunks[index].num_bytes for index in chunks))
+        memory = flat.transfers.allocate(sum(partition.chunks[index].num_bytes for index in chunks))
         start = 0
         for index in chunks:
             chunk = partition.chunks[index]
@@ -32,15 +33,13 @@ class Shadow:
             aside = as_tensor(memory[start:stop], chunk.dtype, chunk.length)
             start = stop
             place = flat.values[chunk.buffer][chunk.start : chunk.start + chunk.length]
-            self._aside[index], self._in_place[index] = aside.copy_(place), place
+            self._aside[index], self._in_place[index] = aside, place
+        pairs = [(self._in_place[chunk], self._aside[chunk]) for chunk in chunks]
+        flat.transfers.begin(pairs, after=[flat.mark()]).wait()
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
         return Frame(as_bytes(self._aside[chunk.index]))
 
     def move(self, chunks: Collection[int]) -> None:
         """What has landed of ``chunks`` becomes the parameters."""
-        if chunks:
-            torch._foreach_copy_(
-                [self._in_place[chunk] for chunk in chunks],
-                [self._aside[chunk] for chunk in chunks],
-            )
+        self._flat.land([(self._aside[chunk], self._in_place[chunk]) for chunk in chunks])

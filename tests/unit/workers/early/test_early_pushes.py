@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.partition import Chunk, Partition, Piece
 from psdist.workers.early.early_pushes import EarlyPushes, Terms
 
 PIECES = 4
+
+
+@dataclass
+class Copying:
+    after: set[int]
+    is_over: bool
+
+    def is_done(self) -> bool:
+        return self.is_over
 
 
 class Flat:
@@ -19,6 +29,20 @@ class Flat:
     def __init__(self) -> None:
         self.cleared: list[int] = []
         self.on_look: Callable[[], None] = lambda: None
+        self.copies: dict[int, Copying] = {}
+        """By chunk."""
+        self.num_marks = 0
+        self.is_on_host = True
+        """Whether copies are done as soon as they are begun."""
+
+    def mark(self) -> int:
+        self.num_marks += 1
+        return self.num_marks
+
+    def begin_to_host(self, chunk: Chunk, *, after: Iterable[int]) -> Copying:
+        assert chunk.index not in self.copies
+        copy = self.copies[chunk.index] = Copying(after=set(after), is_over=self.is_on_host)
+        return copy
 
     def is_finite(self, _chunk: object) -> bool:
         self.on_look()
@@ -188,3 +212,64 @@ def test_an_iteration_without_weight_is_stopped_before_the_loops_owner_can_see_i
     monkeypatch.setattr(pushes.early, "__class__", Watched)
     pushes.begin(weight=0.0)
     assert seen == [True]
+
+
+def test_a_chunk_leaves_when_its_copy_to_the_host_is_done_and_those_before_it_have_left(
+    pushes: Pushes,
+) -> None:
+    pushes.flat.is_on_host = False
+    pushes.early.allow(PIECES)
+    pushes.begin()
+    assert not pushes.early.is_under_way
+    pushes.add(0, 1, 3)
+    assert not pushes.early.push_ready()
+    copies = pushes.flat.copies
+    assert list(copies) == [0, 1]  # all that are complete, in order
+    assert pushes.early.is_under_way
+    copies[1].is_over = True
+    assert not pushes.early.push_ready()
+    copies[0].is_over = True
+    assert pushes.early.push_ready()
+    assert [chunk for chunk, _ in pushes.loop.pushed] == [0, 1]
+    assert not pushes.early.is_under_way
+    assert list(copies) == [0, 1]
+
+
+def test_a_copy_begins_behind_all_that_was_written_to_its_chunk() -> None:
+    pushes = Pushes(chunk_bytes=512)
+    pushes.early.allow(2)
+    pushes.begin(frozen=frozenset({3}))  # mark 1: what has none is zero
+    pushes.add(2, 1, 0)  # marks 2, 3, 4
+    pushes.early.push_ready()
+    assert [copy.after for copy in pushes.flat.copies.values()] == [{1, 3, 4}, {1, 2}]
+
+
+def test_what_is_copied_when_an_iteration_ends_is_not_the_nexts(pushes: Pushes) -> None:
+    pushes.flat.is_on_host = False
+    pushes.early.allow(PIECES)
+    pushes.begin()
+    pushes.add(0)
+    pushes.early.push_ready()
+    pushes.early.reset()
+    assert not pushes.early.is_under_way
+    (before,) = pushes.flat.copies.values()
+    before.is_over = True
+    pushes.flat.copies.clear()
+    pushes.begin()
+    pushes.add(0)
+    assert not pushes.early.push_ready()
+    assert list(pushes.flat.copies) == [0]
+    assert before.after.isdisjoint(pushes.flat.copies[0].after)
+
+
+def test_what_is_stopped_while_it_is_copied_stays(pushes: Pushes) -> None:
+    pushes.flat.is_on_host = False
+    pushes.early.allow(PIECES)
+    pushes.begin()
+    pushes.add(0)
+    pushes.early.push_ready()
+    pushes.early.stop()
+    assert not pushes.early.is_under_way
+    pushes.flat.copies[0].is_over = True
+    assert not pushes.early.push_ready()
+    assert not pushes.loop.pushed

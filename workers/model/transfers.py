@@ -1,0 +1,173 @@
+"""Copies between a model's device and the memory that MPI sees: the one seam for them.
+
+    transfers = transfers_for(device)
+    source, target = transfers.device_memory("float32", 1024), transfers.allocate(4096)
+    mark = transfers.mark()                # in the thread whose work the source is
+    copy = transfers.begin([(source, as_tensor(target, "float32", 1024))], after=[mark])
+    copy.is_done()                         # asked again and again; or
+    copy.wait()                            # this thread waits; or
+    copy.join()                            # what the device is asked for next comes behind it
+
+Copies happen in the order in which they were begun, so one that is done proves those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import torch
+
+from psdist.errors import ModelError
+from psdist.protocol.memory import allocate, torch_dtype
+
+Pairs: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Sources and targets, of one shape and dtype."""
+Mark: TypeAlias = Any
+"""A moment in what a thread has asked the device for."""
+
+
+class Copy(Protocol):
+    """Begun; until it is done its sources must stay as they are, and its targets are nobody's."""
+
+    def is_done(self) -> bool:
+        """Whether the targets hold the sources."""
+        ...
+
+    def wait(self) -> None:
+        """Until it is done."""
+        ...
+
+    def join(self) -> None:
+        """What this thread asks the device for from now on comes behind it; returns at once."""
+        ...
+
+
+class Transfers(Protocol):
+    @property
+    def has_mirrors(self) -> bool:
+        """Whether the device's memory is other than what MPI sees."""
+        ...
+
+    def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
+        """Zeroed, where the model computes."""
+        ...
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Zeroed, where MPI reads and writes, and from where copies need not wait."""
+        ...
+
+    def mark(self) -> Mark:
+        """After everything that this thread has asked the device for."""
+        ...
+
+    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:
+        """Copy each source to its target, behind ``after``. Any thread may begin one."""
+        ...
+
+
+class Done:
+    """A :class:`Copy` that is done."""
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
+
+DONE: Final = Done()
+
+
+class OnHost:
+    """Of a model on the CPU: its memory is what MPI sees, and what is copied is copied at once."""
+
+    has_mirrors: Final = False
+
+    def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
+        return torch.zeros(num_elements, dtype=torch_dtype(dtype))
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        return allocate(num_bytes)
+
+    def mark(self) -> Mark:
+        return None
+
+    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:  # noqa: ARG002
+        if pairs:
+            sources, targets = zip(*pairs, strict=True)
+            torch._foreach_copy_(targets, sources)
+        return DONE
+
+
+class ToGpu:
+    """Over a stream of their own, beside those on which the model computes; pinned host memory.
+
+    A mark is an event of the stream that is the thread's current one: in a hook of autograd that
+    on which the gradient was made.
+    """
+
+    has_mirrors: Final = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's
+
+    def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
+        return torch.zeros(num_elements, dtype=torch_dtype(dtype), device=self._device)
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+        view: memoryview = memory.numpy().data  # keeps it
+        return view
+
+    def mark(self) -> Mark:
+        return torch.cuda.current_stream(self._device).record_event()
+
+    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:
+        done = torch.cuda.Event(blocking=True)  # a wait sleeps: others want the core
+        for mark in after:
+            self._stream.wait_event(mark)
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            for source, target in pairs:
+                target.copy_(source, non_blocking=True)
+        done.record(self._stream)
+        return _OnStream(self._device, done, pairs)
+
+
+class _OnStream:
+    """A copy that a stream makes."""
+
+    def __init__(self, device: torch.device, done: torch.cuda.Event, pairs: Pairs) -> None:
+        """``pairs`` are kept: memory that is let go may become another tensor's before the stream
+        has read it."""
+        self._device = device
+        self._done = done
+        self._pairs: Pairs | None = pairs
+
+    def is_done(self) -> bool:
+        if self._pairs is not None and self._done.query():
+            self._pairs = None
+        return self._pairs is None
+
+    def wait(self) -> None:
+        self._done.synchronize()
+        self._pairs = None
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._done)
+
+
+def transfers_for(device: torch.device) -> Transfers:
+    """For a model on ``device``. Raises :class:`ModelError` where psdist trains none."""
+    if device.type == "cpu":
+        return OnHost()
+    if device.type == "cuda":
+        return ToGpu(device)
+    raise ModelError(
+        f"the model is on {device}; psdist trains models on the CPU and on GPUs of CUDA or ROCm: "
+        "call model.to(job.device) before job.prepare()"
+    )
