@@ -284,7 +284,7 @@ class ParameterSets:
 
     def _on_use(self, trainer: Trainer) -> Callable[[int], None]:
         """What is to be done before a forward pass with gradients."""
-        if trainer.flat.device.type == "cpu":
+        if not trainer.flat.transfers.has_mirrors:
             return trainer.record_use
 
         def use(num_samples: int) -> None:

@@ -19,21 +19,29 @@ WORKERS = 2
 
 
 @pytest.mark.parametrize(
-    ("mpi", "polling", "group", "tier"),
+    ("mpi", "polling", "group", "tier", "device"),
     [
-        ("openmpi", "", "rank", "auto"),
-        ("openmpi", "", "node", "auto"),
-        pytest.param("openmpi", "1", "rank", "auto", marks=pytest.mark.slow),
-        pytest.param("mpich", "", "rank", "auto", marks=pytest.mark.slow),
-        pytest.param("openmpi", "1", "node", "auto", marks=pytest.mark.slow),
-        pytest.param("openmpi", "", "node", "torch", marks=pytest.mark.slow),
-        pytest.param("mpich", "", "node", "auto", marks=pytest.mark.slow),
+        ("openmpi", "", "rank", "auto", "late"),
+        ("openmpi", "", "node", "auto", "cpu"),
+        pytest.param("openmpi", "", "rank", "auto", "cpu", marks=pytest.mark.slow),
+        pytest.param("openmpi", "1", "rank", "auto", "cpu", marks=pytest.mark.slow),
+        pytest.param("mpich", "", "rank", "auto", "cpu", marks=pytest.mark.slow),
+        pytest.param("openmpi", "1", "node", "auto", "cpu", marks=pytest.mark.slow),
+        pytest.param("openmpi", "", "node", "torch", "cpu", marks=pytest.mark.slow),
+        pytest.param("mpich", "", "node", "auto", "cpu", marks=pytest.mark.slow),
     ],
 )
 def test_chunks_leave_during_backward_and_the_bits_are_those_without(
-    mpi: Mpi, polling: str, group: str, tier: str, tmp_path: Path
+    mpi: Mpi, polling: str, group: str, tier: str, device: str, tmp_path: Path
+) -> None:
+    overlap_on_ranks(tmp_path, mpi=mpi, polling=polling, group=group, tier=tier, device=device)
+
+
+def overlap_on_ranks(
+    tmp_path: Path, *, mpi: Mpi, polling: str, group: str, tier: str, device: str
 ) -> None:
     env = {
+        "DEVICE": device,
         "PSDIST_RUN_DIR": str(tmp_path / "run"),
         "PSDIST_PROGRESS": "off",
         "PSDIST_CHUNK_BYTES": "4096",

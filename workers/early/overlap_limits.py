@@ -20,10 +20,12 @@ def why_not_here(*, device: str, group_size: int, has_thread: bool) -> str:
     if device == "cpu":
         return ""
     if group_size > 1:
-        return f"the model is on {device}; in groups of several gradients leave early on the CPU only"
+        return (
+            f"the model is on {device}; in groups of several gradients leave early on the CPU only"
+        )
     if not has_thread:
         return (
-            f"the model is on {device}, where gradients come in a thread of autograd's, and this MPI "
-            "gives no MPI_THREAD_MULTIPLE, with which another thread could send them"
+            f"the model is on {device}, where gradients come in a thread of autograd's, and this "
+            "MPI gives no MPI_THREAD_MULTIPLE, with which another thread could send them"
         )
     return ""

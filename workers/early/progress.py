@@ -3,8 +3,8 @@
 The loop and MPI have one owner at a time. It is the script's thread but for a *window*: a hook that
 has something to push opens it (``wake``), whatever the script calls next on the loop closes it
 (``take_over``). Between the two the thread pushes and receives; without one, each ``wake`` does.
-Gradients of a model on a GPU come in a thread of autograd's, whose hooks cannot know what the script's
-thread does: there the forward pass, in the script's own thread, opens the window (``open``).
+Gradients of a model on a GPU come in a thread of autograd's, whose hooks cannot know what the
+script's thread does: there the forward pass, in the script's own thread, opens it (``open``).
 
     progress = BackgroundProgress(work=lambda: ..., is_awaiting=lambda: ...)
     progress.open()

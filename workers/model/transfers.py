@@ -128,7 +128,8 @@ class ToGpu:
         return torch.cuda.current_stream(self._device).record_event()
 
     def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:
-        done = torch.cuda.Event(blocking=True)  # a wait sleeps: others want the core
+        # A wait sleeps: others want the core.
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's
         for mark in after:
             self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream), torch.no_grad():
@@ -149,7 +150,7 @@ class _OnStream:
         self._pairs: Pairs | None = pairs
 
     def is_done(self) -> bool:
-        if self._pairs is not None and self._done.query():
+        if self._pairs is not None and self._done.query():  # type: ignore[no-untyped-call]
             self._pairs = None
         return self._pairs is None
 

@@ -1,7 +1,8 @@
 """The same model twice, with and without overlap; its layers sleep, and what has left travels.
 
 Prints a digest of the parameters of each, and whether a thread drives the loop. POLLING=1: as where
-MPI has no THREAD_MULTIPLE.
+MPI has no THREAD_MULTIPLE. DEVICE: cpu; cuda; or "late", which is the CPU as a device whose copies
+come late and whose gradients come in a thread of their own, as a GPU's do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import os
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any, Literal
 from unittest import mock
 
@@ -17,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import psdist
+from tests.support.late_transfers import on_a_device
 
+DEVICE = os.environ.get("DEVICE", "cpu")
 STEPS = 8
 LAYERS = 6
 WIDTH = 48
@@ -47,15 +51,22 @@ class Model(nn.Module):
 
 
 def train(job: psdist.Job, overlap: Literal["auto", "off"]) -> set[str]:
-    model = Model()
+    model = Model().to("cuda" if DEVICE == "cuda" else "cpu")
+    device = next(model.parameters()).device
     made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = job.prepare(model, made, overlap=overlap)
     generator = torch.Generator().manual_seed(job.worker)
     names: set[str] = set()
     for step in range(STEPS):
-        x = torch.randn(4, WIDTH, generator=generator)
+        x = torch.randn(4, WIDTH, generator=generator).to(device)
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        loss = model(x).square().mean()
+        if DEVICE == "late":
+            backward = threading.Thread(target=loss.backward)
+            backward.start()
+            backward.join()
+        else:
+            loss.backward()
         names |= {each.name for each in threading.enumerate()}
         if step % 2:
             job.log(step=step)
@@ -63,7 +74,7 @@ def train(job: psdist.Job, overlap: Literal["auto", "off"]) -> set[str]:
         optimizer.step()
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
     print(f"parameters {digest.hexdigest()}", flush=True)
     return names
 
@@ -74,8 +85,10 @@ def main() -> None:
     print(f"has a thread: {'psdist-loop' in train(job, 'auto')}", flush=True)
 
 
-if os.environ.get("POLLING"):
-    with mock.patch("psdist.ranks.context.RankContext.may_use_threads", False):
-        main()
-else:
+with ExitStack() as stack:
+    if os.environ.get("POLLING"):
+        patch = mock.patch("psdist.ranks.context.RankContext.may_use_threads", False)
+        stack.enter_context(patch)
+    if DEVICE == "late":
+        stack.enter_context(on_a_device())
     main()

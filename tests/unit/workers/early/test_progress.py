@@ -135,3 +135,32 @@ def test_without_a_thread_hooks_work_themselves(work: Work) -> None:
     assert work.threads == {threading.current_thread().name}
     progress.take_over()
     progress.stop()
+
+
+def test_the_scripts_thread_opens_the_window_for_hooks_in_another(
+    work: Work, background: BackgroundProgress
+) -> None:
+    background.open()
+    other = threading.Thread(target=background.wake)
+    other.start()
+    assert work.is_here.acquire(timeout=LONG_S)
+    work.may_go.release()
+    other.join()
+    background.take_over()
+    assert work.threads == {"psdist-loop"}
+
+
+def test_no_other_thread_opens_the_window(work: Work, background: BackgroundProgress) -> None:
+    other = threading.Thread(target=background.open)
+    other.start()
+    other.join()
+    background.wake()
+    assert work.is_here.acquire(timeout=LONG_S)
+    work.may_go.release()
+    background.take_over()
+    for act in (background.open, background.wake):
+        other = threading.Thread(target=act)
+        other.start()
+        other.join()
+    background.take_over()
+    assert not work.is_here.acquire(blocking=False)

@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from psdist.errors import ModelError
 from psdist.protocol.memory import dtype_name
 from psdist.protocol.partition import Partition, Piece
 from psdist.workers.model.flat import FlatModel
+from tests.support.late_transfers import on_a_device
 
 
 def flattened(model: nn.Module) -> tuple[FlatModel, Partition]:
@@ -78,3 +80,52 @@ def test_safetensors_takes_the_parameters_for_tensors_of_their_own() -> None:
     flattened(model)
     loaded = load(save(model.state_dict()))
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
+# -- on a device -----------------------------------------------------------------------------------
+
+
+def test_what_mpi_sees_of_a_model_on_a_device_is_brought_and_taken() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    with on_a_device():
+        flat, partition = flattened(model)
+    (chunk,) = partition.chunks
+    seen = torch.frombuffer(flat.parameter_bytes(chunk), dtype=torch.float32)
+    assert torch.equal(seen, flat.values[0])
+    seen.fill_(2.0)
+    assert not any(bool((parameter == 2.0).any()) for parameter in model.parameters())
+    flat.host_to_device([chunk])
+    assert all(bool((parameter == 2.0).all()) for parameter in model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    flat.collect_gradients(scale=0.5)
+    sent = torch.frombuffer(flat.gradient_bytes(chunk), dtype=torch.float32)
+    assert not sent.count_nonzero()
+    flat.gradients_to_host([chunk])
+    assert torch.equal(sent, flat.gradients[0])
+    assert int((sent == 1.5).sum()) == sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize("has_mirrors", [False, True])
+def test_gradients_that_are_not_bit_by_bit_in_flat_memory_are_found(has_mirrors: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    with on_a_device():
+        flat, _ = flattened(model) if has_mirrors else (None, None)
+    if flat is None:
+        flat, _ = flattened(model)
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    flat.collect_gradients(scale=1.0)
+    assert not flat.unlike_flat(range(4))
+    assert parameters[0].grad is not None
+    parameters[0].grad.view(-1)[-1] = -0.0
+    parameters[2].grad = None
+    assert flat.unlike_flat(iter(range(4))) == {0, 2}
+    assert flat.unlike_flat([1, 2]) == {2}
+    assert not flat.unlike_flat([])
+
+
+def test_a_model_on_no_device_that_is_trained_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"on meta; .*job\.device"):
+        flattened(nn.Linear(4, 3, device="meta"))
