@@ -101,6 +101,7 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
         examination.mpirun_of_library,
         examination.mpirun_of_path,
         examination.round_trip,
+        examination.device_messages,
     ):
         _ask(question, examination)
     return examination.findings
@@ -122,6 +123,7 @@ class _Examination:
         self.library: MpiLibrary | None = None
         self.mpirun: Mpirun | None = None
         self.srun_types: frozenset[str] = frozenset()
+        self.has_gpu = self.has_two_ranks = False
 
     def add(self, subject: str, value: str, state: State = "ok", remedy: str = "") -> None:
         self.findings.append(Finding(subject=subject, value=value, state=state, remedy=remedy))
@@ -144,6 +146,7 @@ class _Examination:
         cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA"
         self.add("torch", f"{facts['version']}, {cuda}")
         devices = facts["devices"]
+        self.has_gpu = bool(devices)
         if devices:
             self.add("GPUs", f"{len(devices)} x {devices[0]}")
         else:
@@ -281,10 +284,7 @@ class _Examination:
     def round_trip(self) -> None:
         if self.mpirun is None:
             return
-        command = [
-            *mpirun_command(self.mpirun, 2, self.environment),
-            *(sys.executable, *python_flags(), "-m", "psdist.install.trials", "round-trip"),
-        ]
+        command = self._on_two_ranks(self.mpirun, "round-trip")
         output = self.output_of(*command, timeout_s=ROUND_TRIP_TIMEOUT_S)
         facts = output.facts()
         by_hand = f"see its whole output: {shlex.join(command)}"
@@ -302,9 +302,35 @@ class _Examination:
             value = "1 MiB came back with other bytes"
             self.add("two ranks", value, "error", f"MPI damages messages here; {by_hand}")
         else:
+            self.has_two_ranks = True
             self.add("two ranks", f"1 MiB there and back in {1e3 * facts['seconds']:.2f} ms")
             self._thread_level(is_multiple=facts["multiple"])
             self._fault_tolerance(has_ulfm=facts["ulfm"])
+
+    def _on_two_ranks(self, mpirun: Mpirun, trial: str) -> list[str]:
+        return [
+            *mpirun_command(mpirun, 2, self.environment),
+            *(sys.executable, *python_flags(), "-m", "psdist.install.trials", trial),
+        ]
+
+    def device_messages(self) -> None:
+        """Whether MPI takes memory of a GPU: found out by doing it. However that ends, training is
+        none the worse."""
+        if self.mpirun is None or not (self.has_gpu and self.has_two_ranks):
+            return
+        command = self._on_two_ranks(self.mpirun, "device-messages")
+        output = self.output_of(*command, timeout_s=TORCH_TIMEOUT_S)
+        facts = output.facts()
+        if output.status is None:
+            answer = f"no: no end within {TORCH_TIMEOUT_S:.0f} s"
+        elif facts is None or output.status != 0:
+            answer = f"no: it ended with status {output.status}: {output.first_cause()}"
+        elif facts["world_size"] != 2 or not facts["unchanged"]:
+            answer = "no: other bytes came back"
+        else:
+            answer = f"yes: 4 MiB there and back in {1e3 * facts['seconds']:.2f} ms"
+        value = f"{answer}; psdist sends from pinned memory of the host in any case"
+        self.add("GPU memory over MPI", value, "note")
 
     def _thread_level(self, *, is_multiple: bool) -> None:
         if is_multiple:

@@ -7,6 +7,9 @@ marked line of JSON it prints. It never imports the rest of psdist.
     python -m psdist.install.trials library  # which MPI mpi4py loads; no MPI_Init
     mpirun -n 2 python -m psdist.install.trials round-trip  # does a message come back unchanged
     python -m psdist.install.trials torch  # which torch, and what it can talk over
+    mpirun -n 2 python -m psdist.install.trials device-messages  # does MPI take memory of a GPU
+
+An MPI that is not made for memory of a GPU may crash on it, or hang: that is a no.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 MARK: Final = "psdist-probe:"
 ROUND_TRIP_BYTES: Final = 1 << 20
+DEVICE_BYTES: Final = (64, 4 << 20)
+"""MPI libraries send what is small and what is large by different paths."""
 
 
 def library() -> dict[str, Any]:
@@ -56,6 +62,46 @@ def round_trip() -> dict[str, Any] | None:
         else:
             world.Recv(received, source=0)
             world.Send(received, dest=0)
+    return facts if world.rank == 0 else None
+
+
+def device_messages(device: str = "cuda") -> dict[str, Any] | None:
+    """Send memory of ``device`` from rank 0 to memory of rank 1's and back, without a copy on the
+    host of this program's making. The facts on rank 0, None on the others."""
+    import torch
+
+    def memory(rank: int, value: int, num_bytes: int) -> torch.Tensor:
+        index = rank % torch.cuda.device_count() if device == "cuda" else 0
+        where = torch.device(device, index)
+        return torch.full((num_bytes,), value, dtype=torch.uint8, device=where)
+
+    def finish() -> None:
+        """What the device was asked for is there: MPI knows nothing of streams."""
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    facts: dict[str, Any] = {"world_size": world.size, "unchanged": True}
+    if world.size != 2:
+        return facts
+    for num_bytes in DEVICE_BYTES:
+        mine = memory(world.rank, 7 if world.rank == 0 else 0, num_bytes)
+        finish()
+        start_s = time.perf_counter()
+        if world.rank == 0:
+            world.Send(mine, dest=1)
+            mine.zero_()
+            finish()
+            world.Recv(mine, source=1)
+            facts["seconds"] = time.perf_counter() - start_s
+            facts["unchanged"] &= bool((mine == 8).all())
+        else:
+            world.Recv(mine, source=0)
+            mine.add_(1)
+            finish()
+            world.Send(mine, dest=0)
     return facts if world.rank == 0 else None
 
 
@@ -98,7 +144,14 @@ def _loaded_library_file() -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    facts = {"library": library, "round-trip": round_trip, "torch": torch_facts}[arguments[0]]()
+    name, *more = arguments
+    trials: dict[str, Callable[..., dict[str, Any] | None]] = {
+        "library": library,
+        "round-trip": round_trip,
+        "torch": torch_facts,
+        "device-messages": device_messages,
+    }
+    facts = trials[name](*more)
     if facts is not None:
         print(f"{MARK} {json.dumps(facts)}", flush=True)
     return 0

@@ -5,6 +5,7 @@ python -m pytest -n 0 -rs tests/gpu
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from psdist.commands.doctor import examine
 from psdist.protocol.memory import as_tensor
 from psdist.workers.model.transfers import ToGpu
 
@@ -116,3 +118,11 @@ def test_hooks_of_gradients_run_in_another_thread_on_the_stream_of_their_gradien
     copy.wait()
     assert layer.weight.grad is not None
     assert torch.equal(target[: 64 * 64], layer.weight.grad.view(-1).cpu())
+
+
+@pytest.mark.mpi
+def test_the_doctor_says_whether_mpi_takes_memory_of_the_gpu() -> None:
+    (found,) = [each for each in examine(os.environ) if each.subject == "GPU memory over MPI"]
+    print(found.value)
+    assert found.value.startswith(("yes: 4 MiB there and back", "no: "))
+    assert "other bytes" not in found.value

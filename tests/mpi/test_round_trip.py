@@ -77,3 +77,13 @@ def repeat(program: Sequence[str], mpi: Mpi, times: int, folder: Path) -> None:
         assert len(said) == (len(PHASES) if program == JOB else 0), done.text
         for line, phase in zip(said, PHASES, strict=False):
             assert re.fullmatch(phase, line), done.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_the_trial_of_a_devices_memory_sends_that_of_the_cpu(mpi: Mpi) -> None:
+    words = ["-m", "psdist.install.trials", "device-messages", "cpu"]
+    done = run_mpi(2, words, timeout_s=TIMEOUT_S, mpi=mpi)
+    assert done.returncode == 0, done.text
+    (facts,) = re.findall(r"psdist-probe: (\{.*\})", done.stdout)
+    assert '"world_size": 2, "unchanged": true' in facts

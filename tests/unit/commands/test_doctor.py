@@ -235,6 +235,40 @@ def test_gpus_without_nccl_are_a_warning(machine: Machine) -> None:
     assert machine.findings()["reduction"].value == "torch.distributed has gloo and nccl"
 
 
+def test_whether_mpi_takes_memory_of_a_gpu_is_found_out_by_doing_it_and_no_is_no_error(
+    machine: Machine,
+) -> None:
+    def found(status: int | None, text: str) -> str:
+        machine.answers["device-messages"] = status, text
+        finding = machine.findings()["GPU memory over MPI"]
+        assert (finding.state, finding.remedy) == ("note", "")
+        assert machine.status() == 0
+        answer, what_it_means = finding.value.split("; ")
+        assert what_it_means == "psdist sends from pinned memory of the host in any case"
+        return answer
+
+    machine.torch(cuda="12.8", devices=["H200"], nccl=True)
+    facts = {"world_size": 2, "unchanged": True, "seconds": 0.002}
+    assert found(0, f"{MARK} {json.dumps(facts)}") == "yes: 4 MiB there and back in 2.00 ms"
+    assert found(0, f"{MARK} {json.dumps({**facts, 'unchanged': False})}").startswith("no: other")
+    assert found(0, f"{MARK} {json.dumps({**facts, 'world_size': 1})}").startswith("no: other")
+    crash = "rank 1 exited on signal 11 (Segmentation fault)"
+    assert found(139, crash) == f"no: it ended with status 139: {crash}"
+    assert found(1, f"{MARK} {json.dumps(facts)}").startswith("no: it ended with status 1")
+    assert found(None, "") == "no: no end within 120 s"
+
+
+def test_memory_of_a_gpu_is_not_sent_where_there_is_none_or_nothing_can_be_sent(
+    machine: Machine,
+) -> None:
+    assert "GPU memory over MPI" not in machine.findings()
+    machine.torch(cuda="12.8", devices=["H200"], nccl=True)
+    machine.round_trip(unchanged=False)
+    assert "GPU memory over MPI" not in machine.findings()
+    machine.mpirun = LaunchError("none")
+    assert "GPU memory over MPI" not in machine.findings()
+
+
 def test_a_question_that_breaks_keeps_no_other_from_being_asked(machine: Machine) -> None:
     machine.answers["torch"] = (0, f"{MARK} not json")
     findings = machine.findings()
