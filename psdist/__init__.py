@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from psdist.errors import PlacementError as PlacementError
     from psdist.errors import ProtocolError as ProtocolError
     from psdist.errors import PsdistError as PsdistError
+    from psdist.errors import TraceError as TraceError
     from psdist.errors import TransportError as TransportError
     from psdist.errors import UsageError as UsageError
     from psdist.errors import UserError as UserError
@@ -53,6 +54,7 @@ __all__ = [
     "ProtocolError",
     "PsdistError",
     "ServedOptimizer",
+    "TraceError",
     "TransportError",
     "UsageError",
     "UserError",

@@ -11,6 +11,7 @@ PsdistError
 │   ├── CollectiveError       save, mean, barrier ... called by some workers only
 │   ├── UsageError            the API was called in an order or with values it does not take
 │   ├── HistoryError          a recorded history is missing, damaged or not of this version
+│   ├── TraceError            spans of a run are missing, damaged or not of this version
 │   └── PlacementError        a machine, a cluster or a plan that cannot be read or cannot be had
 ├── TransportError            the network failed us
 │   ├── PeerLostError         a rank of the job has died
@@ -65,6 +66,10 @@ class UsageError(UserError):
 
 
 class HistoryError(UserError):
+    pass
+
+
+class TraceError(UserError):
     pass
 
 

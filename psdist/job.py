@@ -35,6 +35,8 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
+from psdist.tracing.spans import Span
+from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochLoader
@@ -46,10 +48,15 @@ from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.standing import Standing
+from psdist.workers.traced import TracedChannel, span_of_call
 
 logger = logging.getLogger("psdist")
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
+
+
+def _tracer_of(job: Job) -> Tracer | None:
+    return job._context.tracer
 
 
 class Job:
@@ -106,6 +113,7 @@ class Job:
             ),
             waiting=context.waiting(),
             describe_group=roles.describe_group,
+            tracer=context.tracer,
         )
         self._loaders = Loaders(
             seed=context.config.seed,
@@ -116,8 +124,13 @@ class Job:
             collective=self._collective,
         )
         self._standing = Standing(self.worker, context.transport)
+        group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
-            context, self._loop, self._group, self._standing, collective=self._collective
+            context,
+            self._loop,
+            group if tracer is None else TracedChannel(group, tracer),
+            self._standing,
+            collective=self._collective,
         )
         self._is_finished = False
         self._has_warned_of_clipping = False
@@ -286,6 +299,7 @@ class Job:
     def _is_training(self) -> bool:
         return bool(self._sets.sets) and torch.is_grad_enabled() and not self._is_finished
 
+    @span_of_call(Span.PULL_ALL, _tracer_of)
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
         for trainer in self._prepared_between_steps("pull").trainers:
@@ -369,6 +383,7 @@ class Job:
         """Wait until every worker has called it."""
         self._collective("barrier")
 
+    @span_of_call(Span.SAVE, _tracer_of)
     def save(self, path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> None:
         """Write the whole model as safetensors, under the names of its own ``state_dict()``.
 
@@ -399,6 +414,7 @@ class Job:
         if problem := self._collective("save", problem).payloads[0]:  # the chief's
             raise UsageError(problem.decode())
 
+    @span_of_call(Span.OPTIMIZER_STATE, _tracer_of)
     def optimizer_state(self, optimizer: ServedOptimizer | None = None) -> dict[str, Any] | None:
         """The optimizer's state, with every update pushed before, as torch's ``state_dict()``: on
         the chief; None on other workers, which call it, too.
@@ -430,6 +446,7 @@ class Job:
             raise OptimizerRefusedError(problem.decode())
         return found
 
+    @span_of_call(Span.SET_VALUES, _tracer_of)
     def push(self, model: torch.nn.Module | None = None) -> None:
         """The chief's values of the whole model become the servers' and every worker's.
 

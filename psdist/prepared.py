@@ -34,6 +34,7 @@ from psdist.protocol.send_order import backward_order
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
+from psdist.tracing.spans import Span
 from psdist.workers.assembly import make_trainer
 from psdist.workers.early.overlap_limits import why_never, why_not_here
 from psdist.workers.early.progress import BackgroundProgress, PollingProgress, Progress
@@ -55,6 +56,7 @@ from psdist.workers.model.optimizer_state import (
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
 from psdist.workers.standing import Standing
+from psdist.workers.traced import Passes, traced
 from psdist.workers.trainer import Trainer
 
 logger = logging.getLogger("psdist")
@@ -145,6 +147,9 @@ class ParameterSets:
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
         self._progress: Progress | None = None
+        self._passes: Passes | None = None
+        if context.tracer is not None:
+            self._passes = Passes(context.tracer, clock=lambda: self.trainers[0].clock)
 
     # -- who uses the loop ---------------------------------------------------------------------
 
@@ -273,6 +278,8 @@ class ParameterSets:
             hook = UseHook(self._on_use(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
+        if self._passes is not None and all(each.module is not model for each in self.models):
+            self._at_end += [handle.remove for handle in self._passes.attach(model)]
         for optimizer in optimizers:
             optimizer.state.clear()  # the servers have it
         known = [each for each in self.models if each.module is model]
@@ -438,7 +445,7 @@ class ParameterSets:
         added = ParameterSet(
             description=description,
             partition=partition,
-            optimizer=ServedOptimizer(optimizer, step=trainer.step),
+            optimizer=ServedOptimizer(optimizer, step=self._traced_step(trainer, index)),
             trainer=trainer,
             loop=loop,
             history=history,
@@ -446,6 +453,12 @@ class ParameterSets:
         )
         self.sets.append(added)
         return added
+
+    def _traced_step(self, trainer: Trainer, index: int) -> Callable[[float, bool, bool], None]:
+        tracer = self._context.tracer
+        if tracer is None:
+            return trainer.step
+        return traced(tracer, Span.STEP, clock=lambda: trainer.clock, set_index=index)(trainer.step)
 
     def _another_end(self) -> GroupChannel:
         """Of this worker's group, for one set."""

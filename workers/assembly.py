@@ -16,6 +16,7 @@ import torch
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.partition import Partition
+from psdist.tracing.tracer import Tracer
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.early.group_overlap import Sums
@@ -25,6 +26,7 @@ from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.traced import TracedLoop
 from psdist.workers.trainer import Trainer
 
 
@@ -34,10 +36,14 @@ def make_loop(
     *,
     waiting: Waiting,
     describe_group: Callable[[int], str] = lambda group: f"group {group}",
+    tracer: Tracer | None = None,
 ) -> WorkerLoop:
     """A worker that can take part in collectives. ``describe_group(group)`` names a group to
-    people."""
-    return WorkerLoop(transport, WorkerCore(seat, describe_group=describe_group), waiting=waiting)
+    people; ``tracer``: where its spans go, if they are wanted."""
+    core = WorkerCore(seat, describe_group=describe_group)
+    if tracer is not None:
+        return TracedLoop(transport, core, waiting=waiting, tracer=tracer)
+    return WorkerLoop(transport, core, waiting=waiting)
 
 
 def make_trainer(

@@ -106,6 +106,8 @@ class Wait:
     """Asks who is missing; the answer is a warning."""
     rest: Callable[[], None] = _nothing
     """Blocks for a while, or until it is done: for what does not come through the transport."""
+    is_in_group: bool = False
+    """Whether the group's other workers are waited for."""
 
 
 def wait_for_group(pending: Pending[Any], what: str) -> Wait:
@@ -114,6 +116,7 @@ def wait_for_group(pending: Pending[Any], what: str) -> Wait:
         pending.is_done,
         f"the other workers of this worker's group in {what}",
         rest=lambda: pending.wait(_REST_S),
+        is_in_group=True,
     )
 
 

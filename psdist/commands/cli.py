@@ -124,6 +124,9 @@ def run(
     record: Annotated[
         bool, typer.Option("--record", help="Write the history that psdist check reads.")
     ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write what each rank does when, for psdist trace.")
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run's folder.")
     ] = False,
@@ -159,6 +162,7 @@ def run(
         "run_dir": run_dir,
         "seed": seed,
         "record": True if record else None,
+        "trace": True if trace else None,
     }
     given = {key: value for key, value in options.items() if value is not None}
     request = RunRequest(
@@ -185,6 +189,28 @@ def check(
     from psdist.commands.check import main as check_run
 
     return lambda: check_run(run_dir, json_path=json_path)
+
+
+@app.command("trace")
+def trace_command(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run made with --trace.")
+    ],
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw one step of all ranks.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Which iteration; else a middling one.")
+    ] = None,
+) -> Action:
+    """Put the spans of a run together: a file for Perfetto, and what was hidden.
+
+    Writes RUN_DIR/trace.json, which ui.perfetto.dev opens, and prints for each worker its median
+    step: seconds of computation and of communication, and how much of that was hidden.
+    """
+    from psdist.commands.trace import main as show_trace
+
+    return lambda: show_trace(run_dir, svg=svg, step=step)
 
 
 _MACHINE_HELP = "lstopo's XML of the nodes; HOSTS=FILE for some. Else this machine."

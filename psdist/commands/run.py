@@ -32,7 +32,7 @@ from psdist.install.mpi import (
 
 # Settings that have an option of their own name; all others are given by --set.
 OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "placement", "run_dir", "seed")
-FLAG_KEYS: Final = ("record", "strict_placement")
+FLAG_KEYS: Final = ("record", "trace", "strict_placement")
 
 
 @dataclass(frozen=True, kw_only=True)

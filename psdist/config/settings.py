@@ -132,6 +132,11 @@ class RunConfig(BaseModel):
         allowed="true or false",
         description="Write the history that `psdist check` proves the mode's rules from.",
     )
+    trace: bool = _setting(
+        False,
+        allowed="true or false",
+        description="Write what each rank does when: `psdist trace` makes a Perfetto file of it.",
+    )
     checksum: Literal["off", "sampled", "all"] = _setting(
         "off",
         allowed="off, sampled or all",

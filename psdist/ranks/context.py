@@ -60,6 +60,7 @@ from psdist.transport.waiting import Waiting
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from psdist.tracing.tracer import Tracer
     from psdist.transport.virtual import VirtualNetwork
 
 logger = logging.getLogger("psdist")
@@ -113,6 +114,11 @@ class RankContext:
     the script leaves it alone."""
     flushes: list[Callable[[], None]] = field(default_factory=list)
     """Called before this rank ends a job that failed: records that still lie in its memory."""
+
+    tracer: Tracer | None = None
+    """Where this rank's spans of the job go; None without ``--trace``."""
+    clock_comm: MPI.Comm | None = None
+    """Between all ranks, over which their clocks are compared, once they were."""
 
     def __post_init__(self) -> None:
         self._first_path = self.run_directory.path
@@ -205,6 +211,10 @@ class RankContext:
             start_logs(self.run_directory.path, rank=self.rank, who=self._who_in_logs)
             logger.info("job %d of %d ranks begins", job, len(self.roles.places))
         self.advance()
+        if config.trace:
+            from psdist.ranks.spans import begin_trace
+
+            begin_trace(self)
 
     @property
     def _who_in_logs(self) -> str:
@@ -214,6 +224,10 @@ class RankContext:
         """The job is over for this rank: what it sent is on its way, its files are closed, and what
         others have sent about it is late."""
         self.transport.drain(_CLOSE_TIMEOUT_S)
+        if self.tracer is not None:
+            from psdist.ranks.spans import end_trace
+
+            end_trace(self)
         stop_logs()
         self.is_in_job = False
         self.on_abort = None

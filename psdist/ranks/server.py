@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -48,8 +49,9 @@ from psdist.servers.protocol.registrar import (
     WriteMetrics,
 )
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.set_loop import ServerOptions
+from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.tensors import TensorShard
+from psdist.servers.traced import TracedSetLoop
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor
 from psdist.version import VERSION
@@ -164,9 +166,16 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         checksum_every=config.checksum_every,
         wire=wire_of(config),
     )
+    tracer = context.tracer
+    make_set = SetLoop if tracer is None else partial(TracedSetLoop, tracer=tracer)
     if server != REGISTRAR:
         loop = ServerLoop(
-            transport, make_core, options, make_executor=TensorShard, make_history=make_history
+            transport,
+            make_core,
+            options,
+            make_executor=TensorShard,
+            make_history=make_history,
+            make_set=make_set,
         )
         return loop, None
     registrar = _registrar(context)
@@ -180,6 +189,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         registrar=registrar,
         on_registrar=reporter.on_action,
         on_built=reporter.on_built,
+        make_set=make_set,
     )
     return loop, reporter
 
@@ -294,7 +304,11 @@ class Reporter:
             for each in summary["sets"]:
                 if line := different_clocks_line(each["clocks"]):
                     logger.warning("%s", line)
-            for line in report_lines(summary, self._mode(), str(self._context.run_directory.path)):
+            run_dir = str(self._context.run_directory.path)
+            lines = report_lines(summary, self._mode(), run_dir)
+            if self._context.tracer is not None:
+                lines.append(f"  trace          psdist trace {run_dir}")
+            for line in lines:
                 print(line, flush=True)
 
     def _on_abort(self, text: str, status: int) -> None:

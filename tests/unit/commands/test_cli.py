@@ -153,7 +153,16 @@ def test_options_are_settings_from_the_command_line(
 ) -> None:
     (tmp_path / "run.toml").write_text("staleness = 9\ncredits = 2\n")
     options = ["--config", "run.toml", "--staleness", "1", "--servers", "2", "--group", "rank"]
-    options += ["--run-dir", "out", "--seed", "5", "--record", "--set", "chunk_bytes=1MiB"]
+    options += [
+        "--run-dir",
+        "out",
+        "--seed",
+        "5",
+        "--record",
+        "--trace",
+        "--set",
+        "chunk_bytes=1MiB",
+    ]
     options += ["--set", "optimizers=a:B,c:D", "--set", "warn-s=3"]
     assert status_of("run", *options, script) == 7
     ((outcome, _, _),) = started
@@ -164,6 +173,7 @@ def test_options_are_settings_from_the_command_line(
         run_dir="out",
         seed=5,
         record=True,
+        trace=True,
         credits=2,
         chunk_bytes=1 << 20,
         optimizers=("a:B", "c:D"),
@@ -322,6 +332,7 @@ def test_the_words_for_the_ranks_give_the_same_request(
             "staleness": "4",
             "run_dir": "-odd=name",
             "record": True,
+            "trace": True,
             "chunk_bytes": "4MiB",
             "optimizers": "a:B,c:D",
         },

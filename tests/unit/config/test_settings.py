@@ -57,6 +57,7 @@ configs = st.builds(
     run_dir=st.none() | paths,
     seed=st.integers(0, 2**63 - 1),
     record=st.booleans(),
+    trace=st.booleans(),
     checksum_every=counts,
     chunk_bytes=st.integers(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES) | st.just("auto"),
     credits=st.integers(1, 4096) | st.just("auto"),
