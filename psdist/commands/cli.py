@@ -390,6 +390,9 @@ def pushpull(
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
     ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
+    ] = None,
 ) -> Action:
     """Push and pull, beside the raw MPI exchange.
 
@@ -403,7 +406,7 @@ def pushpull(
     with uncollected():
         from psdist.commands.bench.pushpull import pushpull as measure
 
-    return lambda: measure(num_bytes, repeats, servers, json_path)
+    return lambda: measure(num_bytes, repeats, servers, json_path, plot_path)
 
 
 @bench_app.command()
@@ -422,6 +425,9 @@ def step(
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
     ] = None,
 ) -> Action:
     """A training step, beside DDP, MPI_Allreduce and the raw exchange.
@@ -447,6 +453,7 @@ def step(
         repeats=repeats,
         servers=servers,
         json_path=json_path,
+        plot_path=plot_path,
     )
     return lambda: measure(options)
 
@@ -459,6 +466,9 @@ def bench_group(
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each size.")] = 15,
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
     ] = None,
 ) -> Action:
     """A group's reduce-scatter and all-gather, and a whole step, beside torch's.
@@ -474,7 +484,7 @@ def bench_group(
     with uncollected():
         from psdist.commands.bench.group import group as measure
 
-    return lambda: measure(num_bytes, repeats, json_path)
+    return lambda: measure(num_bytes, repeats, json_path, plot_path)
 
 
 def _with_settings(

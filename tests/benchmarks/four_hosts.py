@@ -5,7 +5,8 @@
 Brings the Slurm test cluster up and takes it down, whatever happens: nobody else may use it then.
 ``--set key=value`` are settings of psdist, and names in capitals go to the ranks as they are, as
 all of ``--env NAME=VALUE`` do. With several ``--set`` (``--set a=1 b=2 --set a=3``) there is a run
-for each. Needs root.
+for each. ``--trace RUN_DIR`` runs the training script tests/benchmarks/traced_step.py instead,
+``--compute`` in seconds, and brings its run directory here, for psdist trace. Needs root.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", action="append", default=[])
     parser.add_argument("--env", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--trace", type=Path, metavar="RUN_DIR")
     options = parser.parse_args()
     if reason := why_unavailable():
         print(reason, file=sys.stderr)
@@ -60,11 +62,16 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
     chosen = dict(each.split("=", 1) for each in settings)
     with tempfile.TemporaryDirectory(dir=cluster.directory("step")) as folder:
         file = Path(folder) / "step.json"
+        model = ("--size", size, "--layers", str(options.layers), "--compute", options.compute)
+        if options.trace is None:
+            words = ["bench", "step", *model, "--repeats", str(options.repeats), "--servers", "4",
+                     "--json", str(file)]  # fmt: skip
+        else:
+            words = ["run", "--servers", "4", "--group", "rank", "--trace",
+                     "-m", "tests.benchmarks.traced_step", *model,
+                     "--steps", str(options.repeats)]  # fmt: skip
         done = cluster.srun(
-            ["--mpi=pmix", "-N", "4", "--ntasks-per-node=2", *PROGRAM,
-             "bench", "step", "--size", size, "--layers", str(options.layers),
-             "--compute", options.compute, "--repeats", str(options.repeats),
-             "--servers", "4", "--json", str(file)],
+            ["--mpi=pmix", "-N", "4", "--ntasks-per-node=2", *PROGRAM, *words],
             env={
                 "OMP_NUM_THREADS": "1",
                 "OMPI_MCA_btl_tcp_if_include": "eth0",
@@ -79,10 +86,12 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
                 },
             },
             timeout_s=240,
-        )  # fmt: skip
+        )
         print(done.stdout if done.returncode == 0 else done.text, flush=True)
         if options.json is not None and file.exists():
             shutil.copy(file, options.json)
+        if options.trace is not None:
+            shutil.copytree(Path(folder) / "run", options.trace, dirs_exist_ok=True)
         return done.returncode
 
 

@@ -19,12 +19,13 @@ def test_bench_measures_every_way_of_every_size(mpi: Mpi, tmp_path: Path) -> Non
     words = ["-m", "psdist", "bench", "group", "--sizes", "64KiB,1MiB", "--repeats", "2"]
     done = run_mpi(
         3,
-        [*words, "--json", str(file)],
+        [*words, "--json", str(file), "--plot", str(tmp_path / "group.svg")],
         timeout_s=120,
         mpi=mpi,
         env={"PSDIST_RUN_DIR": str(tmp_path / "run")},
     )
     assert done.returncode == 0, done.text
+    assert "gloo all-reduce" in (tmp_path / "group.svg").read_text(encoding="utf-8")
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["groups"] == [2]
     assert [row["num_bytes"] for row in result["rows"]] == [65536, 1048576]

@@ -18,12 +18,14 @@ def test_bench_measures_sizes_of_many_and_of_few_chunks_in_turn(mpi: Mpi, tmp_pa
     done = run_mpi(
         4,
         ("-m", "psdist", "bench", "pushpull", "--sizes", "1MiB,4KiB,256KiB,4KiB",
-         "--repeats", "2", "--servers", "2", "--json", str(file)),
+         "--repeats", "2", "--servers", "2", "--json", str(file),
+         "--plot", str(tmp_path / "pushpull.svg")),
         timeout_s=120,
         mpi=mpi,
         env={"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_CHUNK_BYTES": "64KiB"},
     )  # fmt: skip
     assert done.returncode == 0, done.text
+    assert "push + pull" in (tmp_path / "pushpull.svg").read_text(encoding="utf-8")
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     assert [row["chunks"] for row in rows] == [16, 1, 4, 1]
     for row in rows:

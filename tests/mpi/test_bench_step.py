@@ -18,7 +18,8 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
     done = run_mpi(
         4,
         ("-m", "psdist", "bench", "step", "--size", "64KiB", "--layers", "3",
-         "--compute", "0.003", "--repeats", "2", "--servers", "2", "--json", str(file)),
+         "--compute", "0.003", "--repeats", "2", "--servers", "2", "--json", str(file),
+         "--plot", str(tmp_path / "step.svg")),
         timeout_s=120,
         mpi=mpi,
         env={"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_CHUNK_BYTES": "16KiB"},
@@ -34,3 +35,4 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["exit"], summary["clocks"]) == ("completed", [5, 5])
     assert "2 servers, 2 workers on 1 hosts" in done.stdout
+    assert "DDP (gloo) step" in (tmp_path / "step.svg").read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.bench import plot
 from psdist.commands.bench.between import between_ranks
 from psdist.commands.bench.raw import size_text
 from psdist.ranks.agreement import allgather
@@ -70,12 +71,14 @@ class Row:
         return statistics.median(slow / fast for slow, fast in pairs)
 
 
-def group(sizes: list[int], repeats: int, json_path: Path | None) -> int:
+def group(
+    sizes: list[int], repeats: int, json_path: Path | None, plot_path: Path | None = None
+) -> int:
     """Run the benchmark on all ranks; the exit status."""
     return between_ranks(
         {"servers": "1", "group": "node", "progress": "off"},
         why_not=_why_not,
-        run=lambda context: _take_part(context, sizes, repeats, json_path),
+        run=lambda context: _take_part(context, sizes, repeats, json_path, plot_path),
     )
 
 
@@ -88,7 +91,13 @@ def _why_not(context: RankContext) -> str:
     )
 
 
-def _take_part(context: RankContext, sizes: list[int], repeats: int, json_path: Path | None) -> int:
+def _take_part(
+    context: RankContext,
+    sizes: list[int],
+    repeats: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> int:
     from psdist import joining
     from psdist.ranks import server
 
@@ -99,6 +108,8 @@ def _take_part(context: RankContext, sizes: list[int], repeats: int, json_path: 
     status = joining.finish()
     if job.is_chief:
         _report(context, rows, repeats, json_path)
+        if plot_path is not None:
+            plot.write(plot_path, drawn(rows, note=_where(context, repeats)))
     return status
 
 
@@ -225,6 +236,26 @@ def _steps(job: Job, num_bytes: int) -> dict[str, Callable[[], object]]:
         STEP: step(model, optimizer),
         DDP_STEP: step(ddp, torch.optim.SGD(ddp.parameters(), lr=1e-3)),
     }
+
+
+def drawn(rows: Sequence[Row], *, note: str) -> str:
+    """The table as a plot."""
+    sizes = [
+        plot.Size(
+            size_text(row.num_bytes),
+            [plot.Way(way, row.times_s[way]) for way in WAYS if way in row.times_s],
+        )
+        for row in rows
+    ]
+    return plot.plot("A group's part of an iteration, beside torch's", sizes, note=note)
+
+
+def _where(context: RankContext, repeats: int) -> str:
+    groups = ", ".join(str(len(each)) for each in context.roles.groups)
+    return (
+        f"groups of {groups} workers and 1 server, {len(context.roles.places)} ranks, "
+        f"{os.cpu_count()} cores; {repeats} repetitions, {time.strftime('%Y-%m-%d')}"
+    )
 
 
 def _report(

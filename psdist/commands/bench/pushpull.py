@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.bench import plot
 from psdist.commands.bench.between import alone, between_ranks
 from psdist.commands.bench.raw import echo, exchange, size_text, time_text
 from psdist.protocol.control import Setup
@@ -81,17 +82,27 @@ class Row:
         return self.raw_s / self.push_pull_s
 
 
-def pushpull(sizes: list[int], repeats: int, servers: int, json_path: Path | None) -> int:
+def pushpull(
+    sizes: list[int],
+    repeats: int,
+    servers: int,
+    json_path: Path | None,
+    plot_path: Path | None = None,
+) -> int:
     """Run the benchmark on all ranks; the exit status."""
     return between_ranks(
         {"mode": "async", "servers": str(servers), "group": "rank"},
         why_not=alone("bench pushpull", "mpirun -n 2"),
-        run=lambda context: _measure_all(context, sizes, repeats, json_path),
+        run=lambda context: _measure_all(context, sizes, repeats, json_path, plot_path),
     )
 
 
 def _measure_all(
-    context: RankContext, sizes: list[int], repeats: int, json_path: Path | None
+    context: RankContext,
+    sizes: list[int],
+    repeats: int,
+    json_path: Path | None,
+    plot_path: Path | None,
 ) -> int:
     import torch
 
@@ -108,6 +119,8 @@ def _measure_all(
             print(f"  {size_text(num_bytes)}: {row.share_of_raw:.2f} of raw", flush=True)
     if context.rank == 0:
         _report(context, rows, repeats, json_path)
+        if plot_path is not None:
+            plot.write(plot_path, drawn(context, rows, repeats))
     context.close()
     return 0
 
@@ -278,6 +291,27 @@ def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[
 def _predicted_s(context: RankContext, num_bytes: int) -> float:
     plan = context.plan
     return 0.0 if plan is None else plan.cost_s * num_bytes / plan.model_bytes
+
+
+def drawn(context: RankContext, rows: list[Row], repeats: int) -> str:
+    """The table as a plot."""
+    sizes = [
+        plot.Size(
+            size_text(row.num_bytes),
+            [
+                plot.Way("push + pull", row.all_push_pull_s),
+                plot.Way("raw MPI, whole", row.all_raw_whole_s),
+                plot.Way("raw MPI, chunks", row.all_raw_chunks_s),
+            ],
+            limit_s=row.predicted_s or None,
+        )
+        for row in rows
+    ]
+    note = (
+        f"{context.roles.num_servers} servers, {context.roles.num_workers} workers; "
+        f"{repeats} repetitions, {time.strftime('%Y-%m-%d')}"
+    )
+    return plot.plot("Push + pull, beside the raw exchange of the same bytes", sizes, note=note)
 
 
 def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path | None) -> None:

@@ -6,7 +6,9 @@ echo(comm, memories, worker_ranks)         # on every server
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
@@ -61,3 +63,10 @@ def size_text(num_bytes: int) -> str:
 
 def time_text(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    if len(seconds) < 2:
+        return seconds[0], seconds[0], seconds[0]
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, middle, high

@@ -14,7 +14,6 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -22,7 +21,8 @@ from typing import Any, Final, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.bench.raw import size_text, time_text
+from psdist.commands.bench import plot
+from psdist.commands.bench.raw import quartiles, size_text, time_text
 from psdist.commands.bench.sleeping import cut, layer_sizes
 from psdist.ranks.context import RankContext
 
@@ -43,6 +43,7 @@ class StepOptions:
     repeats: int
     servers: int | None
     json_path: Path | None
+    plot_path: Path | None = None
 
 
 def result_of(
@@ -107,6 +108,21 @@ def report(result: dict[str, Any], options: StepOptions) -> None:
     if options.json_path is not None:
         options.json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written to {options.json_path}")
+    if options.plot_path is not None:
+        plot.write(options.plot_path, drawn(result))
+
+
+def drawn(result: dict[str, Any]) -> str:
+    """The table as a plot."""
+    ways = [plot.Way(row["way"], row["all_s"]) for row in result["rows"]]
+    size = plot.Size(size_text(result["num_bytes"]), ways, limit_s=result["link_limit_s"])
+    ranks, cores = result["ranks_to_cores"]
+    note = (
+        f"{result['servers']} servers, {result['workers']} workers on {result['hosts']} hosts, "
+        f"{ranks} ranks on {cores} cores, {result['mode']}, {result['compute_s']:.3g} s of sleep a "
+        f"step; {result['mpi']}; {result['repeats']} repetitions, {result['date']}"
+    )
+    return plot.plot("A training step, beside what exchanges as many bytes", [size], note=note)
 
 
 def header(result: dict[str, Any]) -> str:
@@ -159,10 +175,3 @@ def table(result: dict[str, Any]) -> Table:
 
 def _range(low: float, high: float) -> str:
     return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
-
-
-def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    if len(seconds) < 2:
-        return seconds[0], seconds[0], seconds[0]
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return low, middle, high

@@ -472,12 +472,12 @@ def test_check_and_bench_pass_on_their_options_and_status(monkeypatch: pytest.Mo
     assert (
         status_of(
             *("bench", "pushpull", "--sizes", "4KiB, 1MiB", "--repeats", "3", "--servers", "2"),
-            *("--json", "out.json"),
+            *("--json", "out.json", "--plot", "out.svg"),
         )
         == 1
     )
     assert calls == [
         (Path("runs/a"), ("json_path", None)),
         (Path("runs/a"), ("json_path", Path("report.json"))),
-        ([4096, 1 << 20], 3, 2, Path("out.json")),
+        ([4096, 1 << 20], 3, 2, Path("out.json"), Path("out.svg")),
     ]
