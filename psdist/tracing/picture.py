@@ -33,8 +33,9 @@ _LEFT: Final = 128
 _RIGHT: Final = 24
 _BAR: Final = 16
 _GROUP_BAR: Final = 6
-_LINE: Final = 3.0
-_MOST_LINES: Final = 16
+_LINE: Final = 2.0
+_BETWEEN: Final = 0.6
+_MOST_LINES: Final = 32
 _GAP: Final = 12
 _TITLE: Final = 46
 _BELOW: Final = 52
@@ -170,8 +171,8 @@ def _worker(
     moving = window.of(trace.of(Span.PUSH, Span.PULL))
     lines = _lines(moving)
     for span, line in zip(moving, lines, strict=True):
-        _chunk(canvas, trace, window, span, y + line * (_LINE + 1), at_servers)
-    return y + (max(lines, default=-1) + 1) * (_LINE + 1)
+        _chunk(canvas, trace, window, span, y + line * (_LINE + _BETWEEN), at_servers)
+    return y + (max(lines, default=-1) + 1) * (_LINE + _BETWEEN)
 
 
 def _lies_in_step(span: np.void, script: Spans) -> bool:
@@ -226,8 +227,8 @@ def _server(canvas: Canvas, trace: Trace, window: Window, y: float) -> float:
     receiving = window.of(trace.of(Span.RECEIVE))
     lines = _lines(receiving)
     for span, line in zip(receiving, lines, strict=True):
-        _bar(canvas, window, span, y + line * (_LINE + 1), _LINE, RECEIVE)
-    return y + (max(lines, default=-1) + 1) * (_LINE + 1)
+        _bar(canvas, window, span, y + line * (_LINE + _BETWEEN), _LINE, RECEIVE)
+    return y + (max(lines, default=-1) + 1) * (_LINE + _BETWEEN)
 
 
 def _lines(spans: Spans) -> list[int]:
