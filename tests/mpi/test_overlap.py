@@ -42,6 +42,7 @@ def overlap_on_ranks(
 ) -> None:
     env = {
         "DEVICE": device,
+        "PYTHONPATH": str(REPOSITORY),
         "PSDIST_RUN_DIR": str(tmp_path / "run"),
         "PSDIST_PROGRESS": "off",
         "PSDIST_CHUNK_BYTES": "4096",

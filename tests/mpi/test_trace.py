@@ -22,6 +22,7 @@ def test_every_rank_writes_its_spans_and_they_open_as_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = {
+        "PYTHONPATH": str(REPOSITORY),
         "PSDIST_RUN_DIR": str(tmp_path / "run"),
         "PSDIST_PROGRESS": "off",
         "PSDIST_CHUNK_BYTES": "4096",
