@@ -32,6 +32,13 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
     assert all(len(all_s) == 2 and min(all_s) > 0 for all_s in times.values())
     # A step sleeps, whatever it is compared with; an exchange alone does not have to.
     assert all(min(all_s) >= 0.003 for way, all_s in times.items() if way.endswith("step"))
+    # Of all ranks, servers' among them, a repetition.
+    cpu = {row["way"]: row["user_s"] + row["system_s"] for row in result["rows"]}
+    assert all(seconds > 0 for seconds in cpu.values())
+    assert all(
+        row["cores_busy"] == pytest.approx(cpu[row["way"]] / (sum(row["all_s"]) / 2))
+        for row in result["rows"]
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["exit"], summary["clocks"]) == ("completed", [5, 5])
     assert "2 servers, 2 workers on 1 hosts" in done.stdout

@@ -12,14 +12,16 @@ In the same run, on the same ranks, in turns:
 
 The model is layers with real parameters that *sleep* in forward and twice as long in backward:
 they stand for accelerators, which leave the cores to communication. A repetition counts as its
-slowest worker. What the hosts' interfaces have sent is counted, so that it is seen what carried
-the bytes. Every worker is a group: DDP needs torch's default process group for all of them.
+slowest worker; the CPU time of all ranks in a turn says how much of the cores a way needs. What the
+hosts' interfaces have sent is counted, so that it is seen what carried the bytes. Every
+worker is a group: DDP needs torch's default process group for all of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -102,6 +104,8 @@ class _Side:
         self.partition = cut(self.sizes, context.config.chunk_bytes)
         self.owners = self.partition.shard(context.roles.shard_weights)
         self.sent = dict.fromkeys(WAYS, 0)
+        self.cpu = dict.fromkeys(WAYS, (0.0, 0.0))
+        """Seconds of this rank in user and kernel mode, of all repetitions."""
         host = context.roles.places[context.rank].host
         ranks = [place.rank for place in context.roles.places if place.host == host]
         self._counts_for_host = context.rank == min(ranks)
@@ -118,6 +122,11 @@ class _Side:
         while not meeting.Test():
             time.sleep(_REST_S)
 
+    def forget_warm_up(self) -> None:
+        """From here on bytes and CPU time count."""
+        self.sent = dict.fromkeys(self.sent, 0)
+        self.cpu = dict.fromkeys(self.cpu, (0.0, 0.0))
+
     def turns(self, ways: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
         """Every way in its turn, so often; the seconds that each took."""
         times: dict[str, list[float]] = {way: [] for way in ways}
@@ -126,7 +135,14 @@ class _Side:
                 self.meet()
                 before = sent_bytes() if self._counts_for_host else 0
                 self.meet()
+                user_s, system_s = cpu_seconds()
                 times[way].append(run())
+                user_end_s, system_end_s = cpu_seconds()
+                so_far = self.cpu[way]
+                self.cpu[way] = (
+                    so_far[0] + user_end_s - user_s,
+                    so_far[1] + system_end_s - system_s,
+                )
                 self.meet()
                 if self._counts_for_host:
                     self.sent[way] += sent_bytes() - before
@@ -158,14 +174,14 @@ class _ServerSide(_Side):
         }
         self.turns(ways, _WARM_UP)
         self.between.Barrier()  # workers agree on the computation
-        self.sent = dict.fromkeys(self.sent, 0)
+        self.forget_warm_up()
         self.turns(ways, self.options.repeats)
         self._loop.run(
             self._waiting, on_idle=self._reporter.on_idle if self._reporter else lambda: None
         )
         slots = _slots(self._loop)
         context.end_job()
-        return {"sent": self.sent, "slots": slots}
+        return {"sent": self.sent, "cpu": self.cpu, "slots": slots}
 
     def leave(self) -> None:
         while wait_for_job(self.context, self._lobby):
@@ -225,12 +241,13 @@ class _WorkerSide(_Side):
             sleepers = getattr(model, "module", model)
             sleepers.seconds = seconds
         self.between.Barrier()
-        self.sent = dict.fromkeys(self.sent, 0)
+        self.forget_warm_up()
         times = self.turns(ways, self.options.repeats)
         self._job.close()
         return {
             "times": times,
             "sent": self.sent,
+            "cpu": self.cpu,
             "compute_s": seconds,
             "prepare_s": prepared_s,
             "gloo": self._gloo,
@@ -327,6 +344,12 @@ class _WorkerSide(_Side):
         before_s = time.perf_counter()
         self.among.Allreduce([data, MPI.FLOAT], [into, MPI.FLOAT], op=MPI.SUM)
         return time.perf_counter() - before_s
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Of this process with all its threads: in user and in kernel mode."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
 
 
 def sent_bytes(text: str | None = None) -> int:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psdist.commands.bench import plot
-from psdist.commands.bench.raw import quartiles, size_text, time_text
+from psdist.commands.bench.raw import quartiles, size_text
 from psdist.commands.bench.sleeping import cut, layer_sizes
 from psdist.ranks.context import RankContext
 
@@ -56,7 +56,19 @@ def result_of(
     for way in WAYS:
         slowest = [max(each) for each in zip(*(it["times"][way] for it in workers), strict=True)]
         most_sent = max(each["sent"][way] for each in everybody) / options.repeats
-        rows.append({"way": way, "sent_bytes": round(most_sent), "all_s": slowest})
+        user_s, system_s = (
+            sum(each["cpu"][way][part] for each in everybody) / options.repeats for part in (0, 1)
+        )
+        rows.append(
+            {
+                "way": way,
+                "sent_bytes": round(most_sent),
+                "user_s": user_s,
+                "system_s": system_s,
+                "cores_busy": (user_s + system_s) / statistics.mean(slowest),
+                "all_s": slowest,
+            }
+        )
     roles, plan, config = context.roles, context.plan, context.config
     partition = cut(layer_sizes(options.num_bytes, options.layers), config.chunk_bytes)
     link_s = plan.cost_s * partition.num_bytes / plan.model_bytes if plan and plan.links else None
@@ -104,7 +116,7 @@ def ranks_to_cores(context: RankContext) -> tuple[int, int]:
 
 def report(result: dict[str, Any], options: StepOptions) -> None:
     print(header(result), flush=True)
-    Console(width=None if sys.stdout.isatty() else 110).print(table(result))
+    Console(width=None if sys.stdout.isatty() else 120).print(table(result))
     if options.json_path is not None:
         options.json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written to {options.json_path}")
@@ -150,28 +162,38 @@ def header(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> Table:
-    made = Table(title=f"medians of {result['repeats']}, of the slowest worker")
+    made = Table(
+        title=f"medians of {result['repeats']}, of the slowest worker; CPU: of all ranks, and how "
+        "many cores that keeps busy"
+    )
     made.add_column("", no_wrap=True)
-    for name in ("median", "quartiles", "of limit", "of raw", "host sends"):
+    for name in ("median", "quartiles", "of limit", "of raw", "host sends", "CPU", "cores"):
         made.add_column(name, justify="right", no_wrap=True)
     link_s = result["link_limit_s"]
     medians = {row["way"]: statistics.median(row["all_s"]) for row in result["rows"]}
     raw_s = min(medians[RAW_WHOLE], medians[RAW_CHUNKS])
     if link_s is not None:
-        made.add_row("link limit, as planned", time_text(link_s), "", "1.00", "", "")
+        made.add_row("link limit, as planned", _ms(link_s), "", "1.00", "", "", "", "")
     for row in result["rows"]:
         median = medians[row["way"]]
         low, _, high = quartiles(row["all_s"])
         made.add_row(
             row["way"],
-            time_text(median),
+            _ms(median),
             _range(low, high),
             f"{median / link_s:.2f}" if link_s else "",
             f"{median / raw_s:.2f}",
             f"{row['sent_bytes'] / 2**20:.1f} MiB",
+            _ms(row["user_s"] + row["system_s"]),
+            f"{row['cores_busy']:.2f}",
         )
     return made
 
 
 def _range(low: float, high: float) -> str:
-    return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
+    return f"{_ms(low).removesuffix(' ms')} .. {_ms(high)}"
+
+
+def _ms(seconds: float) -> str:
+    """Three digits, or all that stand before the point."""
+    return f"{seconds * 1e3:.{3 if seconds < 1 else 4}g} ms"
