@@ -12,7 +12,7 @@ from torch import nn
 from psdist.errors import ModelError
 from psdist.protocol.memory import dtype_name
 from psdist.protocol.partition import Partition, Piece
-from psdist.workers.model.flat import FlatModel
+from psdist.workers.model.flat import FlatModel, same_bits
 from tests.support.late_transfers import on_a_device
 
 
@@ -129,3 +129,17 @@ def test_gradients_that_are_not_bit_by_bit_in_flat_memory_are_found(has_mirrors:
 def test_a_model_on_no_device_that_is_trained_is_refused() -> None:
     with pytest.raises(ModelError, match=r"on meta; .*job\.device"):
         flattened(nn.Linear(4, 3, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_bits_are_compared_and_not_values(dtype: torch.dtype, is_transposed: bool) -> None:
+    one = torch.arange(12.0).reshape(3, 4).to(dtype)
+    one[1, 2], one[2, 3] = float("nan"), 0.0
+    one = one.t() if is_transposed else one
+    other = one.clone(memory_format=torch.preserve_format)
+    assert same_bits(one, other)  # NaN, too
+    other[2 if not is_transposed else 3, 3 if not is_transposed else 2] = -0.0
+    assert torch.equal(other.nan_to_num(), one.nan_to_num())
+    assert not same_bits(one, other)
+    assert same_bits(one[:0], other[:0])
