@@ -359,7 +359,8 @@ class Trainer:
         if self._loop.core.is_pushing:
             empty = self._overlap.settle(empty)
             self._overlap.to_host(self._mine, empty=empty)
-            self._finish_push(empty, reduced.weight, weight, gone)
+            # One that is skipped weighs nothing, but for what of it has left.
+            self._finish_push(empty, reduced.weight, weight or reduced.weight, gone)
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, empty=empty)

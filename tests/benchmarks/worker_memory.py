@@ -1,10 +1,11 @@
 """What a worker holds beside a plain run, with and without overlap (docs/memory.md).
 
-    python -m tests.benchmarks.worker_memory --mib 64
+    python -m tests.benchmarks.worker_memory --mib 64 256
 
 One server and one worker over MPI, and the same script without psdist's job, each in processes of
 its own. Printed is the most memory that each has held (VmHWM), less that of the plain run, in
-copies of the parameters. Batches are as small as can be, so that activations are nothing.
+copies of the parameters. Batches are as small as can be, so that activations are nothing. Of
+several sizes also what is in proportion to them, and what is not: by the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -52,14 +53,26 @@ def train(way: Literal["plain", "off", "auto"], mib: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--mib", type=int, nargs="+", default=[64])
     parser.add_argument("--train", choices=["plain", "off", "auto"])
     arguments = parser.parse_args()
     if arguments.train:
-        train(arguments.train, arguments.mib)
+        train(arguments.train, arguments.mib[0])
         return
+    sizes = sorted(arguments.mib)
+    held = {mib: measure(mib) for mib in sizes}
+    first, last = sizes[0], sizes[-1]
+    for way in ("off", "auto") if first < last else ():
+        low, high = (held[mib][way] - held[mib]["plain"] for mib in (first, last))
+        share = (high - low) / (last - first) / 2**20
+        fixed = low / 2**20 - share * first
+        print(f"{way:6} {share:.2f} x the parameters and {fixed:.0f} MiB above plain")
+
+
+def measure(mib: int) -> dict[str, int]:
+    """Bytes at the most, by way."""
     held = {}
-    program = ["-m", "tests.benchmarks.worker_memory", "--mib", str(arguments.mib)]
+    program = ["-m", "tests.benchmarks.worker_memory", "--mib", str(mib)]
     for way in ("plain", "off", "auto"):
         words = [*program, "--train", way]
         with tempfile.TemporaryDirectory() as path:
@@ -71,10 +84,14 @@ def main() -> None:
         assert done.returncode == 0, done.text
         (found,) = re.findall(r"highest (\d+)", done.stdout)
         held[way] = int(found)
-    size = arguments.mib * 2**20
     for way, num_bytes in held.items():
-        more = (num_bytes - held["plain"]) / size
-        print(f"{way:6} {num_bytes / 2**20:8.1f} MiB   {more:5.2f} x the parameters above plain")
+        more = (num_bytes - held["plain"]) / mib / 2**20
+        print(
+            f"{mib:4} MiB {way:6} {num_bytes / 2**20:8.1f} MiB   "
+            f"{more:5.2f} x the parameters above plain",
+            flush=True,
+        )
+    return held
 
 
 if __name__ == "__main__":

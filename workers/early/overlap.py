@@ -159,7 +159,7 @@ class Overlap:
         """Look for gradients that have changed since they came, bit by bit: torch sees no write by
         ``.data`` or numpy. The loop need not be the script's yet, so this costs no time in which
         chunks leave."""
-        if self.early.terms is None or self._flat.is_diverted:
+        if self.early.terms is None:
             return
         hooks = self._hooks
         self._changed = self._flat.unlike_flat(

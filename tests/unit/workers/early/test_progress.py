@@ -164,3 +164,20 @@ def test_no_other_thread_opens_the_window(work: Work, background: BackgroundProg
         other.join()
     background.take_over()
     assert not work.is_here.acquire(blocking=False)
+
+
+def test_an_error_closes_the_window_and_no_hook_opens_it_before_it_is_told(work: Work) -> None:
+    progress = BackgroundProgress(work, is_awaiting=lambda: True)
+    work.error = ValueError("lost")
+    for _ in range(2):
+        work.may_go.release()
+    progress.open()
+    assert progress._one_turn() == (False, False)
+    assert work.is_here.acquire(blocking=False)
+    assert progress._one_turn() == (False, False)
+    progress.open()
+    assert progress._one_turn() == (False, False)
+    assert not work.is_here.acquire(blocking=False)
+    with pytest.raises(ValueError, match="lost"):
+        progress.take_over()
+    progress.stop()
