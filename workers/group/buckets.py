@@ -61,8 +61,9 @@ class _Bucket:
     chunks: Sequence[int]
     slices: Slices
     """Of the copies of its chunks."""
-    own: int
-    """This worker's chunk; -1: it has none."""
+    own: Sequence[int]
+    """Those of this worker: one, or none. More where chunks leave in the order of memory, in which
+    a slice is a run of neighbours."""
 
 
 class Buckets:
@@ -109,11 +110,11 @@ class Buckets:
 
     def _bucket(self, chunks: Sequence[int], owner: Mapping[int, int]) -> _Bucket:
         slices: list[list[Span]] = [[] for _ in range(self._channel.size)]
-        own = -1
+        own: list[int] = []
         for index, chunk in enumerate(chunks):
             slices[owner[chunk]].append(Span(index, 0, self._chunks[chunk].length))
             if owner[chunk] == self._channel.place:
-                own = chunk
+                own.append(chunk)
         return _Bucket(chunks, slices, own)
 
     @property
@@ -219,8 +220,7 @@ class Buckets:
         self._reducing = None
         bucket = self._buckets[self._num_reduced]
         self._num_reduced += 1
-        if bucket.own >= 0:
-            found.append(bucket.own)
+        found += bucket.own
         return True
 
     def _begin(self) -> None:
@@ -231,7 +231,7 @@ class Buckets:
             copy = as_tensor(memory[: chunk.num_bytes], chunk.dtype, chunk.length)
             part = self._gradients[chunk.buffer][chunk.start : chunk.start + chunk.length]
             copies.append(torch.mul(part, self._share, out=copy))
-        sums = [self._sums[bucket.own]] if bucket.own >= 0 else []
+        sums = [self._sums[chunk] for chunk in bucket.own]
         self._reducing = self._channel.reduce_scatter(copies, bucket.slices, sums)
 
 

@@ -121,15 +121,19 @@ class VirtualWorker:
             wire=job.wire,
             parameters=self.model,
             hyperparameters=lambda: self.hyper(self.lr),
-            on_nonfinite="skip",
             history=self.history,
             order=job.order,
+            **self.options(),
         )
         if job.schedule.single_rate or job.schedule.middle_rate:
             self.loop.begin_push = self.begin_push  # type: ignore[method-assign]
             self.loop.wait_for_replies = self.wait_for_replies  # type: ignore[method-assign]
         flat = self.trainer.flat
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
+
+    def options(self) -> dict[str, Any]:
+        """Of the trainer, what a test may have otherwise."""
+        return {"on_nonfinite": "skip"}
 
     @property
     def staleness_seen(self) -> Collection[int]:
@@ -260,10 +264,15 @@ class VirtualWorker:
                 [None if each.grad is None else each.grad.numpy().copy() for each in self.model],
             )
         )
+        yield from self.backward()
         for wait in self.trainer.iterate(gradient_scale=1.0, is_skipped=is_skipped):
             if self.empty is not None:
                 yield from self.push_one_by_one()
             yield from self._until(wait.is_done)
+
+    def backward(self) -> Iterator[float | None]:
+        """Gradients are there; how they come a test may say."""
+        yield from ()
 
     def begin_push(self, *, empty: Collection[int], absent: Sequence[int], **terms: Any) -> None:
         """In place of the loop's: the chunks may leave one by one, from now on, the first ones when

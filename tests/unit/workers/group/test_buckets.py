@@ -32,6 +32,8 @@ PIECES = [
 ]
 PARTITION = Partition.cut(PIECES, chunk_bytes=512)
 ORDER = backward_order(PARTITION)
+ASCENDING = [*range(len(PARTITION.chunks))]
+"""As they lie in memory: a worker's slice is neighbours, of a bucket all or none."""
 
 
 def gradients_of(place: int, clock: int = 0) -> list[torch.Tensor]:
@@ -47,25 +49,29 @@ def opening(weight: float = 1.0, **changed: Any) -> Opening:
     return Opening(weight=weight, **{**terms, **changed})
 
 
-def make(channel: GroupChannel, gradients: Sequence[torch.Tensor]) -> tuple[Buckets, Any]:
-    mine = PARTITION.slices(channel.size, ORDER)[channel.place]
+def make(
+    channel: GroupChannel, gradients: Sequence[torch.Tensor], order: Sequence[int] = ORDER
+) -> tuple[Buckets, Any]:
+    mine = PARTITION.slices(channel.size, order)[channel.place]
     sums = {
         chunk: torch.zeros(
             PARTITION.chunks[chunk].length, dtype=getattr(torch, PARTITION.chunks[chunk].dtype)
         )
         for chunk in mine
     }
-    return Buckets(channel, PARTITION, ORDER, gradients=gradients, sums=sums), sums
+    return Buckets(channel, PARTITION, order, gradients=gradients, sums=sums), sums
 
 
-def expected(weights: Sequence[float], place: int, clock: int = 0) -> dict[int, torch.Tensor]:
+def expected(
+    weights: Sequence[float], place: int, clock: int = 0, order: Sequence[int] = ORDER
+) -> dict[int, torch.Tensor]:
     """As ``step()`` reduces everything at once."""
     scaled = []
     for each, weight in enumerate(weights):
         flats = gradients_of(each, clock)
         scaled.append([flat.mul_(weight / sum(weights)) for flat in flats])
     found = {}
-    for index in PARTITION.slices(len(weights), ORDER)[place]:
+    for index in PARTITION.slices(len(weights), order)[place]:
         chunk = PARTITION.chunks[index]
         rows = [flats[chunk.buffer][chunk.start : chunk.start + chunk.length] for flats in scaled]
         found[index] = torch.empty_like(rows[0])
@@ -95,12 +101,15 @@ def test_the_buckets_have_every_chunk_once_in_the_order() -> None:
     buckets, sums = make(channel, gradients_of(1))
     assert buckets.num_buckets == len(buckets_of(ORDER, 3)) == 7
     assert [chunk for each in buckets._buckets for chunk in each.chunks] == ORDER
-    assert {each.own for each in buckets._buckets} - {-1} == set(sums)
+    assert {chunk for each in buckets._buckets for chunk in each.own} == set(sums)
 
 
+@pytest.mark.parametrize("order", [ORDER, ASCENDING], ids=["backward", "memory"])
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_sums_are_those_of_everything_at_once_whoever_is_ready_first(size: int, seed: int) -> None:
+def test_sums_are_those_of_everything_at_once_whoever_is_ready_first(
+    size: int, seed: int, order: Sequence[int]
+) -> None:
     """Each worker has its gradients when it likes, and comes to ``step()`` with any number of its
     buckets begun; iterations follow one another on the same channel."""
     group = Group(size, seed)
@@ -113,7 +122,7 @@ def test_sums_are_those_of_everything_at_once_whoever_is_ready_first(size: int, 
         channel = group.channels[place]
         beside = channel.beside()
         gradients = gradients_of(place)
-        buckets, sums = make(beside, gradients)
+        buckets, sums = make(beside, gradients, order)
         for clock in range(iterations):
             for flat, values in zip(gradients, gradients_of(place, clock), strict=True):
                 flat.copy_(values)
@@ -134,8 +143,9 @@ def test_sums_are_those_of_everything_at_once_whoever_is_ready_first(size: int, 
             while not buckets.has_caught_up(most):
                 yield None
                 early += buckets.catch_up(most)
-            own = [each.own for each in buckets._buckets[: max(most - 1, 0)] if each.own >= 0]
-            wanted = expected(weights, place, clock)
+            begun = buckets._buckets[: max(most - 1, 0)]
+            own = [chunk for each in begun for chunk in each.own]
+            wanted = expected(weights, place, clock, order)
             is_same = same({each: sums[each] for each in own}, {each: wanted[each] for each in own})
             kept = all(map(torch.equal, gradients, gradients_of(place, clock)))
             results[place].append((most, early == own, is_same, kept))
@@ -208,7 +218,7 @@ def test_a_worker_without_weight_takes_part_with_nothing() -> None:
         for buckets in (first, second):
             buckets.advance()
     assert (first.num_open, first.num_begun, first.group_weight) == (4, 5, 0.5)
-    own = next(each.own for each in first._buckets if each.own >= 0)
+    own = next(each.own[0] for each in first._buckets if each.own)
     chunk = PARTITION.chunks[own]
     mine = gradients_of(0)[chunk.buffer][chunk.start : chunk.start + chunk.length]
     assert torch.equal(sums[own], mine)

@@ -1,0 +1,93 @@
+"""A virtual worker whose gradients leave during backward, by the code that does so in a job.
+
+    job = VirtualJob(early_schedule(7), make_worker=EarlyWorker)
+
+Hooks are called as autograd would, piece by piece, in an order of the worker's own now and then,
+and time passes between them. Nobody changes a gradient later: every value is what it is without.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from psdist.workers.group.channel import GroupChannel
+from tests.support.virtual.schedule import Schedule
+from tests.support.virtual.virtual_worker import VirtualWorker
+
+
+def early_schedule(seed: int) -> Schedule:
+    """A small schedule in which gradients leave early now and then: long computations, few of them
+    lacking, and no iteration that is left out as a whole."""
+    schedule = Schedule.from_seed(seed)
+    pick = random.Random(f"{seed} early")
+    return replace(
+        schedule,
+        num_chunks=pick.randint(2, 8),
+        iterations=tuple(count + 1 for count in schedule.iterations),
+        compute_s=tuple(seconds * pick.choice([1, 100]) for seconds in schedule.compute_s),
+        absent_rate=pick.choice([0.0, 0.0, schedule.absent_rate]),
+        frozen_rate=pick.choice([0.0, schedule.frozen_rate]),
+        has_model=True,
+        single_rate=0.0,
+        middle_rate=0.0,
+        empty_rate=0.0,
+        nan_rate=0.0,
+        mistake="",
+        death=None,
+    )
+
+
+class AnyTime:
+    """The loop is driven wherever the script's time passes."""
+
+    def open(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def take_over(self) -> None: ...
+
+
+class EarlyWorker(VirtualWorker):
+    def options(self) -> dict[str, Any]:
+        ends = self.job.channels[self.group]
+        beside = None
+        if len(ends) > 1:
+            beside = self._last_end().beside()
+        return {
+            "on_nonfinite": "error",
+            "overlap": "auto",
+            "progress": AnyTime(),
+            "beside": beside,
+        }
+
+    def _last_end(self) -> GroupChannel:
+        """Of this worker's ends of its group, one for each set."""
+        end = self.job.channels[self.group][self.seat.place]
+        for _ in range(self.set_index):
+            end = end.beside()
+        return end
+
+    def backward(self) -> Iterator[float | None]:
+        gradients = [parameter.grad for parameter in self.model]
+        for index, parameter in enumerate(self.model):
+            parameter.grad = None
+            parameter.requires_grad_(not self.is_frozen(index))
+        hooks = self.trainer._overlap._hooks
+        chunks, pick = self.job.partition.chunks, self.pick_single
+        order = [segment.piece for chunk in self.job.order for segment in chunks[chunk].segments]
+        pieces = list(dict.fromkeys(order))
+        if pick.random() < 0.2:
+            pick.shuffle(pieces)
+        for piece in pieces:
+            if gradients[piece] is None:
+                continue
+            self.model[piece].grad = gradients[piece]
+            hooks._note(piece, self.model[piece])
+            for _ in range(pick.choice([0, 1, 1, 3])):
+                yield pick.random() * self.job.schedule.compute_s[self.group]
+                self.loop.turn()
+                for each in (self.first or self, *(self.first or self).others):
+                    each.trainer.push_ready()
