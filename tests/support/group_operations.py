@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -102,18 +102,20 @@ def operations(channel: GroupChannel, beside: GroupChannel) -> Operations:
     return results
 
 
-def expected(place: int, size: int) -> dict[str, Any]:
-    """What the worker at ``place`` must have then, worked out in plain torch."""
+def expected(place: int, size: int, hosts: Sequence[int] = ()) -> dict[str, Any]:
+    """What the worker at ``place`` must have then, worked out in plain torch; ``hosts``: the number
+    of each place's host, where they are several."""
     results: dict[str, Any] = {}
     for round_ in range(NUM_ROUNDS):
         results[f"agree {round_}"] = [values_of(each, round_) for each in range(size)]
         brought = [flats_of(each, round_) for each in range(size)]
         sums = []
         for parts in zip(*brought, strict=True):
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total += part
-            sums.append(total)
+            of_hosts = [
+                _sum([part for part, at in zip(parts, hosts, strict=True) if at == host])
+                for host in dict.fromkeys(hosts)
+            ]
+            sums.append(_sum(of_hosts or parts))
         mine = flats_of(place, round_)
         spans = slices_of(size, round_)[place]
         results[f"sums {round_}"] = _bytes([sums[index][at:to] for index, at, to in spans])
@@ -129,6 +131,13 @@ def expected(place: int, size: int) -> dict[str, Any]:
         results[f"broadcast {round_}"] = _bytes([brought[round_ % size][0]])
         results[f"meet {round_}"] = [[] for _ in range(size)]
     return results
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
 
 
 def finish(operations: Generator[Pending[Any], None, Any]) -> Any:

@@ -2,12 +2,14 @@
 
 results = run_in_group(3, script)     # script(channel), in three processes; by place
 results = run_in_group(3, script, tier="shared_memory")
+results = run_in_group(3, script, hosts=[0, 0, 1])      # as if on two hosts
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,11 +18,15 @@ import torch
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.process_group import Hosts
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make
 from psdist.workers.group.tier import Tier
 
 Script = Callable[[GroupChannel], Any]
+
+_GATHERINGS = 3
+"""That a group over hosts begins with."""
 
 
 def run_in_group(
@@ -30,14 +36,19 @@ def run_in_group(
     timeout_s: float = 120.0,
     tier: Tier = "torch",
     make: Make = Segment,
+    hosts: Sequence[int] = (),
+    interface: str = "lo",
 ) -> list[Any]:
     """What ``script``, a function of a module, returns in each of ``size`` processes (no tensors).
-    ``"exit N"`` for a process that ended without a word."""
+    ``"exit N"`` for a process that ended without a word. ``hosts``: the number of each one's host,
+    which ``interface`` joins."""
     context = multiprocessing.get_context("forkserver")  # which imports torch once for all
     context.set_forkserver_preload(["psdist.workers.loop", "psdist.workers.group.tier"])
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
-        context.Process(target=_main, args=(index, size, script, theirs, tier, make))
+        context.Process(
+            target=_main, args=(index, size, script, theirs, tier, make, hosts, interface)
+        )
         for index, (_, theirs) in enumerate(pipes)
     ]
     for process, (_, theirs) in zip(processes, pipes, strict=True):
@@ -45,6 +56,10 @@ def run_in_group(
         theirs.close()
     try:
         ours = [connection for connection, _ in pipes]
+        for _ in range(_GATHERINGS if hosts else 0):
+            table = [_answer(*each, timeout_s) for each in zip(ours, processes, strict=True)]
+            for connection in ours:
+                connection.send(table)
         port = _answer(ours[0], processes[0], timeout_s)
         for connection in ours[1:]:
             connection.send(port)
@@ -74,9 +89,21 @@ def _answer(connection: Connection, process: Any, timeout_s: float) -> Any:
 
 
 def _main(
-    index: int, size: int, script: Script, connection: Connection, tier: Tier, make: Make
+    index: int,
+    size: int,
+    script: Script,
+    connection: Connection,
+    tier: Tier,
+    make: Make,
+    hosts: Sequence[int],
+    interface: str,
 ) -> None:
     torch.set_num_threads(1)
+
+    def gather(data: bytes) -> list[bytes]:
+        connection.send(data)
+        table: list[bytes] = connection.recv()
+        return table
 
     def broadcast(data: bytes | None) -> bytes:
         if data is None:
@@ -86,6 +113,8 @@ def _main(
         return data
 
     channel: GroupChannel = AloneChannel()
+    if hosts:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     try:
         channel = group_tier.start(
             tier,
@@ -96,6 +125,9 @@ def _main(
             broadcast=broadcast,
             is_spinning=False,
             make=make,
+            hosts=Hosts(numbers=hosts, names=[f"h{host}" for host in hosts], gather=gather)
+            if hosts
+            else None,
         )
         if size == 1:
             connection.send(b"")  # nobody to tell a port to

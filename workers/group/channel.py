@@ -1,8 +1,9 @@
 """The seam for a group's own collectives: what a worker may ask of the other workers of its group.
 
-Four implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
+Five implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
 :mod:`~psdist.workers.group.process_group` (torch.distributed),
-:mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
+:mod:`~psdist.workers.group.two_levels` (several hosts: one of the others on each, and one between
+them), :mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
 :mod:`~psdist.workers.group.alone` (a group of one). The rules:
 
 * All workers of a group call the same operations in the same order; :meth:`GroupChannel.agree`
@@ -10,8 +11,10 @@ Four implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one
 * Nothing here waits: every operation returns a :class:`Pending`. Until it is done, the memory that
   was passed belongs to the operation; that of :meth:`GroupChannel.reduce_scatter`, outside the
   worker's own slice, until the next operation that this worker begins is done.
-* Sums are made **in worker order**, in the dtype of the memory, one worker after the other:
-  results do not depend on the implementation, on delays, or on who holds which slice.
+* Sums are made **in worker order**, in the dtype of the memory, one worker after the other: in a
+  group of several hosts so on each host, then, in the order of hosts (by their first workers), of
+  these sums. Only *two_levels* is offered there. So results do not depend on the implementation, on
+  delays, or on who holds which slice.
 
     rows = loop.wait_for(channel.agree("optimizer.step", [1.0, 0.0]), "the group")
     loop.wait_for(channel.reduce_scatter(gradients, slices), "the group")
@@ -95,7 +98,7 @@ class GroupChannel(Protocol):
         slices: Slices,
         sums: Sequence[torch.Tensor] | None = None,
     ) -> Pending[None]:
-        """This worker's slice of ``flats`` becomes the sum over the group, in worker order; or
+        """This worker's slice of ``flats`` becomes the sum over the group, in the order above; or
         ``sums`` do, a tensor for each span of the slice, and ``flats`` stay as they are.
 
         ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. What is in nobody's
@@ -109,6 +112,23 @@ class GroupChannel(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         """Copy ``tensor`` of the worker at ``place`` to every worker's."""
+        ...
+
+
+class Exchanging(GroupChannel, Protocol):
+    """An end over which bytes go from each worker to each: what joins hosts."""
+
+    def beside(self) -> Exchanging: ...
+
+    def exchange(
+        self,
+        given: torch.Tensor,
+        to: Sequence[int],
+        taken: torch.Tensor,
+        of: Sequence[int],
+    ) -> Pending[None]:
+        """The first ``to[0]`` bytes of ``given`` go to place 0, the next ``to[1]`` to place 1, and
+        so on; ``of[p]`` bytes of place p come into ``taken``, one place behind the other."""
         ...
 
 

@@ -17,15 +17,26 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
 import torch.distributed as dist
 
-from psdist.errors import InvariantError, TransportError
+from psdist.errors import InvariantError, TransportError, UsageError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
+from psdist.workers.group.addresses import (
+    HINTS,
+    REMEDY,
+    At,
+    Offer,
+    choose,
+    listen,
+    offer,
+    unreachable,
+)
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
@@ -41,12 +52,33 @@ from psdist.workers.group.channel import (
 _GRACE_S = 10.0
 """How much later than the worker's own wait, which can say what for, torch gives up."""
 
+_REACH_S = 10.0
+"""How long a worker tries to reach another host of its group."""
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_ours: set[str] = set()
+"""Variables that are taken away when the group ends."""
+
 _HEAD = 16
 """Numbers that every worker sends to an agreement: call, how many values, and the first of them.
 Only if some worker has more, all of them follow in a second exchange."""
 
 _SHORTEST_WAIT_S = 1e-3
 """torch counts timeouts in milliseconds, and 0 means for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Of a group that lies on several."""
+
+    numbers: Sequence[int]
+    """For each place the number of its host."""
+    names: Sequence[str]
+    """For each place the name of its host."""
+    gather: Callable[[bytes], list[bytes]]
+    """What every worker of the group brings, by place; collective over them."""
+    preferred: Sequence[str] = ()
+    """Interfaces, cards or networks that this worker's MPI or its plan uses."""
 
 
 def start(
@@ -56,48 +88,133 @@ def start(
     device: torch.device,
     timeout_s: float,
     broadcast: Callable[[bytes | None], bytes],
+    hosts: Hosts | None = None,
 ) -> GroupChannel:
     """Make the group torch.distributed's default process group; this worker's end of it.
 
     ``index``: this worker's place in the group of ``size``; ``broadcast`` hands the leader's bytes
-    to all of the group. All workers of a group are on one host, so it talks over loopback.
+    to all of the group. A group on one host (without ``hosts``) talks over loopback, another one
+    over an interface that all its hosts reach (:mod:`psdist.workers.group.addresses`).
     """
     timeout = datetime.timedelta(seconds=timeout_s + _GRACE_S)
+    at = At("lo", "127.0.0.1") if hosts is None else _meet(hosts, index)
     if size == 1:
         store: Any = dist.HashStore()  # type: ignore[attr-defined] # exported, but not in __all__
     else:
         is_leader = index == 0
-        port = 0 if is_leader else int(broadcast(None))
+        where = ("", 0) if is_leader else _address(broadcast(None))
         store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
-            "127.0.0.1", port, size, is_master=is_leader, wait_for_workers=False, timeout=timeout
+            where[0] or at.ip,
+            where[1],
+            size,
+            is_master=is_leader,
+            wait_for_workers=False,
+            timeout=timeout,
         )
         if is_leader:
-            broadcast(str(store.port).encode("ascii"))
+            broadcast(f"{at.ip} {store.port}".encode("ascii"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
-    if chosen is None:  # gloo would resolve the host's name, which need not lead to this host
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    is_chosen = _INTERFACE in os.environ
+    if not is_chosen:  # gloo would resolve the host's name, which need not lead to this host
+        os.environ[_INTERFACE] = at.interface
     try:
         dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=timeout)
+    except RuntimeError as error:
+        if hosts is None:
+            raise
+        raise TransportError(
+            f"the group's workers on {', '.join(dict.fromkeys(hosts.names))} could not be joined "
+            f"over {at.interface} ({at.ip}): {error}; {REMEDY}"
+        ) from error
     finally:
-        if chosen is None:
-            del os.environ["GLOO_SOCKET_IFNAME"]
+        if not is_chosen and hosts is None:
+            del os.environ[_INTERFACE]
+        # Else it stays: process groups of the script's own are made on these hosts, too.
+    if hosts is not None and not is_chosen:
+        _ours.add(_INTERFACE)
     return AloneChannel() if size == 1 else ProcessGroupChannel(place=index, size=size)
+
+
+def _address(data: bytes) -> tuple[str, int]:
+    ip, port = data.decode("ascii").split()
+    return ip, int(port)
+
+
+def _meet(hosts: Hosts, index: int) -> At:
+    """Choose where this worker is to be reached, and try whether the others are: an error is the
+    same on all of them. Collective."""
+    hints = [os.environ[name] for name in HINTS if name in os.environ]
+    mine = offer(
+        host=hosts.names[index],
+        wanted=os.environ.get(_INTERFACE, ""),
+        preferred=[*hints, *hosts.preferred],
+    )
+    offers = [Offer.decode(row) for row in hosts.gather(mine.encode())]
+    at, server, said = At("", ""), None, ""
+    try:
+        at = choose(offers, hosts.numbers, index)
+        server = listen(at)
+    except (UsageError, OSError) as error:
+        said = str(error)
+    port = 0 if server is None else server.getsockname()[1]
+    ends = [
+        _address(row) if b"." in row else ("", 0)
+        for row in hosts.gather(f"{at.ip} {port}".encode("ascii"))
+    ]
+    with ExitStack() as stack:
+        if server is not None:
+            stack.enter_context(server)
+        if not said and all(port for _, port in ends):
+            seen = {hosts.numbers[index]}
+            for place, (number, end) in enumerate(zip(hosts.numbers, ends, strict=True)):
+                if number not in seen and not said:
+                    seen.add(number)
+                    said = unreachable(hosts.names[place], end, at, _REACH_S)
+                    if said:
+                        said = f"from {hosts.names[index]}, {said}; {REMEDY}"
+        told = [row.decode("utf-8") for row in hosts.gather(said.encode("utf-8"))]
+    wrong = next(filter(None, told), "")
+    if wrong:
+        raise UsageError(f"a group over several hosts needs a network that joins them: {wrong}")
+    return at
 
 
 def stop() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+    for name in _ours:
+        os.environ.pop(name, None)
+    _ours.clear()
+
+
+def of_host(channel: ProcessGroupChannel, hosts: Sequence[int]) -> GroupChannel:
+    """This worker's end of its host's part of the whole group ``channel``."""
+    here = [place for place, host in enumerate(hosts) if host == hosts[channel.place]]
+    if len(here) == 1:
+        return AloneChannel()
+    group = dist.new_group(here, use_local_synchronization=True)
+    return ProcessGroupChannel(
+        place=here.index(channel.place), size=len(here), group=group, ranks=here
+    )
 
 
 class ProcessGroupChannel:
     """A worker's end of the default process group, of two workers or more."""
 
-    def __init__(self, *, place: int, size: int, group: dist.ProcessGroup | None = None) -> None:
-        """``group``: another process group of the same workers."""
+    def __init__(
+        self,
+        *,
+        place: int,
+        size: int,
+        group: dist.ProcessGroup | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """``group``: another process group, of the same workers, or of those with ``ranks`` in the
+        default one."""
         self.place = place
         self.size = size
         self._group = group
+        self._ranks = ranks
         self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def allocate(self, num_bytes: int) -> memoryview:
@@ -107,7 +224,12 @@ class ProcessGroupChannel:
         return _Agreement(CALLS.index(call), values, self.size, self._group)
 
     def beside(self) -> ProcessGroupChannel:
-        return ProcessGroupChannel(place=self.place, size=self.size, group=dist.new_group())
+        group = (
+            dist.new_group()
+            if self._ranks is None
+            else dist.new_group(list(self._ranks), use_local_synchronization=True)
+        )
+        return ProcessGroupChannel(place=self.place, size=self.size, group=group, ranks=self._ranks)
 
     def reduce_scatter(
         self,
@@ -150,12 +272,30 @@ class ProcessGroupChannel:
         for place, spans in enumerate(slices):
             for span in spans:
                 part = flats[span.buffer][span.start : span.stop]
-                works += _begun(dist.broadcast(part, src=place, group=self._group, async_op=True))
+                works += _begun(
+                    dist.broadcast(part, src=self._rank_of(place), group=self._group, async_op=True)
+                )
         return _Works("all-gather", works, flats, lambda: None)
 
+    def exchange(
+        self,
+        given: torch.Tensor,
+        to: Sequence[int],
+        taken: torch.Tensor,
+        of: Sequence[int],
+    ) -> Pending[None]:
+        work = dist.all_to_all_single(
+            taken, given, list(of), list(to), group=self._group, async_op=True
+        )
+        return _Works("exchange between the hosts", _begun(work), [given, taken], lambda: None)
+
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
-        works = _begun(dist.broadcast(tensor, src=place, group=self._group, async_op=True))
+        source = self._rank_of(place)
+        works = _begun(dist.broadcast(tensor, src=source, group=self._group, async_op=True))
         return _Works("broadcast", works, [tensor], lambda: None)
+
+    def _rank_of(self, place: int) -> int:
+        return place if self._ranks is None else self._ranks[place]
 
     def _rows(self, where: tuple[int, int], mine: torch.Tensor) -> torch.Tensor:
         """[size, len(mine)]: where everybody's part of the stretch that begins there lands. Kept,

@@ -9,7 +9,10 @@ workers' shared memory is the faster at every size that was measured (docs/perfo
 *auto* times nothing: it is taken where all workers of the group can open one another's, and
 torch.distributed (gloo) elsewhere. On GPUs it is NCCL's, by torch.distributed.
 
-Results are the same bit for bit: all of them add in worker order.
+A group of several hosts is one of these on each of them, and torch.distributed between
+(:mod:`~psdist.workers.group.two_levels`).
+
+Results are the same bit for bit: all of them add in worker order, and over hosts in one order.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import torch
 from psdist.errors import UsageError
 from psdist.workers.group import process_group
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.group.process_group import ProcessGroupChannel
+from psdist.workers.group.process_group import Hosts, ProcessGroupChannel
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make, SharedMemoryChannel, connect
+from psdist.workers.group.two_levels import TwoLevelChannel
 
 logger = logging.getLogger("psdist")
 
@@ -42,18 +46,45 @@ def start(
     broadcast: Callable[[bytes | None], bytes],
     is_spinning: bool,
     make: Make = Segment,
+    hosts: Hosts | None = None,
 ) -> GroupChannel:
     """This worker's end of its group; the rest as in :func:`process_group.start`.
 
-    ``is_spinning``: a core is to spare for waits; ``make`` makes memory to share. Raises
+    ``is_spinning``: a core is to spare for waits; ``make`` makes memory to share. Of a group on
+    several ``hosts`` the choice is each host's, of what joins its own workers. Raises
     :class:`UsageError` where ``tier`` is "shared_memory", which cannot be.
     """
     over = process_group.start(
-        index=index, size=size, device=device, timeout_s=timeout_s, broadcast=broadcast
+        index=index,
+        size=size,
+        device=device,
+        timeout_s=timeout_s,
+        broadcast=broadcast,
+        hosts=hosts,
     )
     if not isinstance(over, ProcessGroupChannel):
         return over
     backend = "gloo" if device.type == "cpu" else "NCCL"
+    if hosts is None:
+        return _of_one_host(over, tier, device, backend, is_spinning=is_spinning, make=make)
+    num_hosts = len(set(hosts.numbers))
+    logger.info("the group's %d workers on %d hosts are joined by %s", size, num_hosts, backend)
+    inner = process_group.of_host(over, hosts.numbers)
+    if isinstance(inner, ProcessGroupChannel):
+        inner = _of_one_host(inner, tier, device, backend, is_spinning=is_spinning, make=make)
+    return TwoLevelChannel(inner, over, hosts=hosts.numbers)
+
+
+def _of_one_host(
+    over: ProcessGroupChannel,
+    tier: Tier,
+    device: torch.device,
+    backend: str,
+    *,
+    is_spinning: bool,
+    make: Make,
+) -> GroupChannel:
+    size = over.size
     why_not = f"group_tier = {tier}"
     if device.type != "cpu" and tier != "torch":
         why_not = "the model is on a GPU"
@@ -72,6 +103,7 @@ def start(
 
 
 def stop(channel: GroupChannel) -> None:
-    if isinstance(channel, SharedMemoryChannel):
-        channel.close()
+    inner = channel.inner if isinstance(channel, TwoLevelChannel) else channel
+    if isinstance(inner, SharedMemoryChannel):
+        inner.close()
     process_group.stop()

@@ -152,6 +152,24 @@ class VirtualChannel:
 
         return self._begin("all_gather", _shape(flats, slices), parts[self.place], copy)
 
+    def exchange(
+        self,
+        given: torch.Tensor,
+        to: Sequence[int],
+        taken: torch.Tensor,
+        of: Sequence[int],
+    ) -> Pending[None]:
+        def copy(brought: list[Tensors]) -> None:
+            arrived = [tensors[self.place] for tensors in brought]
+            if [len(part) for part in arrived] != list(of):
+                raise InvariantError(
+                    f"place {self.place} of a group expects {list(of)} bytes, and "
+                    f"{[len(part) for part in arrived]} come"
+                )
+            taken.copy_(torch.cat(arrived))
+
+        return self._begin("exchange", (), list(torch.split(given, list(to))), copy)
+
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         def copy(brought: list[Tensors]) -> None:
             if place != self.place:

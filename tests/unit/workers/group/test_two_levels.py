@@ -1,0 +1,210 @@
+"""A group of several hosts: the same sums from whatever it is made, one crossing for each host."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.errors import CollectiveError, InvariantError
+from psdist.protocol.ids import worker_id
+from psdist.protocol.partition import Span
+from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
+from psdist.workers.group.tier import Tier
+from psdist.workers.group.two_levels import TwoLevelChannel
+from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
+from tests.support.group_operations import Operations, expected, finish, operations
+from tests.support.process_groups import run_in_group
+
+LAYOUTS = [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [2, 0, 0, 1, 1, 0], [0, 1, 2, 2]]
+
+
+class Counted(VirtualChannel):
+    """The end of the whole group; what it gives to each place."""
+
+    given: list[int]
+
+    def exchange(
+        self, given: torch.Tensor, to: Sequence[int], taken: torch.Tensor, of: Sequence[int]
+    ) -> Pending[None]:
+        self.given = list(to)
+        return super().exchange(given, to, taken, of)
+
+
+class OfHost(VirtualChannel):
+    """The end of a host's own group: what was lent to it is returned when the whole group's next
+    operation is done, which is not one of its own."""
+
+    def reduce_scatter(
+        self, flats: Any, slices: Slices, sums: Sequence[torch.Tensor] | None = None
+    ) -> Pending[None]:
+        pending = super().reduce_scatter(flats, slices, sums)
+        self._lent = None
+        return pending
+
+    def beside(self) -> OfHost:
+        return OfHost(self._group.beside(), self.place, self.size)
+
+
+class OverHosts:
+    """Virtual groups of the hosts' workers, and of all."""
+
+    def __init__(self, hosts: Sequence[int], seed: int) -> None:
+        self.network = VirtualNetwork(seed=seed)
+        link = LinkModel(latency_s=1e-5, jitter_s=1e-3)
+        members = [worker_id(place) for place in range(len(hosts))]
+        whole = VirtualGroup(self.network, members, seed=seed, link=link)
+        self.over = [Counted(whole, place, len(hosts)) for place in range(len(hosts))]
+        places = {host: [p for p, at in enumerate(hosts) if at == host] for host in hosts}
+        groups = {
+            host: VirtualGroup(
+                self.network, [members[p] for p in here], seed=seed + 1 + host, link=link
+            )
+            for host, here in places.items()
+        }
+        self.channels = []
+        for place, host in enumerate(hosts):
+            here = places[host]
+            inner: GroupChannel = AloneChannel()
+            if len(here) > 1:
+                inner = OfHost(groups[host], here.index(place), len(here))
+            self.channels.append(TwoLevelChannel(inner, self.over[place], hosts=hosts))
+
+    def run(self, scripts: Sequence[Operations]) -> list[Any]:
+        results: list[list[Any]] = [[] for _ in scripts]
+        for place, script in enumerate(scripts):
+            self.network.spawn(worker_id(place), act(script, results[place]))
+        self.network.run()
+        assert not self.network.unfinished
+        return [result for (result,) in results]
+
+
+def act(script: Operations, results: list[Any]) -> Actor:
+    while True:
+        try:
+            pending = next(script)
+        except StopIteration as stop:
+            results.append(stop.value)
+            return
+        while not pending.is_done():
+            yield None
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_are_per_host_in_worker_order_and_then_in_the_order_of_hosts(
+    hosts: list[int], seed: int
+) -> None:
+    group = OverHosts(hosts, seed)
+    scripts = [operations(channel, channel.beside()) for channel in group.channels]
+    for place, result in enumerate(group.run(scripts)):
+        assert result == expected(place, len(hosts), hosts), f"place {place}"
+
+
+def test_the_order_of_hosts_can_be_seen_in_the_sums() -> None:
+    """Else the tests here would show nothing."""
+    assert expected(0, 4, [0, 0, 1, 1]) != expected(0, 4)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_a_slice_crosses_once_for_each_other_host_however_many_workers_that_has(
+    hosts: list[int],
+) -> None:
+    group, size = OverHosts(hosts, 0), len(hosts)
+    each = 64
+    slices = [[Span(0, each * place, each * (place + 1))] for place in range(size)]
+
+    def script(channel: GroupChannel) -> Operations:
+        flats = [torch.ones(each * size)]
+        pending = channel.reduce_scatter(flats, slices)
+        yield pending
+        pending.result()
+        given = group.over[channel.place].given
+        pending = channel.all_gather(flats, slices)
+        yield pending
+        pending.result()
+        assert flats[0].tolist() == [size] * len(flats[0])
+        return {"reduced": given, "gathered": group.over[channel.place].given}
+
+    results = group.run([script(channel) for channel in group.channels])
+    for mine, other in itertools.permutations(set(hosts), 2):
+        here = [place for place, host in enumerate(hosts) if host == mine]
+        there = [place for place, host in enumerate(hosts) if host == other]
+        reduced = sum(results[place]["reduced"][to] for place in here for to in there)
+        gathered = sum(results[place]["gathered"][to] for place in here for to in there)
+        assert reduced == 4 * each * len(there)
+        assert gathered == 4 * each * len(here)
+
+
+def test_operations_that_were_begun_together_are_carried_out_one_after_the_other() -> None:
+    group = OverHosts([0, 0, 1, 1], 3)
+    slices = [[Span(0, 4 * place, 4 * place + 4)] for place in range(4)]
+
+    def script(channel: GroupChannel) -> Operations:
+        flats = [torch.full((16,), float(1 + channel.place))]
+        begun: list[Pending[Any]] = [
+            channel.reduce_scatter(flats, slices),
+            channel.all_gather(flats, slices),
+            channel.agree("any", [channel.place]),
+        ]
+        with pytest.raises(InvariantError, match="before it was done"):
+            begun[2].result()
+        yield begun[2]
+        assert all(each.is_done() for each in begun)
+        return {"rows": begun[2].result(), "flat": flats[0].tolist()}
+
+    for result in group.run([script(channel) for channel in group.channels]):
+        assert result == {"rows": [[0], [1], [2], [3]], "flat": [10.0] * 16}
+
+
+def test_workers_on_several_hosts_that_call_different_things_are_all_told_so() -> None:
+    group = OverHosts([0, 0, 1], 0)
+
+    def script(channel: GroupChannel) -> Operations:
+        pending = channel.agree("save" if channel.place == 2 else "pull")
+        yield pending
+        with pytest.raises(CollectiveError, match="place 2 of the group called save") as told:
+            pending.result()
+        again = channel.agree("finish")
+        yield again
+        again.result()
+        return {"told": str(told.value)}
+
+    first, *others = group.run([script(channel) for channel in group.channels])
+    assert others == [first, first]
+
+
+def test_slices_that_overlap_are_refused_before_anything_is_sent() -> None:
+    channel = OverHosts([0, 1], 0).channels[0]
+    with pytest.raises(InvariantError, match="from 11 on of flat 0 twice"):
+        channel.reduce_scatter([torch.ones(24)], [[Span(0, 0, 12)], [Span(0, 11, 24)]])
+
+
+# -- between processes ---------------------------------------------------------------------------
+
+
+def all_operations(channel: GroupChannel) -> Any:
+    assert type(channel).__name__ == "TwoLevelChannel"
+    return finish(operations(channel, channel.beside()))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "tier"),
+    [
+        ([0, 0, 1, 1], "auto"),
+        ([0, 0, 1], "torch"),
+        pytest.param([0, 1, 0, 0], "shared_memory", marks=pytest.mark.slow),
+        pytest.param([0, 1], "auto", marks=pytest.mark.slow),
+    ],
+)
+def test_processes_on_several_hosts_do_the_same_whichever_tier(
+    hosts: list[int], tier: Tier
+) -> None:
+    results = run_in_group(len(hosts), all_operations, tier=tier, hosts=hosts)
+    for place, result in enumerate(results):
+        assert result == expected(place, len(hosts), hosts), f"place {place}"

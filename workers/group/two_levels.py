@@ -1,0 +1,319 @@
+"""A group of several hosts: on each host first, then between the hosts.
+
+Two ends of groups are put together: *inner* is this worker's end of its host's own group, *over*
+its end of the whole group, which can also hand bytes from each to each (:class:`Exchanging`). A
+host's workers share out all slices among them: the one at index k there takes those of every worker
+whose index on its own host is k, or k plus a multiple of the number of workers here. So
+``reduce_scatter`` is
+
+1. on each host: the sum over its workers, each worker's part of the slices;
+2. between hosts: a slice's owner gets one such sum from every other host;
+3. the owner adds them, in the order of hosts.
+
+A slice crosses the network once for each other host, however many workers that has, and hosts may
+have different numbers of them. ``all_gather`` is the reverse. Sums are made per host in worker
+order, then in the order of hosts (by their first workers): the one order of a group of several
+hosts, whichever implementations *inner* and *over* are.
+
+Operations are carried out one after the other: none begins here before the one before it is done,
+on which the rules of *inner* for memory rest.
+
+    channel = TwoLevelChannel(inner, over, hosts=[0, 0, 1, 1])      # of places 0 .. 3
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any, Final, Generic, NamedTuple
+
+import torch
+
+from psdist.errors import InvariantError, PsdistError
+from psdist.protocol.partition import Span
+from psdist.workers.group.channel import (
+    Exchanging,
+    GroupChannel,
+    Pending,
+    Slices,
+    T,
+    add_in_worker_order,
+    stretches_of,
+)
+
+_ALIGN: Final = 16
+"""Of spans in staging memory: the largest element."""
+_MOST_CUTS: Final = 256
+_SHORT_S: Final = 1e-3
+
+
+class TwoLevelChannel:
+    """A worker's end of its group, on two hosts or more."""
+
+    def __init__(self, inner: GroupChannel, over: Exchanging, *, hosts: Sequence[int]) -> None:
+        """``hosts``: for each place the number of its host; ``inner``: of those at this one's host,
+        in their order."""
+        self.place = over.place
+        self.size = over.size
+        self.inner = inner
+        self._over = over
+        self._hosts = hosts
+        members: dict[int, list[int]] = {}
+        for place, host in enumerate(hosts):
+            members.setdefault(host, []).append(place)
+        self._members = members
+        """Places of each host, in the order of hosts."""
+        self._unfinished: deque[_Operation[Any]] = deque()
+        self._cuts: dict[int, tuple[Slices, list[tuple[int, torch.dtype]], _Cut]] = {}
+        """By slices' id."""
+        self._memory: dict[tuple[int, torch.device], torch.Tensor] = {}
+        """Staging memory, of what goes to other hosts and of what comes from them."""
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        return self.inner.allocate(num_bytes)
+
+    def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
+        return self._begin(self._agree(call, list(values)))
+
+    def beside(self) -> TwoLevelChannel:
+        return TwoLevelChannel(self.inner.beside(), self._over.beside(), hosts=self._hosts)
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
+        return self._begin(self._reduce_scatter(flats, self._cut(flats, slices), slices, sums))
+
+    def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        return self._begin(self._all_gather(flats, self._cut(flats, slices), slices))
+
+    def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
+        return self._begin(self._broadcast(tensor, place))
+
+    # -- one operation after the other ---------------------------------------------------------
+
+    def progress(self) -> None:
+        """Carry on with what was begun."""
+        while self._unfinished:
+            if not self._unfinished[0].advance():
+                return
+            self._unfinished.popleft()
+
+    def wait(self, at_most_s: float) -> None:
+        """Until what is under way may go on, or for so many seconds."""
+        if self._unfinished:
+            self._unfinished[0].wait_for_step(at_most_s)
+
+    def _begin(self, steps: Generator[Pending[Any], None, T]) -> Pending[T]:
+        operation = _Operation(self, steps)
+        self._unfinished.append(operation)
+        self.progress()
+        return operation
+
+    # -- the operations, as generators of what has to be done first ------------------------------
+
+    def _agree(
+        self, call: str, values: list[float]
+    ) -> Generator[Pending[Any], None, list[list[float]]]:
+        return (yield from _done(self._over.agree(call, values)))
+
+    def _broadcast(self, tensor: torch.Tensor, place: int) -> Generator[Pending[Any], None, None]:
+        yield from _done(self._over.broadcast(tensor, place))
+
+    def _reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        cut: _Cut,
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None,
+    ) -> Generator[Pending[Any], None, None]:
+        device = flats[0].device if flats else torch.device("cpu")
+        there = self._staging(0, sum(cut.num_there) + cut.num_own, device)
+        rows = self._staging(1, sum(cut.num_here), device)
+        spans = cut.inner[self.inner.place]
+        partial = [_part(there, at, span, flats) for at, span in zip(cut.at, spans, strict=True)]
+        yield from _done(self.inner.reduce_scatter(flats, cut.inner, partial))
+        given, taken = there[: sum(cut.num_there)], rows[: sum(cut.num_here)]
+        yield from _done(self._over.exchange(given, cut.num_there, taken, cut.num_here))
+        for index, span in enumerate(slices[self.place]):
+            total = flats[span.buffer][span.start : span.stop] if sums is None else sums[index]
+            parts = [
+                _part(rows, begin + cut.own_at[index], span, flats)
+                if begin >= 0
+                else _part(there, sum(cut.num_there) + cut.own_at[index], span, flats)
+                for begin in cut.rows_at
+            ]
+            add_in_worker_order(parts, total)
+
+    def _all_gather(
+        self, flats: Sequence[torch.Tensor], cut: _Cut, slices: Slices
+    ) -> Generator[Pending[Any], None, None]:
+        device = flats[0].device if flats else torch.device("cpu")
+        there = self._staging(0, sum(cut.num_there) + cut.num_own, device)
+        rows = self._staging(1, sum(cut.num_here), device)
+        for begin in cut.rows_at:
+            if begin >= 0:
+                for at, span in zip(cut.own_at, slices[self.place], strict=True):
+                    own = flats[span.buffer][span.start : span.stop]
+                    _part(rows, begin + at, span, flats).copy_(own)
+        given, taken = rows[: sum(cut.num_here)], there[: sum(cut.num_there)]
+        yield from _done(self._over.exchange(given, cut.num_here, taken, cut.num_there))
+        for at, span in zip(cut.at, cut.inner[self.inner.place], strict=True):
+            if at < len(taken):
+                part = flats[span.buffer][span.start : span.stop]
+                part.copy_(_part(there, at, span, flats))
+        yield from _done(self.inner.all_gather(flats, cut.inner))
+
+    # -- who takes which slices ----------------------------------------------------------------
+
+    def _cut(self, flats: Sequence[torch.Tensor], slices: Slices) -> _Cut:
+        """Looked at once: trainers pass the same slices again and again."""
+        shapes = [(len(flat), flat.dtype) for flat in flats]
+        known = self._cuts.get(id(slices))
+        if known is not None and known[0] is slices and known[1] == shapes:
+            return known[2]
+        stretches_of(flats, slices)  # which refuses what is wrong
+        if len(self._cuts) == _MOST_CUTS:
+            self._cuts.clear()
+        cut = self._new_cut(flats, slices)
+        self._cuts[id(slices)] = slices, shapes, cut
+        return cut
+
+    def _new_cut(self, flats: Sequence[torch.Tensor], slices: Slices) -> _Cut:
+        host = self._hosts[self.place]
+        here = self._members[host]
+        index = here.index(self.place)
+        inner: list[list[Span]] = [[] for _ in here]
+        at: list[int] = []
+        num_there = [0] * self.size
+        rows_of = [0] * self.size
+        own_at, num_own = _laid_out(flats, slices[self.place])
+        for other, members in self._members.items():
+            if other != host:
+                rows_of[members[index % len(members)]] = num_own
+        # Of other hosts' workers first, by place: so they lie in the order of the exchange.
+        others = [place for place in range(self.size) if self._hosts[place] != host]
+        end = 0
+        for place in others:
+            members = self._members[self._hosts[place]]
+            takes = members.index(place) % len(here)
+            inner[takes] += slices[place]
+            if takes == index:
+                starts, num_there[place] = _laid_out(flats, slices[place])
+                at += [end + start for start in starts]
+                end += num_there[place]
+        for takes, place in enumerate(here):
+            inner[takes] += slices[place]
+        at += [end + start for start in own_at]
+        begins = [sum(rows_of[:place]) for place in range(self.size)]
+        rows_at = [
+            -1 if other == host else begins[members[index % len(members)]]
+            for other, members in self._members.items()
+        ]
+        return _Cut(
+            inner=inner,
+            at=at,
+            num_there=num_there,
+            num_here=rows_of,
+            own_at=own_at,
+            num_own=num_own,
+            rows_at=rows_at,
+        )
+
+    def _staging(self, which: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """Kept and grown, since fresh pages cost as much as the exchange."""
+        memory = self._memory.get((which, device))
+        if memory is None or len(memory) < num_bytes:
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            self._memory[which, device] = memory
+        return memory
+
+
+class _Cut(NamedTuple):
+    """Of slices: what of them this worker adds up for whom, and where that lies."""
+
+    inner: Slices
+    """For each worker of this host the stretches of which it makes the host's sum: those of other
+    hosts' workers, then its own."""
+    at: list[int]
+    """Where this worker's lie in staging memory, in bytes."""
+    num_there: list[int]
+    """Bytes of other hosts' slices in it, by the place of the owner."""
+    num_here: list[int]
+    """Bytes of this worker's slice that each place has of it: its host's sum."""
+    own_at: list[int]
+    """Where the stretches of this worker's slice begin in such a row."""
+    num_own: int
+    rows_at: list[int]
+    """Where each host's row begins, in the order of hosts; -1: this worker's own host."""
+
+
+def _laid_out(flats: Sequence[torch.Tensor], spans: Sequence[Span]) -> tuple[list[int], int]:
+    """Where spans begin one behind the other, in bytes, and where they end."""
+    starts, end = [], 0
+    for span in spans:
+        starts.append(end)
+        end += (span.stop - span.start) * flats[span.buffer].itemsize
+        end += -end % _ALIGN
+    return starts, end
+
+
+def _part(memory: torch.Tensor, at: int, span: Span, flats: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As much staging memory as ``span`` needs, as its elements."""
+    flat = flats[span.buffer]
+    num_bytes = (span.stop - span.start) * flat.itemsize
+    return memory[at : at + num_bytes].view(flat.dtype)
+
+
+def _done(pending: Pending[T]) -> Generator[Pending[Any], None, T]:
+    while not pending.is_done():
+        yield pending
+    return pending.result()
+
+
+class _Operation(Generic[T]):
+    """What a generator does, with whose end it is done."""
+
+    def __init__(self, channel: TwoLevelChannel, steps: Generator[Pending[Any], None, T]) -> None:
+        self._channel = channel
+        self._steps = steps
+        self._step: Pending[Any] | None = None
+        self._results: list[T] = []
+        self._error: PsdistError | None = None
+
+    def advance(self) -> bool:
+        """Go on as far as the others allow; whether that is the end."""
+        try:
+            self._step = next(self._steps)
+        except StopIteration as stop:
+            self._results.append(stop.value)
+        except PsdistError as error:
+            self._error = error
+        else:
+            return False
+        self._step = None
+        return True
+
+    def wait_for_step(self, at_most_s: float) -> None:
+        if self._step is not None:
+            self._step.wait(at_most_s)
+
+    def is_done(self) -> bool:
+        if not self._results and self._error is None:
+            self._channel.progress()
+        return bool(self._results) or self._error is not None
+
+    def wait(self, at_most_s: float) -> None:
+        ends_s = time.monotonic() + at_most_s
+        while not self.is_done() and (left_s := ends_s - time.monotonic()) > 0:
+            self._channel.wait(max(left_s, _SHORT_S))
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        if not self._results:
+            raise InvariantError("the result of an operation of a group before it was done")
+        return self._results[0]
