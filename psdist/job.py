@@ -44,6 +44,7 @@ from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import tier as group_tier
+from psdist.workers.group.process_group import Hosts
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
@@ -57,6 +58,21 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 def _tracer_of(job: Job) -> Tracer | None:
     return job._context.tracer
+
+
+def _hosts_of_group(context: RankContext, group: int) -> Hosts | None:
+    """None where it lies on one."""
+    names = context.roles.hosts_of_group(group)
+    if len(set(names)) == 1:
+        return None
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    planned = "" if context.plan is None else context.plan.ranks[context.rank].nic
+    return Hosts(
+        numbers=[numbers[name] for name in names],
+        names=names,
+        gather=context.gather_in_group,
+        preferred=[each for each in (context.roles.places[context.rank].nic, planned) if each],
+    )
 
 
 class Job:
@@ -102,6 +118,7 @@ class Job:
             timeout_s=context.config.wait_timeout_s,
             broadcast=context.broadcast_in_group,
             is_spinning=context.waiting().is_spinning,
+            hosts=_hosts_of_group(context, self.group),
         )
         self._loop = make_loop(
             context.transport,

@@ -106,7 +106,9 @@ def run(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="node|socket|numa|rank", help="Which workers reduce together."),
+        typer.Option(
+            metavar="node|socket|numa|rank|rack|N|auto", help="Which workers reduce together."
+        ),
     ] = None,
     placement: Annotated[
         str | None,
@@ -251,7 +253,10 @@ def plan(
         typer.Option(metavar="HOSTS=N", help="Another number of workers on some nodes."),
     ] = None,
     group: Annotated[
-        str, typer.Option(metavar="node|socket|numa|rank", help="Which workers reduce together.")
+        str,
+        typer.Option(
+            metavar="node|socket|numa|rank|rack|N|auto", help="Which workers reduce together."
+        ),
     ] = "node",
     placement: Annotated[
         str, typer.Option(metavar="auto|block|cyclic", help="How servers are placed.")

@@ -51,7 +51,7 @@ from psdist.topology.plan.what_if import what_if
 from psdist.topology.text import hostlist
 
 _COUNT = re.compile(r"[0-9]{1,6}")
-GROUPINGS: Mapping[str, Grouping] = {each: each for each in get_args(Grouping)}
+GROUPINGS: Mapping[str, Grouping] = {each: each for each in get_args(get_args(Grouping)[0])}
 STRATEGIES: Mapping[str, Strategy] = {each: each for each in get_args(Strategy)}
 LAUNCHERS: Mapping[str, Launcher] = {each: each for each in get_args(Launcher)}
 _MIN_WIDTH, _PIPE_WIDTH, _MAX_WIDTH = 60, 100, 200
@@ -102,7 +102,7 @@ def run(options: PlanOptions) -> int:
     model_bytes = parse_bytes(options.model_bytes)
     request = PlanRequest(
         servers=_servers(options.servers),
-        group=_one_of(options.group, GROUPINGS, "--group"),
+        group=_group(options.group),
         placement=_one_of(options.placement, STRATEGIES, "--placement"),
         model_bytes=model_bytes,
         apply_bytes_per_s=None
@@ -225,6 +225,16 @@ def _one_of(value: str, choices: Mapping[str, _Choice], option: str) -> _Choice:
     if value not in choices:
         raise PlacementError(f"{option} {value[:40]!r}: must be one of {', '.join(choices)}")
     return choices[value]
+
+
+def _group(text: str) -> Grouping:
+    if _COUNT.fullmatch(text) and int(text) > 0:
+        return int(text)
+    if text not in GROUPINGS:
+        raise PlacementError(
+            f"--group {text[:40]!r}: must be one of {', '.join(GROUPINGS)}, or a number of hosts"
+        )
+    return GROUPINGS[text]
 
 
 def _launcher(options: PlanOptions) -> Launcher | None:

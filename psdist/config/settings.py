@@ -107,10 +107,10 @@ class RunConfig(BaseModel):
         allowed="auto or off",
         description="Of several network cards, ranks use those near them; off: MPI chooses.",
     )
-    group: Literal["node", "socket", "numa", "rank"] = _setting(
+    group: Literal["node", "socket", "numa", "rank", "rack", "auto"] | _Count = _setting(
         "node",
-        allowed="node, socket, numa or rank",
-        description="Which workers reduce their gradients together before they push.",
+        allowed="node, socket, numa, rank, rack, a number of hosts, or auto",
+        description="Workers that reduce gradients together; auto: node or rack by prediction.",
     )
     group_tier: Literal["auto", "shared_memory", "torch"] = _setting(
         "auto",

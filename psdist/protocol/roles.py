@@ -82,6 +82,10 @@ class Roles:
         host = self.places[self.worker_ranks[worker]].host
         return sum(self.places[rank].host == host for rank in self.worker_ranks[:worker])
 
+    def hosts_of_group(self, group: int) -> tuple[str, ...]:
+        """The host of each of its workers."""
+        return tuple(self.places[self.worker_ranks[each]].host for each in self.groups[group])
+
     def describe_group(self, group: int) -> str:
         """For messages to people: "group 2 (workers 4, 5 on n3)"."""
         if not 0 <= group < len(self.groups):

@@ -175,6 +175,12 @@ class RankContext:
         self.group_comm.Bcast(body, root=0)
         return bytes(body)
 
+    def gather_in_group(self, data: bytes) -> list[bytes]:
+        """What every worker of this worker's group brings, by place; collective over them."""
+        if self.group_comm is None or self.group_comm.Get_size() == 1:
+            return [data]
+        return allgather(self.group_comm, data)
+
     def all_of_group(self, mine: bool) -> bool:
         """Whether ``mine`` is true on every worker of this worker's group; collective over them."""
         if self.group_comm is None or self.group_comm.Get_size() == 1:

@@ -15,7 +15,9 @@ their ranks, and at last switches only. The worst link is always told by itself.
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import islice
 
 from psdist.topology.draw.drawing import (
@@ -161,11 +163,17 @@ def _parts_words(plan: Plan) -> str:
 def _group_entries(plan: Plan) -> list[tuple[str, str]]:
     if not plan.groups_s:
         return []
+    slowest = max(plan.links, key=lambda link: link.group_seconds, default=None)
+    where = "the GPUs of a host"
+    if slowest is not None and slowest.group_bytes:
+        where = f"the hosts of a group ({size(slowest.group_bytes)} each way over {slowest.name})"
+        if slowest.group_seconds < plan.groups_s:
+            where += " and the GPUs of a host"
     return [
         (
             "groups",
-            f"{duration(plan.groups_s)} predicted in addition for reducing between the GPUs of a "
-            "host, and handing parameters round",
+            f"{duration(plan.groups_s)} predicted in addition for reducing between {where}, and "
+            "handing parameters round",
         )
     ]
 
@@ -233,24 +241,33 @@ def _bound_advice(plan: Plan) -> str:
 def _traffic_words(scene: Scene, link: LinkLoad) -> str:
     plan = scene.plan
     inside = [each for place in scene.below(link) for each in place.ranks]
-    groups = {each.group for each in inside if each.role == "worker"}
-    num_groups = len({each.group for each in plan.ranks if each.role == "worker"})
+    sizes = Counter(each.group for each in plan.ranks if each.role == "worker")
+    num_groups = len(sizes)
+    below = Counter(each.group for each in inside if each.role == "worker")
+    # A group on both sides counts by its workers.
+    groups = sum(Fraction(count, sizes[group]) for group, count in below.items())
     servers = [each for each in inside if each.role == "server"]
     share = sum(plan.weights[each.index] for each in servers)
-    served = share * (num_groups - len(groups)) * plan.model_bytes
-    asked = (1 - share) * len(groups) * plan.model_bytes
+    served = share * float(num_groups - groups) * plan.model_bytes
+    asked = (1 - share) * float(groups) * plan.model_bytes
     return (
         f"Behind it are {counted(len(servers), 'server')} of {len(plan.weights)} with "
-        f"{100 * share:.1f} % of the model, and {counted(len(groups), 'group')} of {num_groups}. "
-        f"{size(served)} is what the {_exchanging(num_groups - len(groups), 'outside')} those "
-        f"servers; {size(asked)} is what the {_exchanging(len(groups), 'inside')} the servers "
+        f"{100 * share:.1f} % of the model, and {_groups_words(groups)} of {num_groups}. "
+        f"{size(served)} is what the {_exchanging(num_groups - groups, 'outside')} those "
+        f"servers; {size(asked)} is what the {_exchanging(groups, 'inside')} the servers "
         "outside."
     )
 
 
-def _exchanging(number: int, where: str) -> str:
+def _groups_words(number: Fraction | int) -> str:
+    if number == int(number):
+        return counted(int(number), "group")
+    return f"{float(number):.3g} groups"
+
+
+def _exchanging(number: Fraction | int, where: str) -> str:
     verb = "exchanges" if number == 1 else "exchange"
-    return f"{counted(number, 'group')} {where} {verb} with"
+    return f"{_groups_words(number)} {where} {verb} with"
 
 
 def _next_words(scene: Scene, worst: LinkLoad) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 from psdist.topology.machine.machine import Machine
 
+ONE_FLAT_RACK = "one flat rack"
+"""Source of a cluster of whose racks nothing is known."""
 DEFAULT_LINK_BYTES_PER_S = 12e9
 """A network link of which nothing is known, one direction (the figure of NCCL's own table)."""
 
@@ -53,6 +55,11 @@ class Cluster:
     notes: tuple[str, ...] = ()
     is_exact: bool = True
     """False where the network is no tree: no bound for this one holds for that."""
+
+    @property
+    def has_racks(self) -> bool:
+        """Whether somebody has told which switch each host is under."""
+        return self.source != ONE_FLAT_RACK
 
     def path(self, node: int) -> tuple[int, ...]:
         """The switches above a node, from its own to the root."""
@@ -113,6 +120,6 @@ def one_rack(
             for name in names
         ),
         switches=(Switch(name="switch", parent=-1, bytes_per_s=bytes_per_s),),
-        source="one flat rack",
+        source=ONE_FLAT_RACK,
         notes=(note,) if note else (),
     )

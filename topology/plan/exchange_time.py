@@ -6,11 +6,12 @@ times.links_s, times.servers_s, times.cards_s
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psdist.topology.network.cluster import Cluster
+from psdist.topology.plan import host_groups
 from psdist.topology.plan.plan import LinkLoad, PlannedRank
 from psdist.topology.plan.serving_hosts import PlanRequest, apply_s, link_loads
 
@@ -28,6 +29,11 @@ class Times:
         return max((link.seconds for link in self.links), default=0.0)
 
     @property
+    def within_s(self) -> float:
+        """Of what groups of several hosts reduce and hand round between them."""
+        return max((link.group_seconds for link in self.links), default=0.0)
+
+    @property
     def exchange_s(self) -> float:
         return max(self.links_s, self.servers_s, self.cards_s)
 
@@ -42,8 +48,9 @@ def judged(
 ) -> Times:
     """Of seated ranks; ``weights`` are the servers', ``groups`` and ``shares`` the nodes'."""
     cores = [len(each.cores) for each in ranks if each.role == "server"]
+    within = host_groups.loads(cluster, ranks, model_bytes=request.planned_bytes)
     return Times(
-        links=link_loads(cluster, groups, shares, request),
+        links=link_loads(cluster, groups, shares, request, within),
         servers_s=apply_s(groups, weights, cores, request),
         cards_s=_cards_s(cluster, ranks, weights, groups, shares, request),
     )
@@ -57,20 +64,24 @@ def _cards_s(
     shares: Sequence[float],
     request: PlanRequest,
 ) -> float:
-    """Seconds of the busiest network card of known speed; a group's traffic is its first rank's."""
+    """Seconds of the busiest network card of known speed; a group's traffic on a host is its first
+    rank's there."""
     if len(cluster.nodes) == 1:
         return 0.0
     index = {node.name: position for position, node in enumerate(cluster.nodes)}
     num_groups = sum(groups)
     sent: defaultdict[tuple[int, str], float] = defaultdict(float)
-    seen: set[int] = set()
+    workers = Counter(each.group for each in ranks if each.role == "worker")
+    here = Counter((each.group, each.host) for each in ranks if each.role == "worker")
+    seen: set[tuple[int, int]] = set()
     for each in ranks:
         node = index[each.host]
         if each.role == "server":
             share = weights[each.index] * (num_groups - groups[node])
-        elif each.group not in seen:
-            seen.add(each.group)
-            share = 1 - shares[node]
+        elif (each.group, node) not in seen:
+            seen.add((each.group, node))
+            part = here[each.group, each.host] / workers[each.group]
+            share = part * (1 - shares[node])
         else:
             continue
         sent[node, each.nic] += share

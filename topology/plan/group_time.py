@@ -1,4 +1,4 @@
-"""How long a group's workers need to reduce their gradients and to share parameters on their host.
+"""How long a group's workers need to reduce their gradients and to share parameters on a host.
 
 groups_s(cluster, ranks, model_bytes=4e9)       # of the slowest group; 0 where it is not known
 """
@@ -14,16 +14,16 @@ from psdist.topology.plan.plan import PlannedRank
 
 
 def groups_s(cluster: Cluster, ranks: Sequence[PlannedRank], *, model_bytes: float) -> float:
-    """Seconds that the slowest group's collectives take, a ring over what joins its GPUs.
+    """Seconds that the slowest group's collectives take, a ring over what joins its GPUs on a host.
 
     Each worker sends all but its own part once to reduce and once to share. Known of groups of
     which each worker has a GPU of its own; others reduce in memory, whose speed no source tells.
     """
     machines = {node.name: node.machine for node in cluster.nodes}
-    groups: defaultdict[int, list[PlannedRank]] = defaultdict(list)
+    groups: defaultdict[tuple[int, str], list[PlannedRank]] = defaultdict(list)
     for each in ranks:
         if each.role == "worker":
-            groups[each.group].append(each)
+            groups[each.group, each.host].append(each)
     paths: dict[int, Paths] = {}
     speeds: dict[tuple[int, tuple[str, ...]], float] = {}
     longest = 0.0

@@ -26,6 +26,8 @@ from psdist.topology.text.models import (
     Whole,
 )
 
+Grouping: TypeAlias = Literal["node", "socket", "numa", "rank", "rack", "auto"] | int
+"""Which workers are a group: those of a host or a part of it, of a rack, or of so many hosts."""
 MAX_RANKS: Final = 1 << 16
 MAX_CPU: Final = 1 << 16
 
@@ -71,10 +73,18 @@ class LinkLoad:
     num_bytes: Amount
     """In each direction."""
     bytes_per_s: Annotated[Amount, Field(gt=0)]
+    group_bytes: Amount = 0.0
+    """In each direction: what groups of several hosts send over it to reduce gradients, before the
+    exchange, and to hand parameters round, after it."""
 
     @property
     def seconds(self) -> float:
+        """Of the exchange."""
         return self.num_bytes / self.bytes_per_s
+
+    @property
+    def group_seconds(self) -> float:
+        return self.group_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +114,19 @@ class Plan:
     cards_s: Amount = 0.0
     """The same of the busiest network card, as far as its speed is known; 0: not known."""
     groups_s: Amount = 0.0
-    """Predicted time in which the slowest group reduces on its host, between its GPUs, before an
-    exchange and after it; not part of the exchange. 0 where that is not known."""
+    """Predicted time in which the slowest group reduces on its host, between its GPUs, and between
+    its hosts, before an exchange and after it; not part of the exchange. 0 where that is not
+    known."""
 
     @property
     def exchange_s(self) -> float:
         """Predicted time of one exchange: of the slowest of links, servers and network cards."""
         return max(self.cost_s, self.servers_s, self.cards_s)
+
+    @property
+    def whole_s(self) -> float:
+        """Predicted time of an exchange and of what groups do before and after it."""
+        return self.exchange_s + self.groups_s
 
     @property
     def limit(self) -> Literal["links", "servers", "network cards"]:

@@ -3,6 +3,9 @@
     plan = plan_job(cluster, ranks, PlanRequest(servers="auto", group="node"))   # ranks are there
     plan = plan_ahead(cluster, PlanRequest(servers="auto"), workers=[8, 8, 8])   # before the job
 
+Groups may lie on several hosts (:mod:`psdist.topology.plan.host_groups`); with ``auto`` both kinds
+are planned, and the faster one is taken.
+
 Inside a job the hosts of the ranks are given and some of them become servers, so that a server
 takes a place from a worker. Before a job the workers are given and servers come in addition.
 Which hosts serve is :mod:`psdist.topology.plan.serving_hosts`, the seats inside a host are
@@ -13,6 +16,7 @@ Longer than other modules: a plan inside a job and one before it, and what is sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,17 +24,17 @@ from functools import cache
 from psdist.errors import PlacementError
 from psdist.topology.machine.machine import UNKNOWN, Machine
 from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan import seating
+from psdist.topology.plan import host_groups, seating
 from psdist.topology.plan.exchange_time import judged
 from psdist.topology.plan.gpu_shares import Role
 from psdist.topology.plan.group_time import groups_s
-from psdist.topology.plan.plan import MAX_RANKS, Plan, PlannedRank
+from psdist.topology.plan.host_groups import require_racks, spans_hosts
+from psdist.topology.plan.plan import MAX_RANKS, Grouping, Plan, PlannedRank
 from psdist.topology.plan.seating import Seat
 from psdist.topology.plan.serving_hosts import (
     LEAST_SHARE,
     Choice,
-    Grouping,
-    GroupsOn,
+    GroupsBeside,
     PlanRequest,
     Strategy,
     beyond_memory,
@@ -87,6 +91,9 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
     ``servers="auto"`` takes at most one rank of each node and at most half of all. Raises
     PlacementError where the numbers do not fit.
     """
+    if request.group == "auto":
+        return _faster(cluster, request, lambda asked: plan_job(cluster, ranks, asked))
+    require_racks(cluster, request.group)
     _check_number(len(ranks))
     index = {node.name: position for position, node in enumerate(cluster.nodes)}
     here: list[list[RankFacts]] = [[] for _ in cluster.nodes]
@@ -105,15 +112,27 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
 
     seats = _Seats(cluster, request)
 
+    sizes = [len(each) for each in here]
+    of_one = _parts_of_one(cluster, sizes, request)
+
     @cache
     def groups_on(node: int, num_servers: int) -> float:
+        if spans_hosts(request.group):
+            return (sizes[node] - num_servers) * of_one[node]
         return _num_groups(seats, host_with(node, num_servers), request.group)
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        if spans_hosts(request.group):
+            workers = [size - count for size, count in zip(sizes, servers_at, strict=True)]
+            return host_groups.parts(cluster, workers, request.group)
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
 
     def cores_on(node: int) -> int:
         return _server_cores(seats, host_with(node, 1))
 
-    sizes = [len(each) for each in here]
-    choice = choose_among_ranks(cluster, sizes, groups_on, request, cores_on=cores_on)
+    choice = choose_among_ranks(
+        cluster, sizes, groups_on, request, cores_on=cores_on, groups_beside=groups_beside
+    )
     notes = _notes(cluster)
     if sharing:
         notes.append(
@@ -131,7 +150,41 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             f"{len(serving)} of {len(hosts)} hosts only serve: for as many workers that is the "
             "faster exchange; --placement cyclic spreads the servers over all hosts"
         )
-    return _assemble(seats, hosts_with, sizes, choice, groups_on, request, notes)
+    return _assemble(seats, hosts_with, sizes, choice, groups_beside, request, notes)
+
+
+def _parts_of_one(cluster: Cluster, sizes: Sequence[int], request: PlanRequest) -> list[float]:
+    """An estimate, where groups lie on several hosts: what part of a group one worker of each node
+    counts, if the ranks that serve are spread evenly."""
+    if not spans_hosts(request.group):
+        return []
+    total = sum(sizes)
+    serving = min(sum(size > 0 for size in sizes), max(1, total // 2))
+    if request.servers != "auto":
+        serving = request.servers
+    working = max(total - serving, 1) / max(total, 1)
+    parts = host_groups.parts(cluster, sizes, request.group)
+    return [part / (max(size, 1) * working) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _faster(
+    cluster: Cluster, request: PlanRequest, plan_with: Callable[[PlanRequest], Plan]
+) -> Plan:
+    """The faster one of the plans with groups of hosts and of racks; it says both times."""
+    of_nodes = plan_with(replace(request, group="node"))
+    if len(of_nodes.hosts) == 1:
+        return of_nodes
+    if not cluster.has_racks:
+        note = "group = auto: node, since nothing is known of racks"
+        return replace(of_nodes, notes=(*of_nodes.notes, note))
+    of_racks = plan_with(replace(request, group="rack"))
+    is_faster = of_racks.whole_s < of_nodes.whole_s
+    best, words = (of_racks, "rack") if is_faster else (of_nodes, "node")
+    note = (
+        f"group = auto: {words}; an exchange and what groups do before and after it are predicted "
+        f"to take {of_racks.whole_s:.3g} s with rack, {of_nodes.whole_s:.3g} s with node"
+    )
+    return replace(best, notes=(*best.notes, note))
 
 
 def plan_ahead(
@@ -146,6 +199,14 @@ def plan_ahead(
     Servers come in addition, on cores that the workers leave. Where ``server_nodes`` are named,
     only those have any. Raises PlacementError where cores or memory do not suffice.
     """
+    if request.group == "auto":
+        nodes = tuple(server_nodes)
+        return _faster(
+            cluster,
+            request,
+            lambda asked: plan_ahead(cluster, asked, workers=workers, server_nodes=nodes),
+        )
+    require_racks(cluster, request.group)
     _check_number(sum(workers) + (1 if request.servers == "auto" else request.servers))
     allowed = set(server_nodes)
     capacity: list[int] = []
@@ -166,14 +227,23 @@ def plan_ahead(
         ranks = tuple(range(num_servers + workers[node]))
         return _Host(node=node, ranks=ranks, num_servers=num_servers)
 
+    parts = host_groups.parts(cluster, workers, request.group) if spans_hosts(request.group) else []
+
     @cache
     def groups_on(node: int, num_servers: int) -> float:
+        if parts:
+            return parts[node]
         return _num_groups(seats, host_with(node, num_servers), request.group)
+
+    def groups_beside(servers_at: Sequence[int]) -> list[float]:
+        return [groups_on(node, count) for node, count in enumerate(servers_at)]
 
     def cores_on(node: int) -> int:
         return _server_cores(seats, host_with(node, 1))
 
-    choice = choose(cluster, capacity, groups_on, request, cores_on=cores_on)
+    choice = choose(
+        cluster, capacity, groups_on, request, cores_on=cores_on, groups_beside=groups_beside
+    )
     _check_number(sum(workers) + sum(choice.servers_at))
 
     def hosts_with(servers_at: Sequence[int]) -> list[_Host]:
@@ -187,7 +257,7 @@ def plan_ahead(
             first = end
         return hosts
 
-    return _assemble(seats, hosts_with, capacity, choice, groups_on, request, _notes(cluster))
+    return _assemble(seats, hosts_with, capacity, choice, groups_beside, request, _notes(cluster))
 
 
 def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
@@ -195,19 +265,21 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
 
     Roles, groups and shards stay; cores and GPUs were those of other machines, so ranks that have
     moved get none. Loads and cost are those of the real hosts; no bound is known. Raises
-    PlacementError where a group would not lie within one host.
+    PlacementError where a group that was planned within one host would not lie within one.
     """
     index = {node.name: position for position, node in enumerate(cluster.nodes)}
-    homes: dict[int, set[str]] = {}
+    homes: dict[int, Counter[str]] = {}
+    planned: dict[int, set[str]] = {}
     for each in plan.ranks:
         if each.role == "worker":
-            homes.setdefault(each.group, set()).add(hosts[each.rank])
+            homes.setdefault(each.group, Counter())[hosts[each.rank]] += 1
+            planned.setdefault(each.group, set()).add(each.host)
     for group, found in homes.items():
-        if len(found) > 1:
+        if len(found) > 1 == len(planned[group]):
             where = ", ".join(sorted(found, key=natural_key))
             raise PlacementError(
-                f"group {group} of the plan lies on {where}, but a group is the "
-                "workers of one host: start the ranks on hosts as planned, or make a new plan"
+                f"group {group} of the plan lies on {where}, but was planned as a group of one "
+                "host: start the ranks on hosts as planned, or make a new plan"
             )
     has_moved = any(each.host != hosts[each.rank] for each in plan.ranks)
     moved = ["made for other hosts: ranks that are elsewhere are not bound"] * has_moved
@@ -231,8 +303,10 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
         if each.role == "server":
             shares[index[each.host]] += plan.weights[each.index]
     for found in homes.values():
-        groups[index[next(iter(found))]] += 1
-    links = link_loads(cluster, groups, shares, PlanRequest(model_bytes=plan.model_bytes))
+        for host, count in found.items():
+            groups[index[host]] += count / found.total()
+    within = host_groups.loads(cluster, ranks, model_bytes=plan.model_bytes)
+    links = link_loads(cluster, groups, shares, PlanRequest(model_bytes=plan.model_bytes), within)
     return replace(
         plan,
         ranks=ranks,
@@ -243,6 +317,8 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
         source=cluster.source,
         notes=(*_notes(cluster), *moved),
         cards_s=plan.cards_s if not has_moved else 0.0,
+        groups_s=groups_s(cluster, ranks, model_bytes=plan.model_bytes)
+        + max((link.group_seconds for link in links), default=0.0),
     )
 
 
@@ -288,7 +364,7 @@ class _Seats:
 
     def __init__(self, cluster: Cluster, request: PlanRequest) -> None:
         self.cluster = cluster
-        self._are_one_group = request.group == "node"
+        self._are_one_group = request.group == "node" or spans_hosts(request.group)
         self._by_one = request.applied_bytes_per_s
         same: dict[int, int] = {}  # machines that are one object, as psdist plan has them
         kinds: dict[Machine, int] = {}
@@ -371,15 +447,11 @@ def _assemble(
     hosts_with: Callable[[Sequence[int]], Sequence[_Host]],
     capacity: Sequence[int],
     choice: Choice,
-    groups_on: GroupsOn,
+    groups_at: GroupsBeside,
     request: PlanRequest,
     notes: Sequence[str],
 ) -> Plan:
     cluster, servers_at, shares = seats.cluster, choice.servers_at, choice.shares
-
-    def groups_at(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
     hosts = hosts_with(servers_at)
     ranks, server_nodes = _ranks_on(seats, hosts, request)
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
@@ -407,7 +479,7 @@ def _assemble(
         source=cluster.source,
         servers_s=found.servers_s,
         cards_s=found.cards_s,
-        groups_s=groups_s(cluster, ranks, model_bytes=request.planned_bytes),
+        groups_s=groups_s(cluster, ranks, model_bytes=request.planned_bytes) + found.within_s,
     )
     limits = _limit_notes(plan, request) if links else []
     if choice.tried:
@@ -415,7 +487,11 @@ def _assemble(
             f"which ranks serve is the best of {choice.tried:,} ways tried, not of all: a faster "
             "one may exist"
         )
-    return replace(plan, notes=(*notes, *_seat_notes(seats, hosts), *limits))
+    workers = [0] * len(cluster.nodes)
+    for host in hosts:
+        workers[host.node] = len(host.ranks) - host.num_servers
+    smaller = host_groups.size_notes(cluster, workers, request.group)
+    return replace(plan, notes=(*notes, *smaller, *_seat_notes(seats, hosts), *limits))
 
 
 def _ranks_on(
@@ -427,6 +503,19 @@ def _ranks_on(
         for rank, (role, seat) in zip(host.ranks, seats.of(host), strict=True):
             seated[rank] = (host.node, role, seat)
     return _number(seats.cluster, seated, request.group)
+
+
+def _wide_groups(
+    cluster: Cluster, seated: dict[int, tuple[int, Role, Seat]], group: Grouping
+) -> dict[int, int]:
+    """The number of each node's group, in an order of its own, where groups lie on several."""
+    if not spans_hosts(group):
+        return {}
+    workers = [0] * len(cluster.nodes)
+    for node, role, _ in seated.values():
+        workers[node] += role == "worker"
+    found = enumerate(host_groups.of_hosts(cluster, workers, group))
+    return {node: number for number, nodes in found for node in nodes}
 
 
 def _limit_notes(plan: Plan, request: PlanRequest) -> list[str]:
@@ -505,6 +594,7 @@ def _number(
     groups: dict[tuple[int, tuple[int, int]], int] = {}
     server_nodes: list[int] = []
     ranks: list[PlannedRank] = []
+    wide = _wide_groups(cluster, seated, group)
     for rank in sorted(seated):
         node, role, seat = seated[rank]
         member = -1
@@ -512,8 +602,10 @@ def _number(
             server_nodes.append(node)
         else:
             whole = {"node": (UNKNOWN, UNKNOWN), "rank": (rank, UNKNOWN)}
-            part = whole.get(group, _home(seat, group))
-            member = groups.setdefault((node, part), len(groups))
+            key = (node, whole.get(str(group), _home(seat, group)))
+            if wide:
+                key = (wide[node], (UNKNOWN, UNKNOWN))
+            member = groups.setdefault(key, len(groups))
         ranks.append(
             PlannedRank(
                 rank=rank,

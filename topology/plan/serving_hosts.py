@@ -14,19 +14,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 from psdist.errors import PlacementError
 from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import LinkLoad
+from psdist.topology.plan.host_groups import spans_hosts
+from psdist.topology.plan.plan import Grouping, LinkLoad
 from psdist.topology.solver import placement
 from psdist.topology.solver.bound import lower_bound_s
 from psdist.topology.solver.objective import edge_loads
 from psdist.topology.solver.problem import Problem
 
-Grouping: TypeAlias = Literal["node", "socket", "numa", "rank"]
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
 GroupsOn: TypeAlias = Callable[[int, int], float]
 """Node, servers on it -> the groups that the workers there make."""
@@ -35,6 +36,7 @@ CoresOn: TypeAlias = Callable[[int], int]
 GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
 """The same for servers on each node at once."""
 
+_NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 UNKNOWN_MODEL_BYTES = 1e9
 """What a plan is made for where nobody knows the model yet."""
 ALMOST_ALL = 0.9
@@ -114,6 +116,7 @@ def choose(
     request: PlanRequest,
     *,
     cores_on: CoresOn,
+    groups_beside: GroupsBeside,
 ) -> Choice:
     """Servers on each node, and the part of the model there, when the workers stay.
 
@@ -121,10 +124,6 @@ def choose(
     elsewhere and make other groups: each candidate is judged with its own. Raises PlacementError
     where cores or memory do not suffice.
     """
-
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
     wanted = request.servers
     groups = groups_beside([0] * len(capacity))
     once = [min(each, 1) for each in capacity]
@@ -138,7 +137,8 @@ def choose(
         problem = problem_of(cluster, once, groups, request, sum(once))
         wanted = _enough(problem, sum(once), cores * request.applied_bytes_per_s)
     # With groups that servers may change, the bound for some groups proves nothing of others.
-    is_fixed = request.group in ("node", "rank") or all(
+    is_fixed = request.group in ("node", "rank") or spans_hosts(request.group)
+    is_fixed = is_fixed or all(
         groups_on(node, count) == groups[node]
         for node, most in enumerate(capacity)
         for count in range(1, min(most, wanted) + 1)
@@ -177,7 +177,9 @@ def choose(
     _, servers_at, shares = min(judged, key=lambda each: each[0])
     if request.servers == "auto" and (idle := _idle(servers_at, shares)):
         fewer = replace(request, servers=wanted - sum(servers_at[node] for node in idle))
-        return choose(cluster, capacity, groups_on, fewer, cores_on=cores_on)
+        return choose(
+            cluster, capacity, groups_on, fewer, cores_on=cores_on, groups_beside=groups_beside
+        )
     return Choice(servers_at, shares, best_s)
 
 
@@ -198,6 +200,7 @@ def choose_among_ranks(
     request: PlanRequest,
     *,
     cores_on: CoresOn,
+    groups_beside: GroupsBeside,
 ) -> Choice:
     """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
@@ -206,11 +209,23 @@ def choose_among_ranks(
     Beyond that the best of some starts is climbed from. Both are bounded by
     numbers of steps and not by the clock: the same job has the same plan. Among equals in time the
     one with the most groups is taken, then the most even one.
+
+    Where groups lie on several hosts, ``groups_on`` is an estimate, since what a node counts
+    depends on other nodes' servers: then the fastest ways are found by that, judged by
+    ``groups_beside``, and nothing is proved.
     """
+    found = _among_ranks(cluster, sizes, groups_on, groups_beside, request, cores_on)
+    return replace(found, best_s=None) if spans_hosts(request.group) else found
 
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
 
+def _among_ranks(
+    cluster: Cluster,
+    sizes: Sequence[int],
+    groups_on: GroupsOn,
+    groups_beside: GroupsBeside,
+    request: PlanRequest,
+    cores_on: CoresOn,
+) -> Choice:
     num_nodes = sum(size > 0 for size in sizes)
     wanted = _num_servers(cluster, sizes, groups_beside, request, cores_on)
     if num_nodes == 1:
@@ -221,7 +236,9 @@ def choose_among_ranks(
         best_s = None if found is None else found.best_s
         return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
     by_one = _apply_bytes_per_s(request, sizes, cores_on)
-    first = _best_choice(cluster, sizes, sizes, groups_on, replace(request, servers=wanted), by_one)
+    groups = groups_on, groups_beside
+    asked = replace(request, servers=wanted)
+    first = _best_choice(cluster, sizes, sizes, groups, asked, by_one)
     if request.servers != "auto" or not (idle := _idle(first.servers_at, first.shares)):
         return first
     # Those ranks had better work: with fewer servers, or with none on these hosts. More workers
@@ -236,7 +253,7 @@ def choose_among_ranks(
             useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)
             asked = replace(request, servers=useful)
             choice = _best_choice(
-                cluster, sizes, room, groups_on, asked, by_one, numbers=AGAIN_NUMBERS
+                cluster, sizes, room, groups, asked, by_one, numbers=AGAIN_NUMBERS
             )
         others.append((choice.seconds / (sum(sizes) - sum(choice.servers_at)), choice))
     best, choice = min(others, key=lambda each: each[0])
@@ -247,7 +264,7 @@ def _best_choice(
     cluster: Cluster,
     sizes: Sequence[int],
     room: Sequence[int],
-    groups_on: GroupsOn,
+    groups: tuple[GroupsOn, GroupsBeside],
     request: PlanRequest,
     by_one: Sequence[float],
     *,
@@ -255,6 +272,7 @@ def _best_choice(
 ) -> Choice:
     """The best way to choose so many servers of the ranks, ``room`` on each node at most; each
     applies ``by_one`` bytes in a second."""
+    groups_on, groups_beside = groups
     found = _fastest_ways(cluster, sizes, room, groups_on, request, numbers=numbers)
     if found is None:
         raise PlacementError(
@@ -264,16 +282,7 @@ def _best_choice(
     judged = [
         judgement
         for way in found.ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
-        if (
-            judgement := _judge(
-                cluster,
-                way,
-                [groups_on(node, count) for node, count in enumerate(way)],
-                request,
-                by_one,
-            )
-        )
-        is not None
+        if (judgement := _judge(cluster, way, groups_beside(way), request, by_one)) is not None
     ]
     costs, servers_at, shares = min(judged, key=lambda each: each[0])
     # Where nodes are barred, the proof is not of all choices.
@@ -390,9 +399,14 @@ def beyond_memory(cluster: Cluster, shares: Sequence[float], request: PlanReques
 
 
 def link_loads(
-    cluster: Cluster, groups: Sequence[float], shares: Sequence[float], request: PlanRequest
+    cluster: Cluster,
+    groups: Sequence[float],
+    shares: Sequence[float],
+    request: PlanRequest,
+    within: Mapping[str, float] = _NOTHING,
 ) -> tuple[LinkLoad, ...]:
-    """What one exchange sends over every link; no links where all sit on one host."""
+    """What one exchange sends over every link; no links where all sit on one host. ``within``: what
+    groups send in addition (:func:`host_groups.loads`)."""
     if len(cluster.nodes) == 1:
         return ()
     num_nodes = len(cluster.nodes)
@@ -406,6 +420,7 @@ def link_loads(
             kind="switch",
             num_bytes=loads[vertex],
             bytes_per_s=problem.bytes_per_s[vertex],
+            group_bytes=within.get(f"switch {cluster.switches[switch].name}", 0.0),
         )
         for vertex, switch in enumerate(order)
         if vertex
@@ -416,6 +431,7 @@ def link_loads(
             kind="node",
             num_bytes=loads[len(order) + index],
             bytes_per_s=node.bytes_per_s,
+            group_bytes=within.get(f"node {node.name}", 0.0),
         )
         for index, node in enumerate(cluster.nodes)
     ]

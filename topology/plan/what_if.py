@@ -68,6 +68,6 @@ def what_if(
             else cluster.with_links(switch_bytes_per_s=twice)
         )
         attempt(f"twice the bandwidth on {worst.name}", faster)
-    if request.group != "node":
+    if request.group not in ("node", "auto"):
         attempt("groups of whole nodes (--group node)", cluster, group="node")
     return changes

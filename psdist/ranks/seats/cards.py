@@ -87,15 +87,14 @@ def choose_card(
 
 
 def talkers(config: RunConfig, machine: Machine, local_size: int) -> int:
-    """Ranks of a host that send over its cards at once: the leaders of its groups. Its server does,
-    too, but may sit beside the same card as a leader."""
+    """Ranks of a host that send over its cards at once: the leaders of its groups, and all of one
+    that lies on several hosts. Its server does, too, but may sit beside a leader's card."""
     most = {
         "node": 1,
         "socket": len(machine.packages),
         "numa": len({core.numa for core in machine.cores}),
-        "rank": local_size,
     }
-    return min(local_size, most[config.group])
+    return min(local_size, most.get(str(config.group), local_size))
 
 
 def _beside(card: Device, choice: Sequence[Device]) -> list[Device]:

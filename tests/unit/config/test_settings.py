@@ -177,14 +177,15 @@ def test_a_mistake_names_key_value_source_and_what_is_allowed() -> None:
 
 def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> None:
     file = write(tmp_path, 'stalenes = 3\nrecord = 1\nmode = "ssp"\n')
-    text = mistakes({"credits": "0", "group": "rack"}, {"PSDIST_MOD": "ssp"}, file)
+    text = mistakes({"credits": "0", "group": "racks"}, {"PSDIST_MOD": "ssp"}, file)
     lines = text.splitlines()
     assert lines[0] == "5 mistakes in the configuration:"
     assert lines[1:] == [
         f"  stalenes = 3 ({file}) is no setting; did you mean staleness?",
         "  PSDIST_MOD = ssp (environment) is no setting of psdist; did you mean PSDIST_MODE?",
         f"  record = 1 ({file}): must be true or false",
-        "  group = rack (command line): must be node, socket, numa or rank",
+        "  group = racks (command line): must be node, socket, numa, rank, rack, a number of "
+        "hosts, or auto",
         "  credits = 0 (command line): must be a whole number from 1 to 4096, or auto",
     ]
 

@@ -1,0 +1,103 @@
+"""Groups of several hosts: which hosts make one, what of it counts where, what it sends. Pure.
+
+    of_hosts(cluster, [2, 2, 2, 0], "rack")        # [[0, 1], [2]]: nodes with workers, by group
+    parts(cluster, [2, 2, 2, 0], "rack")           # [0.5, 0.5, 1.0, 0.0]: of a group on each node
+    loads(cluster, ranks, model_bytes=4e9)         # bytes over each link, beside the exchange's
+
+A group pushes and pulls its slices from all of its hosts, by workers; so it counts in parts on
+each. What its hosts reduce and hand round among them: every worker's slice comes to it once from
+each other host, and goes there once. Below a link are n of the group's N workers on h of its H
+hosts, so it carries, in each direction, (n (H - h) + (N - n) h) / N of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from psdist.errors import PlacementError
+from psdist.topology.network.cluster import Cluster
+from psdist.topology.plan.plan import Grouping, PlannedRank
+
+
+def spans_hosts(group: Grouping) -> bool:
+    """Whether groups may lie on several hosts."""
+    return group == "rack" or isinstance(group, int)
+
+
+def require_racks(cluster: Cluster, group: Grouping) -> None:
+    """Raise PlacementError where racks are asked for of which nothing is known."""
+    if group == "rack" and len(cluster.nodes) > 1 and not cluster.has_racks:
+        raise PlacementError(
+            "group = rack: nothing is known of racks; give a table of switches (psdist plan "
+            "--racks FILE, psdist run --set racks=FILE), start by Slurm with its topology plugin, "
+            "or ask for a number of hosts (--group 4)"
+        )
+
+
+def of_hosts(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[list[int]]:
+    """The nodes that have any of the ``workers``, by group: neighbours under one switch."""
+    racks: defaultdict[int, list[int]] = defaultdict(list)
+    for node, here in enumerate(workers):
+        if here:
+            racks[cluster.nodes[node].switch].append(node)
+    found: list[list[int]] = []
+    for nodes in racks.values():
+        most = group if isinstance(group, int) else len(nodes)
+        found += [nodes[first : first + most] for first in range(0, len(nodes), most)]
+    return found
+
+
+def parts(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[float]:
+    """What part of a group each node counts: its part of the group's workers."""
+    found = [0.0] * len(workers)
+    for nodes in of_hosts(cluster, workers, group):
+        total = sum(workers[node] for node in nodes)
+        for node in nodes:
+            found[node] = workers[node] / total
+    return found
+
+
+def size_notes(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[str]:
+    """What is to be said of groups with fewer hosts than were asked for."""
+    if not isinstance(group, int):
+        return []
+    smaller = Counter(
+        len(nodes) for nodes in of_hosts(cluster, workers, group) if len(nodes) < group
+    )
+    if not smaller:
+        return []
+    words = ", ".join(f"{count} of {size}" for size, count in sorted(smaller.items(), reverse=True))
+    return [
+        f"group = {group}: some groups have fewer hosts ({words}), since none lies in several "
+        "racks and only hosts with workers count"
+    ]
+
+
+def loads(
+    cluster: Cluster, ranks: Sequence[PlannedRank], *, model_bytes: float
+) -> dict[str, float]:
+    """Bytes in each direction over the link of each node and switch that groups send over, by
+    ``node NAME`` and ``switch NAME``."""
+    index = {node.name: position for position, node in enumerate(cluster.nodes)}
+    workers: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for each in ranks:
+        if each.role == "worker":
+            workers[each.group][index[each.host]] += 1
+    found: defaultdict[str, float] = defaultdict(float)
+    for here in workers.values():
+        if len(here) == 1:
+            continue
+        total, num_hosts = sum(here.values()), len(here)
+        below: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for node, count in here.items():
+            for link in (
+                f"node {cluster.nodes[node].name}",
+                *(f"switch {cluster.switches[switch].name}" for switch in cluster.path(node)[:-1]),
+            ):
+                below[link][0] += count
+                below[link][1] += 1
+        for link, (count, hosts) in below.items():
+            crossing = count * (num_hosts - hosts) + (total - count) * hosts
+            found[link] += crossing / total * model_bytes
+    return found
