@@ -263,10 +263,17 @@ class Partition:
     ) -> tuple[Sequence[int], ...]:
         owned: list[list[int]] = [[] for _ in range(num_workers)]
         held = [0] * num_workers
-        for bucket in buckets_of(order, num_workers):
+        for turn, bucket in enumerate(buckets_of(order, num_workers)):
             # The largest chunk to whoever has least: nobody is ever ahead by more than a chunk.
+            # Equals take turns, and these take turns, since servers have every so many-th chunk:
+            # else each worker would talk to some of them only, and the links of a group's hosts
+            # would carry unequal loads.
+            shift = _digit_sum(turn, num_workers)
             largest_first = sorted(bucket, key=lambda index: (-self.chunks[index].num_bytes, index))
-            emptiest_first = sorted(range(num_workers), key=lambda place: (held[place], place))
+            emptiest_first = sorted(
+                range(num_workers),
+                key=lambda place: (held[place], (place - shift) % num_workers),
+            )
             for index, place in zip(largest_first, emptiest_first, strict=False):
                 owned[place].append(index)
                 held[place] += self.chunks[index].num_bytes
@@ -359,6 +366,14 @@ def chunk_bytes_for_all(num_bytes: float, weights: Sequence[float]) -> int:
     would hold at most its own share, and together less than the model.
     """
     return int(min(weights) / sum(weights) * num_bytes) // 1024 * 1024
+
+
+def _digit_sum(number: int, base: int) -> int:
+    total = 0
+    while number and base > 1:
+        number, digit = divmod(number, base)
+        total += digit
+    return total
 
 
 def buckets_of(order: Sequence[int], num_workers: int) -> list[Sequence[int]]:

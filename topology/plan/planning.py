@@ -113,12 +113,9 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
     seats = _Seats(cluster, request)
 
     sizes = [len(each) for each in here]
-    of_one = _parts_of_one(cluster, sizes, request)
 
     @cache
     def groups_on(node: int, num_servers: int) -> float:
-        if spans_hosts(request.group):
-            return (sizes[node] - num_servers) * of_one[node]
         return _num_groups(seats, host_with(node, num_servers), request.group)
 
     def groups_beside(servers_at: Sequence[int]) -> list[float]:
@@ -151,20 +148,6 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             "faster exchange; --placement cyclic spreads the servers over all hosts"
         )
     return _assemble(seats, hosts_with, sizes, choice, groups_beside, request, notes)
-
-
-def _parts_of_one(cluster: Cluster, sizes: Sequence[int], request: PlanRequest) -> list[float]:
-    """An estimate, where groups lie on several hosts: what part of a group one worker of each node
-    counts, if the ranks that serve are spread evenly."""
-    if not spans_hosts(request.group):
-        return []
-    total = sum(sizes)
-    serving = min(sum(size > 0 for size in sizes), max(1, total // 2))
-    if request.servers != "auto":
-        serving = request.servers
-    working = max(total - serving, 1) / max(total, 1)
-    parts = host_groups.parts(cluster, sizes, request.group)
-    return [part / (max(size, 1) * working) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _faster(

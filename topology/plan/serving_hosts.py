@@ -210,30 +210,19 @@ def choose_among_ranks(
     numbers of steps and not by the clock: the same job has the same plan. Among equals in time the
     one with the most groups is taken, then the most even one.
 
-    Where groups lie on several hosts, ``groups_on`` is an estimate, since what a node counts
-    depends on other nodes' servers: then the fastest ways are found by that, judged by
-    ``groups_beside``, and nothing is proved.
+    Where groups lie on several hosts, what a node counts depends on other nodes' servers, so
+    ``groups_on`` says nothing: some ways are judged, and nothing is proved.
     """
-    found = _among_ranks(cluster, sizes, groups_on, groups_beside, request, cores_on)
-    return replace(found, best_s=None) if spans_hosts(request.group) else found
-
-
-def _among_ranks(
-    cluster: Cluster,
-    sizes: Sequence[int],
-    groups_on: GroupsOn,
-    groups_beside: GroupsBeside,
-    request: PlanRequest,
-    cores_on: CoresOn,
-) -> Choice:
     num_nodes = sum(size > 0 for size in sizes)
     wanted = _num_servers(cluster, sizes, groups_beside, request, cores_on)
     if num_nodes == 1:
         return Choice([wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes])
     if request.placement != "auto":
         asked = replace(request, servers=wanted)
-        found = _fastest_ways(cluster, sizes, sizes, groups_on, asked, numbers=0)
-        best_s = None if found is None else found.best_s
+        best_s = None
+        if not spans_hosts(request.group):
+            found = _fastest_ways(cluster, sizes, sizes, groups_on, asked, numbers=0)
+            best_s = None if found is None else found.best_s
         return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
     by_one = _apply_bytes_per_s(request, sizes, cores_on)
     groups = groups_on, groups_beside
@@ -273,7 +262,10 @@ def _best_choice(
     """The best way to choose so many servers of the ranks, ``room`` on each node at most; each
     applies ``by_one`` bytes in a second."""
     groups_on, groups_beside = groups
-    found = _fastest_ways(cluster, sizes, room, groups_on, request, numbers=numbers)
+    if spans_hosts(request.group):
+        found = _some_ways(cluster, room, groups_beside, request)
+    else:
+        found = _fastest_ways(cluster, sizes, room, groups_on, request, numbers=numbers)
     if found is None:
         raise PlacementError(
             f"servers = {request.servers} leave no worker on any of the "
@@ -336,7 +328,11 @@ def _fastest_ways(
         found = divisions.fastest(division, ways)
     else:
         switches = (0,) * first
-        starts = [(*switches, *each) for each in _starts(cluster, room, groups_on, request, wanted)]
+
+        def beside(servers_at: Sequence[int]) -> list[float]:
+            return [groups_on(node, count) for node, count in enumerate(servers_at)]
+
+        starts = [(*switches, *each) for each in _starts(cluster, room, beside, request, wanted)]
         found = divisions.climb(
             division, starts, numbers=divisions.CLIMB_NUMBERS if numbers is None else numbers
         )
@@ -349,10 +345,22 @@ def _fastest_ways(
     )
 
 
+def _some_ways(
+    cluster: Cluster, room: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
+) -> _Ways | None:
+    """Plain ones, and those that are best for guessed groups."""
+    wanted = request.servers
+    assert wanted != "auto"
+    if sum(room) < wanted:
+        return None
+    ways = list(dict.fromkeys(_starts(cluster, room, groups_beside, request, wanted)))
+    return _Ways(ways=ways, best_s=None, tried=len(ways))
+
+
 def _starts(
     cluster: Cluster,
     sizes: Sequence[int],
-    groups_on: GroupsOn,
+    groups_beside: GroupsBeside,
     request: PlanRequest,
     wanted: int,
 ) -> Iterator[tuple[int, ...]]:
@@ -365,8 +373,8 @@ def _starts(
     guess = _spread_over_racks(cluster, capacity, wanted)
     yield tuple(guess)
     for _ in range(2):
-        groups = [groups_on(node, count) for node, count in enumerate(guess)]
-        guess = _solved(cluster, _room(capacity, wanted), groups, request, wanted)
+        room = _room(capacity, wanted)
+        guess = _solved(cluster, room, groups_beside(guess), request, wanted)
         yield tuple(guess)
     left = wanted
     whole = [0] * len(sizes)
@@ -582,7 +590,10 @@ def _judge(
     )
     crowding = sum(count * count for count in servers_at)
     slowest_s = max(solution.cost_s, applied_s)
-    costs = (slowest_s, -sum(groups), max(solution.server_bytes), total_s, crowding)
+    # Workers of a group on several hosts are as many on each, where nothing is lost by that.
+    first_crowding = crowding if spans_hosts(request.group) else 0
+    least = max(solution.server_bytes)
+    costs = (slowest_s, -sum(groups), first_crowding, least, total_s, crowding)
     # Rounded: what differs in the last bits only must not decide.
     rounded = tuple(float(f"{cost:.9e}") for cost in costs)
     return rounded, list(servers_at), _shares(cluster, problem, solution)

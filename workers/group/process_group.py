@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ _REACH_S = 10.0
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _ours: set[str] = set()
 """Variables that are taken away when the group ends."""
+
+_names: dict[str, str] = {}
+"""Of the hosts of a group on several, by the address at which each is reached."""
 
 _HEAD = 16
 """Numbers that every worker sends to an agreement: call, how many values, and the first of them.
@@ -173,6 +177,7 @@ def _meet(hosts: Hosts, index: int) -> At:
                     if said:
                         said = f"from {hosts.names[index]}, {said}; {REMEDY}"
         told = [row.decode("utf-8") for row in hosts.gather(said.encode("utf-8"))]
+    _names.update((ip, name) for (ip, _), name in zip(ends, hosts.names, strict=True))
     wrong = next(filter(None, told), "")
     if wrong:
         raise UsageError(f"a group over several hosts needs a network that joins them: {wrong}")
@@ -185,6 +190,13 @@ def stop() -> None:
     for name in _ours:
         os.environ.pop(name, None)
     _ours.clear()
+    _names.clear()
+
+
+def _where(text: str) -> str:
+    """Which host of the group torch's words are about."""
+    found = [name for ip, name in _names.items() if re.search(rf"\b{re.escape(ip)}\b", text)]
+    return f", on {found[0]}," if len(found) == 1 else ""
 
 
 def of_host(channel: ProcessGroupChannel, hosts: Sequence[int]) -> GroupChannel:
@@ -345,7 +357,7 @@ class _Works(Generic[T]):
         except RuntimeError as error:
             raise TransportError(
                 f"the {self._what} of this worker's group failed, perhaps because another "
-                f"worker of it has ended: {error}"
+                f"worker of it{_where(str(error))} has ended: {error}"
             ) from error
         return self._finish()
 

@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, NamedTuple
 
 import torch
 
-from psdist.errors import InvariantError, PsdistError
+from psdist.errors import InvariantError, PsdistError, TransportError
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import (
     Exchanging,
@@ -135,7 +135,7 @@ class TwoLevelChannel:
         rows = self._staging(1, sum(cut.num_here), device)
         spans = cut.inner[self.inner.place]
         partial = [_part(there, at, span, flats) for at, span in zip(cut.at, spans, strict=True)]
-        yield from _done(self.inner.reduce_scatter(flats, cut.inner, partial))
+        yield from _of_host(_done(self.inner.reduce_scatter(flats, cut.inner, partial)))
         given, taken = there[: sum(cut.num_there)], rows[: sum(cut.num_here)]
         yield from _done(self._over.exchange(given, cut.num_there, taken, cut.num_here))
         for index, span in enumerate(slices[self.place]):
@@ -165,7 +165,7 @@ class TwoLevelChannel:
             if at < len(taken):
                 part = flats[span.buffer][span.start : span.stop]
                 part.copy_(_part(there, at, span, flats))
-        yield from _done(self.inner.all_gather(flats, cut.inner))
+        yield from _of_host(_done(self.inner.all_gather(flats, cut.inner)))
 
     # -- who takes which slices ----------------------------------------------------------------
 
@@ -266,6 +266,14 @@ def _part(memory: torch.Tensor, at: int, span: Span, flats: Sequence[torch.Tenso
     flat = flats[span.buffer]
     num_bytes = (span.stop - span.start) * flat.itemsize
     return memory[at : at + num_bytes].view(flat.dtype)
+
+
+def _of_host(steps: Generator[Pending[Any], None, T]) -> Generator[Pending[Any], None, T]:
+    """Steps of a host's own group, in whose errors places are those of that."""
+    try:
+        return (yield from steps)
+    except TransportError as error:
+        raise TransportError(f"among the workers of this host: {error}") from error
 
 
 def _done(pending: Pending[T]) -> Generator[Pending[Any], None, T]:

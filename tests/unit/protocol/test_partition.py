@@ -293,8 +293,16 @@ def test_an_order_that_is_the_ascending_one_is_none(partition: Partition, worker
 def test_buckets_are_neighbours_where_the_order_is_that_of_one_buffer() -> None:
     partition = Partition.cut([piece("a", 6 * 64)], chunk_bytes=256)
     slices = partition.slices(2, [5, 4, 3, 2, 1, 0])
-    assert [list(part) for part in slices] == [[0, 2, 4], [1, 3, 5]]
-    assert partition.slices(4, [5, 4, 3, 2, 1, 0]) == ([0, 2], [1, 3], [4], [5])
+    assert [list(part) for part in slices] == [[1, 3, 4], [0, 2, 5]]
+    assert partition.slices(4, [5, 4, 3, 2, 1, 0]) == ([2], [0, 3], [1, 4], [5])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_in_buckets_every_worker_has_chunks_of_every_server(workers: int) -> None:
+    partition = Partition.cut([piece("a", 16 * 64)], chunk_bytes=256)
+    owner = partition.shard([1.0] * 4)
+    for part in partition.slices(workers, list(range(15, -1, -1))):
+        assert sorted(owner[chunk] for chunk in part) == sorted([*range(4)] * (4 // workers))
 
 
 @given(PARTITIONS, st.randoms(use_true_random=False))
