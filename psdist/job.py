@@ -44,7 +44,7 @@ from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import tier as group_tier
-from psdist.workers.group.process_group import Hosts
+from psdist.workers.group.meeting import Hosts
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+from psdist.commands.check import check_run
+from psdist.history.writers import read_histories
 from tests.slurm.test_placement import CHUNK, ELEMENTS, EXCHANGES, RACKS, plan_of
 from tests.support.mpirun import REPOSITORY, Completed
 from tests.support.slurm import network
@@ -67,3 +71,87 @@ def test_all_links_carry_what_the_plan_says_within_3_percent(
         assert (link.group_bytes > 0) is (link.kind == "node")
         for one, many in zip(counted[0][link.name], counted[1][link.name], strict=True):
             assert many - one == pytest.approx(40 * each, rel=0.03), (link, counted)
+
+
+def test_the_digits_example_trains_in_groups_of_a_rack_and_its_record_is_proved(
+    slurm_cluster: SlurmCluster,
+) -> None:
+    """Slurm tells the racks; the same parameters by torch's collectives alone on each host."""
+    folder = slurm_cluster.directory("wide-digits")
+    saved = []
+    for tier in ("auto", "torch"):
+        run_dir, model = folder / tier, folder / f"{tier}.safetensors"
+        done = on_slurm(
+            slurm_cluster, run_dir, "--group", "rack", "--servers", "4", "--record",
+            *("--set", f"group_tier={tier}", DIGITS, "--epochs", "2", "--save", str(model)),
+            per_host=3,
+        )  # fmt: skip
+        assert done.returncode == 0, done.text
+        saved.append(model.read_bytes())
+        report = check_run(run_dir, read_histories(run_dir))
+        assert report.proved, report
+    assert saved[0] == saved[1]
+    ranks = json.loads((folder / "auto" / "ranks.json").read_text())
+    hosts = {(each["group"], each["host"]) for each in ranks if each["role"] == "worker"}
+    assert hosts == {(0, "h1"), (0, "h2"), (1, "h3"), (1, "h4")}
+    log = (folder / "auto" / "logs" / "rank-11.log").read_text()
+    assert "the group's 4 workers on 2 hosts are joined by gloo" in log
+
+
+@pytest.mark.parametrize(
+    ("interface", "said"),
+    [
+        ("eth9", r"GLOO_SOCKET_IFNAME=eth9: h\d has no such interface"),
+        # Loopback is there, and joins nobody.
+        pytest.param(
+            "lo", r"h\d at 127\.0\.0\.1 cannot be reached over lo", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_an_interface_that_joins_no_hosts_is_one_error(
+    slurm_cluster: SlurmCluster, interface: str, said: str
+) -> None:
+    run_dir = slurm_cluster.directory("wide-wrong") / "run"
+    options = ("--group", "rack", "--servers", "4", "--placement", "cyclic")
+    words = (*options, EXCHANGES, "1", str(ELEMENTS))
+    done = on_slurm(slurm_cluster, run_dir, *words, env={"GLOO_SOCKET_IFNAME": interface})
+    assert done.returncode != 0, done.text
+    (line,) = {each for each in done.stderr.splitlines() if each.startswith("psdist: worker ")}
+    assert re.search(said, line), done.text
+
+
+def test_a_worker_that_is_killed_on_one_host_ends_the_job_with_a_line_that_names_it(
+    slurm_cluster: SlurmCluster,
+) -> None:
+    """A group fails as a unit, wherever its workers are."""
+    folder = slurm_cluster.directory("wide-killed")
+    script = folder / "job.sbatch"
+    script.write_text(
+        "#!/bin/sh\n"
+        'export PATH="$VENV/bin:$PATH"\n'
+        "mpirun -n 8 --bind-to none --with-ft ulfm python -m psdist run --group rack --servers 4 "
+        f"--placement cyclic {KILLED}\n"
+    )
+    done = slurm_cluster.sbatch(
+        script,
+        sbatch_args=["--nodes=4", "--ntasks-per-node=2"],
+        timeout_s=120,
+        env={
+            "KILLED": "3",
+            "PSDIST_RUN_DIR": str(folder / "run"),
+            "PSDIST_CHUNK_BYTES": "4096",
+            "PSDIST_PROGRESS": "off",
+        },
+    )
+    assert done.returncode == 1, done.text
+    assert "completed" not in done.stdout, done.text
+    ranks = json.loads((folder / "run" / "ranks.json").read_text())
+    hosts = [each["host"] for each in ranks if each["role"] == "worker" and each["group"] == 0]
+    assert hosts == ["h1", "h2"]
+    # The registrar's, and of hosts that its abort reaches late the same words once more.
+    lines = re.findall(r"^psdist: (?:server|worker) .*", done.stdout, re.MULTILINE)
+    told = (
+        r"error( at killed\.py line \d+)?: worker 1 \(rank 3 on h2\) has died; .* restart the job"
+    )
+    assert lines, done.text
+    assert all(re.fullmatch(rf".* \(rank \d on h\d\): {told}", line) for line in lines), done.text

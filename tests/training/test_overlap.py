@@ -125,6 +125,7 @@ def run(
     *,
     overlap: str = "auto",
     groups: Sequence[tuple[int, ...]] = APART,
+    hosts: tuple[int, ...] = (),
     servers: int = 2,
     seed: int = 0,
     link: LinkModel = LINK,
@@ -135,6 +136,7 @@ def run(
         name="overlap",
         script=script,
         groups=tuple(groups),
+        hosts=hosts,
         servers=servers,
         settings=settings,
     )

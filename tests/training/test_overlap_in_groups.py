@@ -76,6 +76,23 @@ def test_sync_gives_the_same_bits(size: int, servers: int, seed: int, tmp_path: 
     assert auto.summary["early_pushes"] > 2 * (STEPS - WATCHED)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "mode"),
+    [
+        ((0, 0, 1, 1), "sync"),
+        pytest.param((0, 1, 1, 0), "sync", marks=pytest.mark.slow),
+        pytest.param((0, 1, 1, 1), "sync", marks=pytest.mark.slow),
+        pytest.param((0, 0, 1, 1), "ssp", marks=pytest.mark.slow),
+    ],
+)
+def test_chunks_of_a_group_on_several_hosts_leave_early(
+    hosts: tuple[int, ...], mode: str, tmp_path: Path
+) -> None:
+    script = training(layers=deep)
+    auto, _ = both(script, tmp_path, groups=GROUPS[4], hosts=hosts, mode=mode, seed=6)
+    assert auto.summary["early_pushes"] > 2 * (STEPS - WATCHED)
+
+
 @pytest.mark.parametrize("mode", ["ssp", "async"])
 def test_in_ssp_and_async_chunks_leave_early_and_the_modes_rules_hold(
     mode: str, tmp_path: Path

@@ -16,28 +16,17 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Generic
 
 import torch
 import torch.distributed as dist
 
-from psdist.errors import InvariantError, TransportError, UsageError
+from psdist.errors import InvariantError, TransportError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
-from psdist.workers.group.addresses import (
-    HINTS,
-    REMEDY,
-    At,
-    Offer,
-    choose,
-    listen,
-    offer,
-    unreachable,
-)
+from psdist.workers.group.addresses import REMEDY, At
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
@@ -49,19 +38,20 @@ from psdist.workers.group.channel import (
     check_calls,
     stretches_of,
 )
+from psdist.workers.group.meeting import (
+    INTERFACE,
+    Hosts,
+    address_of,
+    forget,
+    host_named_in,
+    meet,
+)
 
 _GRACE_S = 10.0
 """How much later than the worker's own wait, which can say what for, torch gives up."""
 
-_REACH_S = 10.0
-"""How long a worker tries to reach another host of its group."""
-
-_INTERFACE = "GLOO_SOCKET_IFNAME"
 _ours: set[str] = set()
 """Variables that are taken away when the group ends."""
-
-_names: dict[str, str] = {}
-"""Of the hosts of a group on several, by the address at which each is reached."""
 
 _HEAD = 16
 """Numbers that every worker sends to an agreement: call, how many values, and the first of them.
@@ -69,20 +59,6 @@ Only if some worker has more, all of them follow in a second exchange."""
 
 _SHORTEST_WAIT_S = 1e-3
 """torch counts timeouts in milliseconds, and 0 means for ever."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
-    """Of a group that lies on several."""
-
-    numbers: Sequence[int]
-    """For each place the number of its host."""
-    names: Sequence[str]
-    """For each place the name of its host."""
-    gather: Callable[[bytes], list[bytes]]
-    """What every worker of the group brings, by place; collective over them."""
-    preferred: Sequence[str] = ()
-    """Interfaces, cards or networks that this worker's MPI or its plan uses."""
 
 
 def start(
@@ -101,27 +77,13 @@ def start(
     over an interface that all its hosts reach (:mod:`psdist.workers.group.addresses`).
     """
     timeout = datetime.timedelta(seconds=timeout_s + _GRACE_S)
-    at = At("lo", "127.0.0.1") if hosts is None else _meet(hosts, index)
-    if size == 1:
-        store: Any = dist.HashStore()  # type: ignore[attr-defined] # exported, but not in __all__
-    else:
-        is_leader = index == 0
-        where = ("", 0) if is_leader else _address(broadcast(None))
-        store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
-            where[0] or at.ip,
-            where[1],
-            size,
-            is_master=is_leader,
-            wait_for_workers=False,
-            timeout=timeout,
-        )
-        if is_leader:
-            broadcast(f"{at.ip} {store.port}".encode("ascii"))
+    at = At("lo", "127.0.0.1") if hosts is None else meet(hosts, index)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    is_chosen = _INTERFACE in os.environ
+    is_chosen = INTERFACE in os.environ
     if not is_chosen:  # gloo would resolve the host's name, which need not lead to this host
-        os.environ[_INTERFACE] = at.interface
+        os.environ[INTERFACE] = at.interface
     try:
+        store = _store(at, index, size, timeout, broadcast)
         dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=timeout)
     except RuntimeError as error:
         if hosts is None:
@@ -132,56 +94,34 @@ def start(
         ) from error
     finally:
         if not is_chosen and hosts is None:
-            del os.environ[_INTERFACE]
+            del os.environ[INTERFACE]
         # Else it stays: process groups of the script's own are made on these hosts, too.
     if hosts is not None and not is_chosen:
-        _ours.add(_INTERFACE)
+        _ours.add(INTERFACE)
     return AloneChannel() if size == 1 else ProcessGroupChannel(place=index, size=size)
 
 
-def _address(data: bytes) -> tuple[str, int]:
-    ip, port = data.decode("ascii").split()
-    return ip, int(port)
-
-
-def _meet(hosts: Hosts, index: int) -> At:
-    """Choose where this worker is to be reached, and try whether the others are: an error is the
-    same on all of them. Collective."""
-    hints = [os.environ[name] for name in HINTS if name in os.environ]
-    mine = offer(
-        host=hosts.names[index],
-        wanted=os.environ.get(_INTERFACE, ""),
-        preferred=[*hints, *hosts.preferred],
+def _store(
+    at: At,
+    index: int,
+    size: int,
+    timeout: datetime.timedelta,
+    broadcast: Callable[[bytes | None], bytes],
+) -> Any:
+    if size == 1:
+        return dist.HashStore()  # type: ignore[attr-defined] # exported, but not in __all__
+    is_leader = index == 0
+    where = (at.ip, 0) if is_leader else address_of(broadcast(None))
+    store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
+        *where,
+        size,
+        is_master=is_leader,
+        wait_for_workers=False,
+        timeout=timeout,
     )
-    offers = [Offer.decode(row) for row in hosts.gather(mine.encode())]
-    at, server, said = At("", ""), None, ""
-    try:
-        at = choose(offers, hosts.numbers, index)
-        server = listen(at)
-    except (UsageError, OSError) as error:
-        said = str(error)
-    port = 0 if server is None else server.getsockname()[1]
-    ends = [
-        _address(row) if b"." in row else ("", 0)
-        for row in hosts.gather(f"{at.ip} {port}".encode("ascii"))
-    ]
-    with ExitStack() as stack:
-        if server is not None:
-            stack.enter_context(server)
-        if not said and all(port for _, port in ends):
-            seen = {hosts.numbers[index]}
-            for place, (number, end) in enumerate(zip(hosts.numbers, ends, strict=True)):
-                if number not in seen and not said:
-                    seen.add(number)
-                    said = unreachable(hosts.names[place], end, at, _REACH_S)
-                    if said:
-                        said = f"from {hosts.names[index]}, {said}; {REMEDY}"
-        told = [row.decode("utf-8") for row in hosts.gather(said.encode("utf-8"))]
-    _names.update((ip, name) for (ip, _), name in zip(ends, hosts.names, strict=True))
-    wrong = next(filter(None, told), "")
-    if wrong:
-        raise UsageError(f"a group over several hosts needs a network that joins them: {wrong}")
-    return at
+    if is_leader:
+        broadcast(f"{at.ip} {store.port}".encode("ascii"))
+    return store
 
 
 def stop() -> None:
@@ -190,13 +130,7 @@ def stop() -> None:
     for name in _ours:
         os.environ.pop(name, None)
     _ours.clear()
-    _names.clear()
-
-
-def _where(text: str) -> str:
-    """Which host of the group torch's words are about."""
-    found = [name for ip, name in _names.items() if re.search(rf"\b{re.escape(ip)}\b", text)]
-    return f", on {found[0]}," if len(found) == 1 else ""
+    forget()
 
 
 def of_host(channel: ProcessGroupChannel, hosts: Sequence[int]) -> GroupChannel:
@@ -357,7 +291,7 @@ class _Works(Generic[T]):
         except RuntimeError as error:
             raise TransportError(
                 f"the {self._what} of this worker's group failed, perhaps because another "
-                f"worker of it{_where(str(error))} has ended: {error}"
+                f"worker of it{host_named_in(str(error))} has ended: {error}"
             ) from error
         return self._finish()
 

@@ -26,7 +26,8 @@ import torch
 from psdist.errors import UsageError
 from psdist.workers.group import process_group
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.group.process_group import Hosts, ProcessGroupChannel
+from psdist.workers.group.meeting import Hosts
+from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make, SharedMemoryChannel, connect
 from psdist.workers.group.two_levels import TwoLevelChannel

@@ -53,6 +53,8 @@ class Case:
     servers: int = 1
     groups: tuple[tuple[int, ...], ...] = ((0,),)
     """Worker numbers of each group."""
+    hosts: tuple[int, ...] = ()
+    """The number of each worker's host, over the virtual network; (): one host."""
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property

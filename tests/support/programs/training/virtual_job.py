@@ -33,6 +33,7 @@ from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.virtual import VirtualGroup
 from tests.support.programs.training.cases import Case, Outcome, Stage, result_path
+from tests.support.virtual.host_groups import over_hosts
 
 
 class JobFailedError(Exception):
@@ -100,6 +101,12 @@ def _channels(
     """Every worker's end of its group."""
     channels: dict[int, GroupChannel] = {}
     for members in case.groups:
+        hosts = [case.hosts[worker] for worker in members] if case.hosts else []
+        if len(set(hosts)) > 1:
+            ids = [worker_id(worker) for worker in members]
+            ends = over_hosts(network, ids, hosts, seed=seed, link=link)
+            channels.update(zip(members, ends, strict=True))
+            continue
         group = VirtualGroup(network, list(map(worker_id, members)), seed=seed, link=link)
         for place, worker in enumerate(members):
             channels[worker] = AloneChannel() if len(members) == 1 else group.channel(place)

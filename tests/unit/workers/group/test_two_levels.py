@@ -13,13 +13,12 @@ from psdist.errors import CollectiveError, InvariantError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel, Pending, Slices
+from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.tier import Tier
-from psdist.workers.group.two_levels import TwoLevelChannel
-from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
+from psdist.workers.group.virtual import VirtualChannel
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
+from tests.support.virtual.host_groups import over_hosts
 
 LAYOUTS = [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [2, 0, 0, 1, 1, 0], [0, 1, 2, 2]]
 
@@ -36,44 +35,25 @@ class Counted(VirtualChannel):
         return super().exchange(given, to, taken, of)
 
 
-class OfHost(VirtualChannel):
-    """The end of a host's own group: what was lent to it is returned when the whole group's next
-    operation is done, which is not one of its own."""
-
-    def reduce_scatter(
-        self, flats: Any, slices: Slices, sums: Sequence[torch.Tensor] | None = None
-    ) -> Pending[None]:
-        pending = super().reduce_scatter(flats, slices, sums)
-        self._lent = None
-        return pending
-
-    def beside(self) -> OfHost:
-        return OfHost(self._group.beside(), self.place, self.size)
-
-
 class OverHosts:
     """Virtual groups of the hosts' workers, and of all."""
 
     def __init__(self, hosts: Sequence[int], seed: int) -> None:
         self.network = VirtualNetwork(seed=seed)
-        link = LinkModel(latency_s=1e-5, jitter_s=1e-3)
-        members = [worker_id(place) for place in range(len(hosts))]
-        whole = VirtualGroup(self.network, members, seed=seed, link=link)
-        self.over = [Counted(whole, place, len(hosts)) for place in range(len(hosts))]
-        places = {host: [p for p, at in enumerate(hosts) if at == host] for host in hosts}
-        groups = {
-            host: VirtualGroup(
-                self.network, [members[p] for p in here], seed=seed + 1 + host, link=link
-            )
-            for host, here in places.items()
-        }
-        self.channels = []
-        for place, host in enumerate(hosts):
-            here = places[host]
-            inner: GroupChannel = AloneChannel()
-            if len(here) > 1:
-                inner = OfHost(groups[host], here.index(place), len(here))
-            self.channels.append(TwoLevelChannel(inner, self.over[place], hosts=hosts))
+        self.channels = over_hosts(
+            self.network,
+            [worker_id(place) for place in range(len(hosts))],
+            hosts,
+            seed=seed,
+            link=LinkModel(latency_s=1e-5, jitter_s=1e-3),
+            over=Counted,
+        )
+
+    def given(self, place: int) -> list[int]:
+        """Bytes that it gave to each place in the last exchange."""
+        over = self.channels[place]._over
+        assert isinstance(over, Counted)
+        return over.given
 
     def run(self, scripts: Sequence[Operations]) -> list[Any]:
         results: list[list[Any]] = [[] for _ in scripts]
@@ -124,12 +104,12 @@ def test_a_slice_crosses_once_for_each_other_host_however_many_workers_that_has(
         pending = channel.reduce_scatter(flats, slices)
         yield pending
         pending.result()
-        given = group.over[channel.place].given
+        given = group.given(channel.place)
         pending = channel.all_gather(flats, slices)
         yield pending
         pending.result()
         assert flats[0].tolist() == [size] * len(flats[0])
-        return {"reduced": given, "gathered": group.over[channel.place].given}
+        return {"reduced": given, "gathered": group.given(channel.place)}
 
     results = group.run([script(channel) for channel in group.channels])
     for mine, other in itertools.permutations(set(hosts), 2):

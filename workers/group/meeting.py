@@ -1,0 +1,103 @@
+"""How the workers of a group on several hosts find each other, before torch connects them.
+
+at = meet(hosts, index)              # where this worker is reached; one error for all, if nowhere
+host_named_in("Read error [10.0.0.2]:10372")      # ", on h2,"
+forget()                             # when the group ends
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from psdist.errors import UsageError
+from psdist.workers.group.addresses import (
+    HINTS,
+    REMEDY,
+    At,
+    Offer,
+    choose,
+    listen,
+    offer,
+    unreachable,
+)
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+_REACH_S = 10.0
+"""How long a worker tries to reach another host of its group."""
+
+_names: dict[str, str] = {}
+"""Of the group's hosts, by the address at which each is reached."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Of a group that lies on several."""
+
+    numbers: Sequence[int]
+    """For each place the number of its host."""
+    names: Sequence[str]
+    """For each place the name of its host."""
+    gather: Callable[[bytes], list[bytes]]
+    """What every worker of the group brings, by place; collective over them."""
+    preferred: Sequence[str] = ()
+    """Interfaces, cards or networks that this worker's MPI or its plan uses."""
+
+
+def address_of(data: bytes) -> tuple[str, int]:
+    ip, port = data.decode("ascii").split()
+    return ip, int(port)
+
+
+def meet(hosts: Hosts, index: int) -> At:
+    """Choose where this worker is to be reached, and try whether the others are: an error is the
+    same on all of them. Collective."""
+    hints = [os.environ[name] for name in HINTS if name in os.environ]
+    mine = offer(
+        host=hosts.names[index],
+        wanted=os.environ.get(INTERFACE, ""),
+        preferred=[*hints, *hosts.preferred],
+    )
+    offers = [Offer.decode(row) for row in hosts.gather(mine.encode())]
+    at, server, said = At("", ""), None, ""
+    try:
+        at = choose(offers, hosts.numbers, index)
+        server = listen(at)
+    except (UsageError, OSError) as error:
+        said = str(error)
+    port = 0 if server is None else server.getsockname()[1]
+    ends = [
+        address_of(row) if b"." in row else ("", 0)
+        for row in hosts.gather(f"{at.ip} {port}".encode("ascii"))
+    ]
+    with ExitStack() as stack:
+        if server is not None:
+            stack.enter_context(server)
+        if not said and all(port for _, port in ends):
+            seen = {hosts.numbers[index]}
+            for place, (number, end) in enumerate(zip(hosts.numbers, ends, strict=True)):
+                if number not in seen and not said:
+                    seen.add(number)
+                    said = unreachable(hosts.names[place], end, at, _REACH_S)
+                    if said:
+                        said = f"from {hosts.names[index]}, {said}; {REMEDY}"
+        told = [row.decode("utf-8") for row in hosts.gather(said.encode("utf-8"))]
+    _names.update((ip, name) for (ip, _), name in zip(ends, hosts.names, strict=True))
+    wrong = next(filter(None, told), "")
+    if wrong:
+        raise UsageError(f"a group over several hosts needs a network that joins them: {wrong}")
+    return at
+
+
+def host_named_in(text: str) -> str:
+    """Which host of the group torch's words are about."""
+    found = [name for ip, name in _names.items() if re.search(rf"\b{re.escape(ip)}\b", text)]
+    return f", on {found[0]}," if len(found) == 1 else ""
+
+
+def forget() -> None:
+    _names.clear()
