@@ -98,14 +98,13 @@ def test_the_digits_example_trains_in_groups_of_a_rack_and_its_record_is_proved(
     assert "the group's 4 workers on 2 hosts are joined by gloo" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("interface", "said"),
     [
         ("eth9", r"GLOO_SOCKET_IFNAME=eth9: h\d has no such interface"),
         # Loopback is there, and joins nobody.
-        pytest.param(
-            "lo", r"h\d at 127\.0\.0\.1 cannot be reached over lo", marks=pytest.mark.slow
-        ),
+        ("lo", r"h\d at 127\.0\.0\.1 cannot be reached over lo"),
     ],
 )
 def test_an_interface_that_joins_no_hosts_is_one_error(
