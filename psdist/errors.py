@@ -12,6 +12,7 @@ PsdistError
 │   ├── UsageError            the API was called in an order or with values it does not take
 │   ├── HistoryError          a recorded history is missing, damaged or not of this version
 │   ├── TraceError            spans of a run are missing, damaged or not of this version
+│   ├── CheckpointError       a checkpoint that is damaged, missing, or not of this model
 │   └── PlacementError        a machine, a cluster or a plan that cannot be read or cannot be had
 ├── TransportError            the network failed us
 │   ├── PeerLostError         a rank of the job has died
@@ -70,6 +71,10 @@ class HistoryError(UserError):
 
 
 class TraceError(UserError):
+    pass
+
+
+class CheckpointError(UserError):
     pass
 
 

@@ -1,0 +1,58 @@
+"""The calls by which checkpoints reach the file system: one seam, so that tests fail any of them.
+
+    disk = Disk()
+    with disk.create(path) as file:
+        disk.write(file, data)
+        disk.sync(file)
+    disk.rename(partial, path)
+    disk.sync_folder(path.parent)
+
+Each raises OSError as the system does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+_WRITE_BYTES: Final = 16 << 20
+"""A write of more would keep a thread in the kernel for long."""
+
+
+class Disk:
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> FileIO:
+        """A file without content, open for writing."""
+        return FileIO(path, "wb")
+
+    def write(self, file: FileIO, data: bytes | memoryview) -> None:
+        """All of ``data``."""
+        rest = memoryview(data)
+        while len(rest):
+            rest = rest[file.write(rest[:_WRITE_BYTES]) :]
+
+    def sync(self, file: FileIO) -> None:
+        """What was written is on the disk when this returns."""
+        os.fsync(file.fileno())
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        """The names in it are on the disk when this returns."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove_folder(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+
+DISK: Final = Disk()

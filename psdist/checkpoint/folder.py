@@ -1,0 +1,172 @@
+"""RUN_DIR/checkpoints: begun beside, renamed when complete, ``latest`` last, the old ones removed.
+
+    folder = Folder(run_dir)
+    partial = folder.begin("step-00000100")       # where every rank writes its file
+    folder.commit("step-00000100", index, keep=3)
+    checkpoint = folder.newest_good(print)        # None: there is none
+
+One process calls begin, commit and abandon. At every moment a death leaves the last good checkpoint
+where :meth:`Folder.newest_good` finds it: a folder step-N has all its files and an index, and what
+is not so has another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from psdist.checkpoint.disk import DISK, Disk
+from psdist.checkpoint.index import Index, encode
+from psdist.checkpoint.reading import INDEX_NAME, Checkpoint
+from psdist.checkpoint.strict import quoted, read_text
+from psdist.errors import CheckpointError
+
+FOLDER: Final = "checkpoints"
+LATEST: Final = "latest"
+_NAME: Final = re.compile(r"step-([0-9]{8,15})")
+_PARTIAL: Final = ".partial"
+_OLD: Final = ".old"
+_REMOVED: Final = ".removed"
+_LEFT: Final = re.compile(r"(step-[0-9]{8,15}|latest)\.(partial|old|removed)")
+
+
+def name_of(step: int) -> str:
+    """Of the checkpoint whose first set's slowest group has made ``step`` iterations."""
+    return f"step-{step:08d}"
+
+
+class Folder:
+    def __init__(self, run_dir: Path, *, disk: Disk = DISK) -> None:
+        self.path = run_dir / FOLDER
+        self._disk = disk
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def partial(self, name: str) -> Path:
+        """Where the files of ``name`` are written."""
+        if not _NAME.fullmatch(name):
+            raise CheckpointError(f"{name!r:.80} is no name of a checkpoint")
+        return self.path / (name + _PARTIAL)
+
+    def begin(self, name: str) -> Path:
+        """Makes that folder, empty, and removes what an attempt before has left. Raises OSError."""
+        path = self.partial(name)
+        self._disk.make_folder(self.path)
+        self._remove_left()
+        self._disk.make_folder(path)
+        return path
+
+    def commit(self, name: str, index: Index, keep: int) -> None:
+        """The files of ``index`` are all written: makes them a checkpoint and ``latest``, then
+        removes all but the newest ``keep``. Raises OSError, and :class:`CheckpointError` where a
+        file is not there as written: the last checkpoint then still is the newest."""
+        partial, path = self.partial(name), self.path / name
+        try:
+            Checkpoint(partial, index).check_sizes()
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; run_dir must lie on a file system that all hosts of the job share"
+            ) from None
+        self._write(partial / INDEX_NAME, encode(index))
+        self._disk.sync_folder(partial)
+        if path.exists():
+            self._disk.rename(path, path.with_name(name + _OLD))
+        self._disk.rename(partial, path)
+        self._disk.sync_folder(self.path)
+        self._write(self.path / (LATEST + _PARTIAL), name + "\n")
+        self._disk.rename(self.path / (LATEST + _PARTIAL), self.path / LATEST)
+        self._disk.sync_folder(self.path)
+        with contextlib.suppress(OSError):  # the next one tries again
+            self._remove_left()
+            self._remove_beyond(keep)
+
+    def abandon(self, name: str) -> None:
+        """What was written of it makes room."""
+        with contextlib.suppress(OSError):
+            self._disk.remove_folder(self.partial(name))
+
+    def _write(self, path: Path, text: str) -> None:
+        with self._disk.create(path) as file:
+            self._disk.write(file, text.encode())
+            self._disk.sync(file)
+
+    def _remove_left(self) -> None:
+        for path in sorted(self.path.iterdir()):
+            if not _LEFT.fullmatch(path.name) or not path.is_dir():
+                continue
+            if path.suffix == _OLD and not path.with_suffix("").exists():
+                self._disk.rename(path, path.with_suffix(""))
+            else:
+                self._disk.remove_folder(path)
+
+    def _remove_beyond(self, keep: int) -> None:
+        num_kept = 0
+        for name in self._newest_first():
+            if num_kept >= keep:
+                removed = self.path / (name + _REMOVED)
+                self._disk.rename(self.path / name, removed)
+                self._disk.remove_folder(removed)
+                continue
+            try:
+                Checkpoint.open(self.path / name).check_sizes()
+                num_kept += 1
+            except CheckpointError:
+                pass  # kept, and not counted
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Of what looks complete, ascending."""
+        try:
+            found = [path.name for path in self.path.iterdir() if path.is_dir()]
+        except OSError:
+            return []
+        names = [name for name in found if _NAME.fullmatch(name.removesuffix(_OLD))]
+        return sorted(names, key=lambda name: (_step_of(name), name))
+
+    def latest(self) -> str:
+        """What ``latest`` names; "" where nothing that can be read does."""
+        try:
+            name = read_text(self.path / LATEST, max_bytes=100).strip()
+        except CheckpointError:
+            return ""
+        return name if _NAME.fullmatch(name) else ""
+
+    def newest_good(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """What ``latest`` names where that is whole, else the newest other one that is; every file
+        is read. ``tell`` gets a line for each that is not whole: which file, and why."""
+        names = self._newest_first()
+        latest = self.latest()
+        if names and not latest:
+            tell(f"{quoted(self.path / LATEST)} names no checkpoint: looking for the newest")
+        elif latest and latest not in names:
+            tell(f"{quoted(self.path / latest)}, the latest checkpoint, is gone")
+        for name in names:
+            try:
+                checkpoint = Checkpoint.open(self.path / name)
+                checkpoint.verify()
+            except CheckpointError as error:
+                tell(f"checkpoint {name} is not used: {error}")
+                continue
+            return checkpoint
+        return None
+
+    def _newest_first(self) -> list[str]:
+        latest = self.latest()
+
+        def age(name: str) -> tuple[bool, int, int, bool]:
+            try:
+                attempt = Checkpoint.open(self.path / name).index.attempt
+            except CheckpointError:
+                attempt = -1
+            return name == latest, attempt, _step_of(name), not name.endswith(_OLD)
+
+        return sorted(self.names(), key=age, reverse=True)
+
+
+def _step_of(name: str) -> int:
+    found = _NAME.match(name)
+    return int(found[1]) if found else -1

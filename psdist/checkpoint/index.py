@@ -1,0 +1,218 @@
+"""index.json: what a checkpoint is of and which files it has; with a checksum of its own.
+
+text = encode(Index(mode="sync", ...))
+decode(text, where="step-00000100/index.json")    # CheckpointError for anything else
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, TypeAdapter
+
+from psdist.checkpoint import plain as plain_values
+from psdist.checkpoint.strict import parse_json
+from psdist.errors import CheckpointError, PlacementError
+from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
+from psdist.topology.text.models import (
+    CLOSED,
+    FIRST_FAULT,
+    String,
+    Text,
+    Truth,
+    Whole,
+    check_format,
+    fits,
+    validated,
+)
+
+FORMAT: Final = "psdist checkpoint"
+VERSION: Final = 1
+MAX_BYTES: Final = 1 << 28
+_REMEDY: Final = "use another checkpoint"
+_MOST_ELEMENTS: Final = 1 << 48
+
+Count: TypeAlias = Annotated[Whole, Field(ge=0, lt=2**31)]
+_Size: TypeAlias = Annotated[Whole, Field(ge=0, lt=2**60)]
+_Name: TypeAlias = Annotated[String, Field(max_length=2000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """A file of the checkpoint, as it was written."""
+
+    __pydantic_config__ = CLOSED
+    name: Annotated[String, Field(pattern=r"^(server|worker)-(0|[1-9][0-9]{0,6})\.safetensors$")]
+    num_bytes: _Size
+    crc32: Annotated[Whole, Field(ge=0, lt=2**32)]
+
+
+def _fitting(piece: PieceRecord) -> PieceRecord:
+    if len(piece.stride) != len(piece.shape) or piece.num_elements > _MOST_ELEMENTS:
+        raise ValueError("a piece whose shape and stride do not fit")
+    return piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceRecord:
+    """A parameter, as psdist.protocol.partition.Piece."""
+
+    __pydantic_config__ = CLOSED
+    name: _Name
+    shape: Annotated[tuple[_Size, ...], Field(max_length=64)]
+    stride: Annotated[tuple[_Size, ...], Field(max_length=64)]
+    dtype: Annotated[String, fits(lambda name: name in ITEM_BYTES, f"of {', '.join(ITEM_BYTES)}")]
+    optimizer_group: Count
+    is_frozen: Truth
+
+    @classmethod
+    def of(cls, piece: Piece) -> PieceRecord:
+        return cls(**{each.name: getattr(piece, each.name) for each in dataclasses.fields(cls)})
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetRecord:
+    """A parameter set."""
+
+    __pydantic_config__ = CLOSED
+    optimizer: _Name
+    pieces: Annotated[tuple[Annotated[PieceRecord, AfterValidator(_fitting)], ...], FIRST_FAULT]
+    clocks: tuple[Count, ...]
+    """By group: how many of its iterations the parameters contain."""
+    hyper: Any
+    """Of each optimizer group the hyperparameters, packed by psdist.checkpoint.plain."""
+
+    @classmethod
+    def of(
+        cls, partition: Partition, *, optimizer: str, clocks: tuple[int, ...], hyper: list[Any]
+    ) -> SetRecord:
+        """``hyper``: as psdist.protocol.optimizers.hyperparameters gives it."""
+        return cls(
+            optimizer=optimizer,
+            pieces=tuple(map(PieceRecord.of, partition.pieces)),
+            clocks=clocks,
+            hyper=plain_values.pack([dict(group) for group in hyper]),
+        )
+
+    @property
+    def hyperparameters(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = plain_values.unpack(self.hyper)
+        return found
+
+    def difference(self, partition: Partition, *, optimizer: str) -> str:
+        """In what this is not of these parameters or this optimizer, for people; "" for nothing.
+        How values lie in memory and which optimizer group a piece is in may be others."""
+        if optimizer != self.optimizer:
+            return f"optimizer {self.optimizer} there, {optimizer} here"
+        for mine, its in zip(self.pieces, partition.pieces, strict=False):
+            if mine.name != its.name:
+                return f"parameter {mine.name} there, {its.name} here"
+            for field in ("shape", "dtype"):
+                there, here = getattr(mine, field), getattr(its, field)
+                if there != here:
+                    return f"parameter {its.name}: {field} {there} there, {here} here"
+        if len(self.pieces) != len(partition.pieces):
+            return f"{len(self.pieces)} parameters there, {len(partition.pieces)} here"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    __pydantic_config__ = CLOSED
+    psdist: Text
+    """The version that wrote it."""
+    time: Text
+    """In UTC, as 2026-01-31T12:00:00Z."""
+    attempt: Count
+    mode: Literal["sync", "ssp", "async"]
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)]
+    world: Count
+    """Ranks."""
+    servers: Count
+    groups: tuple[tuple[Count, ...], ...]
+    """Of each group its workers."""
+    sets: Annotated[tuple[SetRecord, ...], Field(min_length=1)]
+    files: tuple[FileRecord, ...]
+
+    @property
+    def step(self) -> int:
+        return min(self.sets[0].clocks)
+
+    @property
+    def num_workers(self) -> int:
+        return sum(map(len, self.groups))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+
+_ADAPTER: Final = TypeAdapter(Index)
+
+
+def encode(index: Index) -> str:
+    """Raises :class:`CheckpointError` for what :func:`decode` would refuse."""
+    content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(index)}
+    text = json.dumps({**content, "crc32": _checksum(content)}, indent=1) + "\n"
+    try:
+        decode(text, where="index.json")
+    except CheckpointError as error:
+        raise CheckpointError(f"this run cannot have checkpoints: {error}") from None
+    return text
+
+
+def decode(text: str, *, where: str) -> Index:
+    content = parse_json(text, where=where)
+    try:
+        members = check_format(content, FORMAT, VERSION, where=where, remedy=_REMEDY)
+        crc32 = members.pop("crc32", None)
+        if crc32 != _checksum({"format": FORMAT, "version": VERSION, **members}):
+            raise CheckpointError(f"{where}: damaged: its checksum is of other contents")
+        index = validated(_ADAPTER, members, where=where, remedy=_REMEDY)
+    except PlacementError as error:
+        raise CheckpointError(str(error)) from None
+    _check(index, where)
+    return index
+
+
+def _checksum(content: dict[str, object]) -> int:
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # 1e999 in the file
+        return -1
+    return zlib.crc32(text.encode())
+
+
+def _check(index: Index, where: str) -> None:
+    """What its parts say of each other."""
+    workers = sorted(worker for group in index.groups for worker in group)
+    names = [file.name for file in index.files]
+    faults = {
+        "groups that are not of workers 0, 1, 2 ...": not workers
+        or workers != list(range(len(workers))),
+        "clocks that are not of its groups": any(
+            len(each.clocks) != len(index.groups) for each in index.sets
+        ),
+        "a file twice": len(set(names)) != len(names),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise CheckpointError(f"{where}: damaged: {fault}")
+    for each in index.sets:
+        try:
+            groups = each.hyperparameters
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: damaged: hyperparameters: {error}") from None
+        if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+            raise CheckpointError(f"{where}: damaged: hyperparameters that are none")

@@ -1,0 +1,292 @@
+"""One checkpoint: what it holds, in parts, and the proof that it is whole.
+
+    checkpoint = Checkpoint.open(Path("runs/a/checkpoints/step-00000100"))
+    checkpoint.verify()                                         # CheckpointError
+    checkpoint.read_stretch(0, 3, 0, 4096, "state.exp_avg")     # a tensor, whatever files hold it
+    plain, tensors = checkpoint.worker(0)
+
+Only what reads tensors imports torch. A file's header is read once, its values at each call.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from psdist.checkpoint import index as indexes
+from psdist.checkpoint.container import ITEM_BYTES, Contents, Stored, read_header
+from psdist.checkpoint.index import FileRecord, Index
+from psdist.checkpoint.states import StateEntry, from_json
+from psdist.checkpoint.states import Whole as WholeState
+from psdist.checkpoint.strict import open_regular, parse_json, quoted, read_text
+from psdist.errors import CheckpointError
+from psdist.protocol.optimizer_state import PerElement
+from psdist.protocol.partition import master_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+INDEX_NAME: Final = "index.json"
+VALUE: Final = "value"
+STATE: Final = "state."
+_READ_BYTES: Final = 8 << 20
+_MOST_THREADS: Final = 4
+_CODES: Final = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+}
+"""safetensors' names of what a server may hold."""
+
+
+class _Stretch(NamedTuple):
+    start: int
+    path: Path
+    stored: Stored
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.stored.num_bytes // ITEM_BYTES[self.stored.dtype]
+
+
+class Checkpoint:
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path = path
+        self.index = index
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """Reads the index. Raises :class:`CheckpointError`."""
+        where = path / INDEX_NAME
+        text = read_text(where, max_bytes=indexes.MAX_BYTES)
+        return cls(path, indexes.decode(text, where=quoted(where)))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    # -- what it holds -------------------------------------------------------------------------
+
+    def read_stretch(
+        self, set_index: int, piece: int, start: int, length: int, key: str = VALUE
+    ) -> torch.Tensor:
+        """1-D: elements of a piece, in the order of its memory, from element ``start`` on. ``key``:
+        "value", or "state.KEY" for state that has elements. Raises :class:`CheckpointError`."""
+        from psdist.checkpoint.values import allocate, read_into
+
+        stretches = self._stretches.get((set_index, piece, key), [])
+        at = max(bisect_right(stretches, start, key=lambda each: each.start) - 1, 0)
+        code = stretches[0].stored.dtype if stretches else "F32"
+        found = allocate(code, length)
+        done = 0
+        for each in stretches[at:]:
+            here = start + done
+            count = min(each.stop - here, length - done)
+            if count <= 0 or each.start > here or each.stored.dtype != code:
+                break
+            read_into(found[done : done + count], each.path, each.stored, here - each.start)
+            done += count
+        if done != length:
+            raise CheckpointError(
+                f"{quoted(self.path)} has no {key} of element {start + done} of "
+                f"{self._describe(set_index, piece)}"
+            )
+        return found
+
+    def read_whole(self, set_index: int, piece: int, key: str) -> torch.Tensor:
+        """State that belongs to the whole piece, in a shape of its own."""
+        from psdist.checkpoint.values import allocate, read_into
+
+        stretches = self._stretches.get((set_index, piece, key), [])
+        if len(stretches) != 1:
+            raise CheckpointError(
+                f"{quoted(self.path)} has no {key} of {self._describe(set_index, piece)}"
+            )
+        ((_, path, stored),) = stretches
+        found = allocate(stored.dtype, stored.num_bytes // ITEM_BYTES[stored.dtype])
+        read_into(found, path, stored, 0)
+        return found.view(stored.shape)
+
+    def state_of(self, set_index: int, piece: int) -> dict[str, StateEntry]:
+        """What the optimizer's state of a piece holds; {} where there is none."""
+        return dict(self._states.get((set_index, piece), {}))
+
+    def worker(self, worker: int) -> tuple[object, dict[str, torch.Tensor]]:
+        """What worker ``worker`` kept, for psdist.checkpoint.tree.unpack. Raises
+        :class:`CheckpointError`, also where there is no such worker."""
+        from psdist.checkpoint.values import read_tensor
+
+        name = f"worker-{worker}.safetensors"
+        contents = self._contents.get(name)
+        if contents is None:
+            raise CheckpointError(f"{quoted(self.path)} has nothing of worker {worker}")
+        path = self.path / name
+        plain = parse_json(contents.text or "null", where=quoted(path))
+        return plain, {key: read_tensor(path, its) for key, its in contents.tensors.items()}
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that kept something."""
+        names = (file.name for file in self.index.files if file.name.startswith("worker-"))
+        return sorted(int(name.removeprefix("worker-").partition(".")[0]) for name in names)
+
+    def _describe(self, set_index: int, piece: int) -> str:
+        sets = self.index.sets
+        if set_index < len(sets) and piece < len(sets[set_index].pieces):
+            return f"parameter {sets[set_index].pieces[piece].name}"
+        return f"piece {piece} of set {set_index}, which it does not have"
+
+    # -- files ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _contents(self) -> dict[str, Contents]:
+        return {file.name: self._header(file) for file in self.index.files}
+
+    def _header(self, file: FileRecord) -> Contents:
+        path = self.path / file.name
+        with open_regular(path) as opened:
+            try:
+                return read_header(opened, where=quoted(path))
+            except OSError as error:
+                raise CheckpointError(f"{quoted(path)}: {error.strerror}") from None
+
+    @cached_property
+    def _stretches(self) -> dict[tuple[int, int, str], list[_Stretch]]:
+        found: dict[tuple[int, int, str], list[_Stretch]] = defaultdict(list)
+        for name, contents in self._contents.items():
+            if not name.startswith("server-"):
+                continue
+            path = self.path / name
+            for tensor, stored in contents.tensors.items():
+                numbers, key = tensor.split("/", 3)[:3], tensor.split("/", 3)[-1]
+                if len(numbers) != 3 or not all(map(_is_number, numbers)):
+                    raise CheckpointError(f"{quoted(path)}: damaged: a tensor {tensor!r:.80}")
+                set_index, piece, start = map(int, numbers)
+                found[set_index, piece, key].append(_Stretch(start, path, stored))
+        for stretches in found.values():
+            stretches.sort(key=lambda each: each.start)
+        return dict(found)
+
+    @cached_property
+    def _states(self) -> dict[tuple[int, int], dict[str, StateEntry]]:
+        found: dict[tuple[int, int], dict[str, StateEntry]] = {}
+        for name, contents in self._contents.items():
+            if not name.startswith("server-"):
+                continue
+            where = quoted(self.path / name)
+            content = parse_json(contents.text, where=where)
+            for at, state in from_json(content, where=where).items():
+                if repr(found.setdefault(at, state)) != repr(state):
+                    raise CheckpointError(
+                        f"{where}: other optimizer state of {self._describe(*at)} than in another "
+                        "server's file"
+                    )
+        return found
+
+    # -- the proof -----------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Every file is there, as long as it was and with the checksum that it had, and together
+        they hold every element of every parameter. Raises :class:`CheckpointError`."""
+        self.check_sizes()
+        with ThreadPoolExecutor(_MOST_THREADS) as pool:
+            for problem in pool.map(self._checksum_problem, self.index.files):
+                if problem:
+                    raise CheckpointError(problem)
+        self.check_contents()
+
+    def check_sizes(self) -> None:
+        """A part of :meth:`verify` that takes no time."""
+        for file in self.index.files:
+            path = self.path / file.name
+            with open_regular(path) as opened:
+                num_bytes = opened.seek(0, 2)
+            if num_bytes != file.num_bytes:
+                raise CheckpointError(
+                    f"{quoted(path)}: damaged: {num_bytes:,} bytes, {file.num_bytes:,} were written"
+                )
+
+    def _checksum_problem(self, file: FileRecord) -> str:
+        path = self.path / file.name
+        crc = 0
+        try:
+            with open_regular(path) as opened:
+                while data := opened.read(_READ_BYTES):
+                    crc = zlib.crc32(data, crc)
+        except CheckpointError as error:
+            return str(error)
+        except OSError as error:
+            return f"{quoted(path)}: cannot be read: {error.strerror}"
+        if crc != file.crc32:
+            return f"{quoted(path)}: damaged: its checksum is {crc:08x}, not {file.crc32:08x}"
+        return ""
+
+    def check_contents(self) -> None:
+        """The other part: what the headers say of the tensors."""
+        known = {
+            (set_index, piece): record
+            for set_index, each in enumerate(self.index.sets)
+            for piece, record in enumerate(each.pieces)
+        }
+        for set_index, piece in {at[:2] for at in self._stretches} | set(self._states):
+            if (set_index, piece) not in known:
+                raise CheckpointError(
+                    f"{quoted(self.path)}: damaged: {self._describe(set_index, piece)}"
+                )
+        for (set_index, piece), record in known.items():
+            wanted = {VALUE: _CODES[master_dtype(record.dtype)]}
+            whole: dict[str, WholeState] = {}
+            for key, entry in self.state_of(set_index, piece).items():
+                if isinstance(entry, PerElement):
+                    wanted[STATE + key] = _CODES[entry.dtype]
+                elif isinstance(entry, WholeState):
+                    whole[STATE + key] = entry
+            for key, code in wanted.items():
+                self._check_covered(set_index, piece, key, code, record.num_elements)
+            for key, its in whole.items():
+                self._check_whole(set_index, piece, key, its)
+            for at in self._stretches:
+                if at[:2] == (set_index, piece) and at[2] not in wanted and at[2] not in whole:
+                    raise CheckpointError(
+                        f"{quoted(self.path)}: damaged: {at[2]!r:.80} of "
+                        f"{self._describe(set_index, piece)} is not described"
+                    )
+
+    def _check_covered(
+        self, set_index: int, piece: int, key: str, code: str, num_elements: int
+    ) -> None:
+        reached = 0
+        for each in self._stretches.get((set_index, piece, key), []):
+            is_flat = len(each.stored.shape) == 1
+            if each.start != reached or each.stored.dtype != code or not is_flat:
+                break
+            reached = each.stop
+        if reached != num_elements:
+            raise CheckpointError(
+                f"{quoted(self.path)}: damaged: {key} of {self._describe(set_index, piece)} is not "
+                f"there, in {code}, from element {reached} on"
+            )
+
+    def _check_whole(self, set_index: int, piece: int, key: str, wanted: WholeState) -> None:
+        found = [each.stored[:2] for each in self._stretches.get((set_index, piece, key), [])]
+        if found != [(_CODES[wanted.dtype], wanted.shape)]:
+            raise CheckpointError(
+                f"{quoted(self.path)}: damaged: {key} of {self._describe(set_index, piece)} is not "
+                "there"
+            )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 15
