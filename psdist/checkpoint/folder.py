@@ -127,6 +127,12 @@ class Folder:
         names = [name for name in found if _NAME.fullmatch(name.removesuffix(_OLD))]
         return sorted(names, key=lambda name: (_step_of(name), name))
 
+    def open(self, name: str) -> Checkpoint:
+        """One of :meth:`names`. Raises :class:`CheckpointError`, also for any other name."""
+        if not _NAME.fullmatch(name.removesuffix(_OLD)):
+            raise CheckpointError(f"{name!r:.80} is no name of a checkpoint")
+        return Checkpoint.open(self.path / name)
+
     def latest(self) -> str:
         """What ``latest`` names; "" where nothing that can be read does."""
         try:

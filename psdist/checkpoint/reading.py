@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psdist.checkpoint import index as indexes
 from psdist.checkpoint.container import ITEM_BYTES, Contents, Stored, read_header
-from psdist.checkpoint.index import FileRecord, Index
+from psdist.checkpoint.index import FileRecord, Index, PieceRecord
 from psdist.checkpoint.states import StateEntry, from_json
 from psdist.checkpoint.states import Whole as WholeState
 from psdist.checkpoint.strict import open_regular, parse_json, quoted, read_text
@@ -235,34 +235,35 @@ class Checkpoint:
 
     def check_contents(self) -> None:
         """The other part: what the headers say of the tensors."""
-        known = {
-            (set_index, piece): record
-            for set_index, each in enumerate(self.index.sets)
-            for piece, record in enumerate(each.pieces)
-        }
-        for set_index, piece in {at[:2] for at in self._stretches} | set(self._states):
-            if (set_index, piece) not in known:
-                raise CheckpointError(
-                    f"{quoted(self.path)}: damaged: {self._describe(set_index, piece)}"
-                )
-        for (set_index, piece), record in known.items():
-            wanted = {VALUE: _CODES[master_dtype(record.dtype)]}
-            whole: dict[str, WholeState] = {}
-            for key, entry in self.state_of(set_index, piece).items():
-                if isinstance(entry, PerElement):
-                    wanted[STATE + key] = _CODES[entry.dtype]
-                elif isinstance(entry, WholeState):
-                    whole[STATE + key] = entry
-            for key, code in wanted.items():
-                self._check_covered(set_index, piece, key, code, record.num_elements)
-            for key, its in whole.items():
-                self._check_whole(set_index, piece, key, its)
-            for at in self._stretches:
-                if at[:2] == (set_index, piece) and at[2] not in wanted and at[2] not in whole:
-                    raise CheckpointError(
-                        f"{quoted(self.path)}: damaged: {at[2]!r:.80} of "
-                        f"{self._describe(set_index, piece)} is not described"
-                    )
+        keys: dict[tuple[int, int], set[str]] = {at: set() for at in self._states}
+        for set_index, piece, key in self._stretches:
+            keys.setdefault((set_index, piece), set()).add(key)
+        for set_index, each in enumerate(self.index.sets):
+            for piece, record in enumerate(each.pieces):
+                self._check_piece(set_index, piece, record, keys.pop((set_index, piece), set()))
+        for set_index, piece in keys:
+            raise CheckpointError(
+                f"{quoted(self.path)}: damaged: {self._describe(set_index, piece)}"
+            )
+
+    def _check_piece(self, set_index: int, piece: int, record: PieceRecord, keys: set[str]) -> None:
+        """``keys``: those that its tensors have."""
+        wanted = {VALUE: _CODES[master_dtype(record.dtype)]}
+        whole: dict[str, WholeState] = {}
+        for key, entry in self.state_of(set_index, piece).items():
+            if isinstance(entry, PerElement):
+                wanted[STATE + key] = _CODES[entry.dtype]
+            elif isinstance(entry, WholeState):
+                whole[STATE + key] = entry
+        for key, code in wanted.items():
+            self._check_covered(set_index, piece, key, code, record.num_elements)
+        for key, its in whole.items():
+            self._check_whole(set_index, piece, key, its)
+        for key in sorted(keys - wanted.keys() - whole.keys()):
+            raise CheckpointError(
+                f"{quoted(self.path)}: damaged: {key!r:.80} of "
+                f"{self._describe(set_index, piece)} is not described"
+            )
 
     def _check_covered(
         self, set_index: int, piece: int, key: str, code: str, num_elements: int
