@@ -75,10 +75,9 @@ class Folder:
         if path.exists():
             self._disk.rename(path, path.with_name(name + _OLD))
         self._disk.rename(partial, path)
-        self._disk.sync_folder(self.path)
         self._write(self.path / (LATEST + _PARTIAL), name + "\n")
         self._disk.rename(self.path / (LATEST + _PARTIAL), self.path / LATEST)
-        self._disk.sync_folder(self.path)
+        self._disk.sync_folder(self.path)  # before what was there is removed
         with contextlib.suppress(OSError):  # the next one tries again
             self._remove_left()
             self._remove_beyond(keep)

@@ -37,6 +37,8 @@ class FaultyDisk(Disk):
         self._is_dead = False
         self._unsynced: dict[Path, int] = {}
         """Files, and how many bytes of them are on the disk."""
+        self._unlisted: set[Path] = set()
+        """Files whose names no sync of their folder has followed."""
         self._renames: list[tuple[Path, Path, bytes | None]] = []
         """Those that no sync of their folder has followed; what the target held, if a file."""
 
@@ -57,6 +59,7 @@ class FaultyDisk(Disk):
     def create(self, path: Path) -> FileIO:
         self._call()
         self._unsynced[path] = 0
+        self._unlisted.add(path)
         return super().create(path)
 
     def write(self, file: FileIO, data: bytes | memoryview) -> None:
@@ -75,10 +78,21 @@ class FaultyDisk(Disk):
         self._call()
         self._renames.append((source, target, target.read_bytes() if target.is_file() else None))
         super().rename(source, target)
+        self._move(source, target)
+
+    def _move(self, source: Path, target: Path) -> None:
+        """Files are known by where they lie now."""
+
+        def now(path: Path) -> Path:
+            return target / path.relative_to(source) if path.is_relative_to(source) else path
+
+        self._unsynced = {now(path): num_bytes for path, num_bytes in self._unsynced.items()}
+        self._unlisted = set(map(now, self._unlisted))
 
     def sync_folder(self, path: Path) -> None:
         self._call()
         self._renames = [each for each in self._renames if each[0].parent != path]
+        self._unlisted = {each for each in self._unlisted if each.parent != path}
 
     def remove_folder(self, path: Path) -> None:
         try:
@@ -99,7 +113,10 @@ class FaultyDisk(Disk):
                 target.unlink()
                 if before is not None:
                     target.write_bytes(before)
+            self._move(target, source)
         for path, num_bytes in self._unsynced.items():
             if path.exists():
                 with path.open("r+b") as file:
                     file.truncate(num_bytes)
+        for path in self._unlisted:
+            path.unlink(missing_ok=True)
