@@ -52,8 +52,16 @@ class FileRecord:
 
 
 def _fitting(piece: PieceRecord) -> PieceRecord:
-    if len(piece.stride) != len(piece.shape) or piece.num_elements > _MOST_ELEMENTS:
-        raise ValueError("a piece whose shape and stride do not fit")
+    dense = 1
+    for extent, stride in sorted(
+        zip(piece.shape, piece.stride, strict=False), key=lambda pair: pair[::-1]
+    ):
+        if extent > 1 and stride == dense:
+            dense *= extent
+    if len(piece.stride) != len(piece.shape) or dense != piece.num_elements:
+        raise ValueError("a parameter whose shape and stride do not fit")
+    if dense > _MOST_ELEMENTS:
+        raise ValueError("a parameter that no memory holds")
     return piece
 
 

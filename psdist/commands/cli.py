@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, NoReturn, TypeAlias, cast
+from typing import Annotated, Final, Literal, NoReturn, TypeAlias, cast
 
 import typer
 
@@ -35,6 +35,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
+checkpoint_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(checkpoint_app, name="checkpoint")
 
 # click's UsageError. Which package has it depends on the version of typer: newer ones bring a
 # click of their own, and export of its exceptions only this child.
@@ -366,6 +368,79 @@ def probe(
     from psdist.commands.probe.command import probe as measure
 
     return lambda: measure(json_path, quick=quick, racks=racks)
+
+
+_CHECKPOINT_HELP = "RUN_DIR, or a checkpoint of it: RUN_DIR/checkpoints/step-N."
+
+
+@checkpoint_app.callback()
+def checkpoint() -> None:
+    """List, prove and compare what a run has kept. Without MPI."""
+
+
+@checkpoint_app.command("list")
+def list_checkpoints(
+    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
+) -> Action:
+    """Each checkpoint of a run in a line: when, at which clocks, of whom, how large."""
+    from psdist.commands.checkpoints.listing import list_all
+
+    return lambda: list_all(path)
+
+
+@checkpoint_app.command("verify")
+def verify_checkpoints(
+    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
+) -> Action:
+    """Read every byte and compare checksums; exit status 0 whole, 1 damaged."""
+    from psdist.commands.checkpoints.listing import verify
+
+    return lambda: verify(path)
+
+
+@checkpoint_app.command("diff")
+def compare_checkpoints(
+    first: Annotated[Path, typer.Argument(metavar="A", help=_CHECKPOINT_HELP)],
+    second: Annotated[Path, typer.Argument(metavar="B", help=_CHECKPOINT_HELP)],
+) -> Action:
+    """Which parameters, optimizer state and workers' values differ; exit status 0 none, 1 some."""
+
+    def compare() -> int:
+        from psdist.commands.checkpoints.comparing import compare
+
+        return compare(first, second)
+
+    return compare
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="CKPT", help=_CHECKPOINT_HELP)],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A .safetensors file; with dcp a new folder.")
+    ],
+    model: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Which, of several that were prepared.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="safetensors|dcp", help="dcp: torch's distributed.")
+    ] = "safetensors",
+) -> Action:
+    """Write a checkpoint's model as one safetensors file, as job.save does.
+
+    From RUN_DIR: the newest checkpoint that is whole. With --format dcp a folder that
+    torch.distributed.checkpoint reads, with the optimizer's state. Without MPI.
+    """
+    if form not in ("safetensors", "dcp"):
+        raise typer.BadParameter(f"{form} is neither safetensors nor dcp", param_hint="--format")
+    chosen: Literal["safetensors", "dcp"] = "dcp" if form == "dcp" else "safetensors"
+
+    def write() -> int:
+        from psdist.commands.checkpoints.exporting import export
+
+        return export(path, out, model=model, form=chosen)
+
+    return write
 
 
 @app.command()

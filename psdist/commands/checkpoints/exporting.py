@@ -1,0 +1,122 @@
+"""``psdist export CKPT OUT``: a model out of a checkpoint, for use without psdist.
+
+export(Path("runs/a"), Path("model.safetensors"))     # bit by bit what job.save wrote there
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from psdist.checkpoint import tree
+from psdist.checkpoint.reading import STATE, Checkpoint
+from psdist.checkpoint.states import Whole
+from psdist.checkpoint.strict import quoted
+from psdist.commands.checkpoints.finding import find
+from psdist.errors import CheckpointError, UsageError
+from psdist.protocol.memory import state_dtype, torch_dtype
+from psdist.protocol.optimizer_state import OneValue, PerElement, Plain
+from psdist.workers.model.saving import SUFFIX, write_tensors
+
+CHIEF: Final = 0
+
+
+def export(
+    path: Path, out: Path, *, model: int | None = None, form: Literal["safetensors", "dcp"]
+) -> int:
+    """Writes model number ``model`` of the checkpoint at ``path``, or of the newest good one of a
+    run; the exit status. Raises :class:`CheckpointError` and :class:`UsageError`."""
+    if form == "safetensors" and out.suffix != SUFFIX:
+        raise UsageError(f"psdist export: {quoted(out)}: the file's name must end in {SUFFIX}")
+    checkpoint = find(path)
+    names = _names_of(checkpoint, model)
+    tensors = {
+        name: each if isinstance(each, torch.Tensor) else value_of(checkpoint, *each)
+        for name, each in names.items()
+    }
+    try:
+        if form == "dcp":
+            from psdist.commands.checkpoints.dcp import write
+
+            write(out, checkpoint, names, tensors)
+        else:
+            write_tensors(out, tensors)
+    except OSError as error:
+        raise UsageError(f"psdist export: {quoted(out)} cannot be written: {error}") from None
+    print(f"{quoted(out)}: {len(tensors)} tensors of {quoted(checkpoint.path)}")
+    return 0
+
+
+Names = dict[str, "tuple[int, int] | torch.Tensor"]
+"""Of a model's state_dict: (set, piece) of what is trained, else the tensor."""
+
+
+def _names_of(checkpoint: Checkpoint, number: int | None) -> Names:
+    kept: Any = tree.unpack(*checkpoint.worker(CHIEF))
+    models = kept.get("models") if isinstance(kept, dict) else None
+    if not isinstance(models, list) or not all(map(_are_names, models)):
+        raise CheckpointError(f"{quoted(checkpoint.path)}: worker 0 has not kept a model's names")
+    if number is None and len(models) != 1:
+        raise UsageError(
+            f"psdist export: {quoted(checkpoint.path)} has {len(models)} models: say which, "
+            f"--model 0 to {len(models) - 1}, in the order of job.prepare"
+        )
+    if not 0 <= (number or 0) < len(models):
+        raise UsageError(
+            f"psdist export: --model {number}: {quoted(checkpoint.path)} has {len(models)} models, "
+            "counted from 0"
+        )
+    names: Names = models[number or 0]
+    sets = checkpoint.index.sets
+    for each in names.values():
+        is_known = isinstance(each, torch.Tensor) or (
+            each[0] < len(sets) and each[1] < len(sets[each[0]].pieces)
+        )
+        if not is_known:
+            raise CheckpointError(
+                f"{quoted(checkpoint.path)}: damaged: a name is of piece {each}, which it lacks"
+            )
+    return names
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, dict) and all(
+        isinstance(name, str)
+        and (
+            isinstance(each, torch.Tensor)
+            or (
+                isinstance(each, tuple)
+                and len(each) == 2
+                and all(type(number) is int and number >= 0 for number in each)
+            )
+        )
+        for name, each in names.items()
+    )
+
+
+def value_of(checkpoint: Checkpoint, set_index: int, piece: int) -> torch.Tensor:
+    """A parameter in its own dtype and shape."""
+    record = checkpoint.index.sets[set_index].pieces[piece]
+    flat = checkpoint.read_stretch(set_index, piece, 0, record.num_elements)
+    return torch.as_strided(flat.to(torch_dtype(record.dtype)), record.shape, record.stride)
+
+
+def state_of(checkpoint: Checkpoint, set_index: int, piece: int) -> dict[str, Any]:
+    """A parameter's optimizer state, as torch has it."""
+    record = checkpoint.index.sets[set_index].pieces[piece]
+    state: dict[str, Any] = {}
+    for key, entry in checkpoint.state_of(set_index, piece).items():
+        if isinstance(entry, PerElement):
+            count = record.num_elements
+            flat = checkpoint.read_stretch(set_index, piece, 0, count, STATE + key)
+            state[key] = torch.as_strided(flat, record.shape, record.stride).contiguous()
+        elif isinstance(entry, Whole):
+            state[key] = checkpoint.read_whole(set_index, piece, STATE + key)
+        elif isinstance(entry, OneValue):
+            dtype = state_dtype(entry.dtype)
+            state[key] = torch.full((1,) * entry.dims, entry.value, dtype=dtype)
+        elif isinstance(entry, Plain):
+            state[key] = entry.value
+    return state
