@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -118,20 +119,20 @@ class SetRecord:
         found: list[dict[str, Any]] = plain_values.unpack(self.hyper)
         return found
 
-    def difference(self, partition: Partition, *, optimizer: str) -> str:
+    def difference(self, pieces: Sequence[Piece], *, optimizer: str) -> str:
         """In what this is not of these parameters or this optimizer, for people; "" for nothing.
         How values lie in memory and which optimizer group a piece is in may be others."""
         if optimizer != self.optimizer:
             return f"optimizer {self.optimizer} there, {optimizer} here"
-        for mine, its in zip(self.pieces, partition.pieces, strict=False):
+        for mine, its in zip(self.pieces, pieces, strict=False):
             if mine.name != its.name:
                 return f"parameter {mine.name} there, {its.name} here"
             for field in ("shape", "dtype"):
                 there, here = getattr(mine, field), getattr(its, field)
                 if there != here:
                     return f"parameter {its.name}: {field} {there} there, {here} here"
-        if len(self.pieces) != len(partition.pieces):
-            return f"{len(self.pieces)} parameters there, {len(partition.pieces)} here"
+        if len(self.pieces) != len(pieces):
+            return f"{len(self.pieces)} parameters there, {len(pieces)} here"
         return ""
 
 

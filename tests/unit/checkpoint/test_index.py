@@ -131,13 +131,13 @@ def changed(at: int, **changes: Any) -> Partition:
     ],
 )
 def test_a_difference_to_what_was_trained_is_said(partition: Partition, words: str) -> None:
-    found = an_index().sets[0].difference(partition, optimizer=ADAM)
+    found = an_index().sets[0].difference(partition.pieces, optimizer=ADAM)
     assert found == words
 
 
 def test_another_optimizer_is_a_difference() -> None:
     record = SetRecord.of(changed(0), optimizer=ADAM, clocks=(1,), hyper=[])
-    assert record.difference(changed(0), optimizer="torch.optim.SGD") == (
+    assert record.difference(changed(0).pieces, optimizer="torch.optim.SGD") == (
         "optimizer torch.optim.Adam there, torch.optim.SGD here"
     )
 
