@@ -23,6 +23,7 @@ from psdist.protocol.header import HEADER_BYTES, Header
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
+    "docs/checkpoints.md",
     "docs/design.md",
     "docs/decisions.md",
     "docs/memory.md",
@@ -98,7 +99,9 @@ def test_the_readme_points_to_the_place_where_a_push_is_applied() -> None:
 def test_every_command_and_option_in_the_readme_exists() -> None:
     commands = typer.main.get_command(app)
     text = read("README.md")
-    used = set(re.findall(r"psdist ((?:run|check|doctor|bench)\b(?: pushpull)?)", text))
+    used = set(
+        re.findall(r"psdist ((?:run|check|checkpoint|doctor|bench|export)\b(?: pushpull)?)", text)
+    )
     known = set(commands.commands)  # type: ignore[attr-defined]
     assert {use.split()[0] for use in used} <= known
     run = commands.commands["run"]  # type: ignore[attr-defined]
