@@ -35,6 +35,7 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
+from psdist.ranks.worker_checkpoints import WorkerCheckpoints
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
@@ -141,6 +142,7 @@ class Job:
             collective=self._collective,
         )
         self._standing = Standing(self.worker, context.transport)
+        self._checkpoints = WorkerCheckpoints(context, collect=dict)
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
             context,
@@ -148,6 +150,7 @@ class Job:
             group if tracer is None else TracedChannel(group, tracer),
             self._standing,
             collective=self._collective,
+            on_iteration=self._checkpoints.tell,
         )
         self._is_finished = False
         self._has_warned_of_clipping = False
@@ -463,6 +466,22 @@ class Job:
             raise OptimizerRefusedError(problem.decode())
         return found
 
+    def checkpoint(self) -> str:
+        """Keep what is needed to go on from here, in RUN_DIR/checkpoints; the checkpoint's name.
+
+        Every worker must call it, between two iterations. Training waits while servers copy their
+        parameters and the optimizer's state in memory; files are written beside it. One that
+        cannot be written (a full disk) is a warning, and the one before stays the newest. ``psdist
+        run --resume --run-dir RUN_DIR`` goes on from the newest one that is whole, on any number
+        of servers and workers; ``checkpoint_keep`` says how many stay.
+
+        Raises :class:`UsageError` between backward() and step() where gradients have left.
+        """
+        sets = self._prepared_between_steps("checkpoint")
+        return self._checkpoints.make(
+            self._collective, [trainer.clock for trainer in sets.trainers]
+        )
+
     @span_of_call(Span.SET_VALUES, _tracer_of)
     def push(self, model: torch.nn.Module | None = None) -> None:
         """The chief's values of the whole model become the servers' and every worker's.
@@ -490,6 +509,7 @@ class Job:
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._require_open(name)
         self._sets.take_over_for(name)
+        self._checkpoints.tell()
         self._loop.wait_for(self._group.agree(name), name)
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
@@ -585,6 +605,7 @@ class Job:
         for trainer in self._sets.trainers:
             trainer.close()
         self._loop.wait_for(self._group.agree("finish"), "finish")
+        self._checkpoints.finish()
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()

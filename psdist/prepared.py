@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import torch
 
+from psdist.checkpoint.reading import Checkpoint
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import Brought
@@ -123,6 +124,27 @@ class PreparedModel:
             each.trainer.set_values()
 
 
+def refuse_another_model(checkpoint: Checkpoint, index: int, here: ModelDescription) -> None:
+    """Raises :class:`ModelError` unless the checkpoint is of this model: parameter set ``index`` of
+    the script, its parameters and its optimizer."""
+    sets = checkpoint.index.sets
+    difference = f"it has {len(sets)} prepared optimizers, the script prepares more"
+    if index < len(sets):
+        there = sets[index]
+        difference = there.difference(here.pieces, optimizer=here.optimizer)
+        for mine, its in zip(there.pieces, here.pieces, strict=False):
+            if not difference and mine.stride != its.stride:
+                difference = (
+                    f"parameter {its.name}: its elements lie as stride {mine.stride} there, "
+                    f"{its.stride} here"
+                )
+    if difference:
+        raise ModelError(
+            f"the script's model is not that of checkpoint {checkpoint.path}: {difference}; resume "
+            "with the script that wrote it, or start in another run_dir"
+        )
+
+
 class ParameterSets:
     def __init__(
         self,
@@ -132,6 +154,7 @@ class ParameterSets:
         standing: Standing,
         *,
         collective: Callable[[str, bytes], Brought],
+        on_iteration: Callable[[], None] = lambda: None,
     ) -> None:
         self.sets: list[ParameterSet] = []
         self.models: list[PreparedModel] = []
@@ -143,6 +166,7 @@ class ParameterSets:
         """The last of this worker's ends of its group."""
         self._standing = standing
         self._collective = collective
+        self._on_iteration = on_iteration
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
@@ -247,6 +271,7 @@ class ParameterSets:
         for optimizer in optimizers:
             if isinstance(optimizer, ServedOptimizer):
                 raise UsageError("job.prepare was given an optimizer that it has returned itself")
+        restored = self._context.restored
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in optimizers]
         self._refuse_what_is_trained_twice(descriptions)
         described = zip(descriptions, optimizers, strict=True)
@@ -265,6 +290,9 @@ class ParameterSets:
                 "the model has no parameters to train: the optimizer holds no parameter that "
                 "requires a gradient"
             )
+        for index, description in enumerate(descriptions, start=len(self.sets)):
+            if restored is not None:
+                refuse_another_model(restored.checkpoint, index, description)
         states = self._states_of_chief(descriptions, optimizers)
         added = [
             self._add(model, description, optimizer, state, max_norm=max_norm, overlap=overlap)
@@ -326,6 +354,8 @@ class ParameterSets:
             check_mode(marks, self._config.mode)
         states: list[dict[int, PieceState]] = [{} for _ in descriptions]
         problem = b""
+        if self._context.restored is not None:
+            return states  # servers have what the checkpoint has
         if self._loop.core.seat.is_chief:
             try:
                 states = list(map(describe_state, optimizers, descriptions))
@@ -365,6 +395,10 @@ class ParameterSets:
         """The next set: its servers know it, its parameters lie in flat memory. ``state``: on the
         chief what of the optimizer's servers go on with."""
         config, index = self._config, len(self.sets)
+        first = self._context.first_clocks(index)
+        first_clock = first.clocks[self._loop.core.seat.group] if first is not None else 0
+        if not index:
+            self._standing.begin_at(first_clock)
         partition = description.cut(
             chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
             mode=config.mode,
@@ -420,12 +454,13 @@ class ParameterSets:
             max_norm=max_norm,
             clips_itself=config.mode != "sync",
             history=history,
-            on_iteration=lambda: self._standing.end_iteration(self.trainers, index),
+            on_iteration=lambda: self._end_iteration(index),
             order=backward_order(partition) if overlap != "off" else (),
             overlap=overlap,
             progress=self._driver() if may_overlap else None,
             is_training=lambda: model.training,
             beside=self._another_end() if may_overlap and self._group.size > 1 else None,
+            first_clock=first_clock,
         )
         setup = Setup(
             partition=partition.encode(),
@@ -433,6 +468,7 @@ class ParameterSets:
             hyper=packed_hyperparameters(optimizer),
             max_norm=max_norm,
             state=pack_states(state),
+            restore=first.checkpoint if first is not None else "",
         )
         loop.join(setup if loop.core.seat.is_chief else None)
         if state:
@@ -459,6 +495,10 @@ class ParameterSets:
         if tracer is None:
             return trainer.step
         return traced(tracer, Span.STEP, clock=lambda: trainer.clock, set_index=index)(trainer.step)
+
+    def _end_iteration(self, set_index: int) -> None:
+        self._standing.end_iteration(self.trainers, set_index)
+        self._on_iteration()
 
     def _another_end(self) -> GroupChannel:
         """Of this worker's group, for one set."""

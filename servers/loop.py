@@ -22,7 +22,7 @@ from psdist.history.writers import ServerHistory
 from psdist.protocol.control import Control, Finish, Finished, Resume, Resumed
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer
-from psdist.servers.protocol.actions import Action, SendControl
+from psdist.servers.protocol.actions import Action, SendControl, WriteSnapshots
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
@@ -38,20 +38,21 @@ class ServerLoop:
     def __init__(
         self,
         transport: Transport,
-        make_core: Callable[[int], ServerCore],
+        make_core: Callable[[int, int], ServerCore],
         options: ServerOptions,
         *,
         make_executor: MakeExecutor,
         make_history: Callable[[int], ServerHistory | None] = lambda _set_index: None,
         registrar: Registrar | None = None,
         on_registrar: Callable[[RegistrarAction], None] = lambda _action: None,
-        on_built: OnBuilt = lambda _set_index, _partition, _owners, _order, _has_state: None,
+        on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] = SetLoop,
     ) -> None:
-        """``make_core(resumed_up_to)`` and ``make_history(set_index)`` are called for every set;
-        ``make_executor`` when the chief has described one, and then ``on_built``. ``registrar`` on
-        server 0 only; ``on_registrar`` gets its actions that concern files and people (everything
-        but SendControl); ``make_set`` is for tests that break a server on purpose."""
+        """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
+        every set; ``make_executor`` when the chief has described one, and then ``on_built``.
+        ``registrar`` on server 0 only; ``on_registrar`` gets its actions that concern files and
+        people (everything but SendControl); ``make_set`` is for tests that break a server on
+        purpose."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -74,7 +75,7 @@ class ServerLoop:
         self.sets.append(
             self._make_set(
                 self.transport,
-                self._make_core(resumed_up_to),
+                self._make_core(index, resumed_up_to),
                 self._options,
                 set_index=index,
                 held=self._held,
@@ -111,6 +112,7 @@ class ServerLoop:
                         if cost_s := each.take_cost_s():
                             yield cost_s
                 continue
+            self._tell_of_file()
             if self._is_asked_to_finish:
                 self._finish_if_all_is_over()
             if self.is_finished:  # nothing more will arrive and wake it
@@ -122,7 +124,10 @@ class ServerLoop:
         """Handle everything that is here; False if there was nothing."""
         event = self.transport.poll()
         if event is None:
-            return False
+            self._tell_of_file()
+            if self._is_asked_to_finish:
+                self._finish_if_all_is_over()
+            return self.is_finished
         poll = self.transport.poll
         while event is not None:
             for each, actions in self._decide(event):
@@ -164,8 +169,16 @@ class ServerLoop:
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A collective is over for all sets; the registrar is answered once."""
         decided = [(each, each.decide(event)) for each in self.sets]
+        if message.checkpoint:
+            decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
         resumed = SendControl(event.peer, Resumed(seq=message.seq, server=self._options.server))
         return [*decided, (self.sets[0], [resumed])]
+
+    def _tell_of_file(self) -> None:
+        """What has become of this server's file of a checkpoint, once that is known."""
+        keeper = self._options.keeper
+        if keeper is not None and keeper.is_busy and (told := keeper.outcome()) is not None:
+            self.transport.send_control(REGISTRAR, told)
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""
@@ -195,7 +208,11 @@ class ServerLoop:
         # would stay unreceived and whose leave would be missing in the history. And the network
         # may tell of a reply long after its worker has gone on: whoever uses the transport after
         # this loop would be told of a frame that is not theirs.
-        if any(each.core.has_members or each.has_open_replies for each in self.sets):
+        # Nor does it end in the middle of a file.
+        keeper = self._options.keeper
+        if (keeper is not None and keeper.is_busy) or any(
+            each.core.has_members or each.has_open_replies for each in self.sets
+        ):
             return
         self._is_asked_to_finish = False
         answer = Finished(server=self._options.server, statistics=self.statistics())

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import add
 from typing import Any, TypeAlias
@@ -24,7 +24,8 @@ from psdist.codecs.checks import Checks, stamped, verify
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
-from psdist.protocol.control import StateHeld
+from psdist.protocol.checkpoints import number_of
+from psdist.protocol.control import Setup, StateHeld
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.flow import auto_receive_buffers
 from psdist.protocol.header import Flag, Header, Kind
@@ -54,11 +55,14 @@ from psdist.servers.protocol.actions import (
     SendState,
     StartSum,
     Step,
+    TakeSnapshot,
     Unchanged,
+    WriteSnapshots,
     num_blocks,
 )
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.servers.shard.regions import Keeper, Region
 from psdist.transport.base import Transport
 
 logger = logging.getLogger("psdist")
@@ -77,6 +81,8 @@ class ServerOptions:
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
     wire: Wire = RAW_WIRE
+    keeper: Keeper | None = None
+    """Where checkpoints go and come from; None where there are none."""
 
 
 class ReplyFrame(Frame):
@@ -108,9 +114,8 @@ _HEADERS = (-1, -1)
 _NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
 """Of those that are under way: no memory waits for them."""
 
-OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], Sequence[int], bool], None]
-"""Called with the set's index, how it is cut, chunk -> server, the order in which chunks are sent
-as Setup tells it, and whether its optimizer begins with state."""
+OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], Setup], None]
+"""Called with the set's index, how it is cut, chunk -> server, and what the chief has told."""
 
 
 class SetLoop:
@@ -164,6 +169,8 @@ class SetLoop:
             Unchanged: self._unchanged,
             Receipt: self._receipt,
             SendControl: self._send_control,
+            TakeSnapshot: self._take_snapshot,
+            WriteSnapshots: self._write_snapshots,
             MembershipEvent: self._record_membership,
             Fail: self._fail,
         }
@@ -233,7 +240,7 @@ class SetLoop:
             states=states,
         )
         self.executor = self._make_executor(spec)
-        self._on_built(self.set_index, partition, owners, setup.order, bool(states))
+        self._on_built(self.set_index, partition, owners, setup)
         count = options.receive_buffers
         if count is None:
             count, why = auto_receive_buffers(
@@ -248,6 +255,8 @@ class SetLoop:
                 spec.slot_bytes,
                 why,
             )
+        if setup.restore:
+            self._restore(partition, mine, number_of(setup.restore))
         slots = self.executor.make_slots(count)
         built = Built(
             mine,
@@ -261,6 +270,31 @@ class SetLoop:
             state=[part for chunk in mine for part in parts_of(partition.chunks[chunk], states)],
         )
         self.do(self.core.handle(built))
+
+    def _restore(self, partition: Partition, mine: Iterable[int], number: int | None) -> None:
+        keeper = self._options.keeper
+        assert keeper is not None
+        assert number is not None
+        for chunk in mine:
+            self._built.restore(chunk, keeper.regions(self.set_index, partition, chunk))
+            self._log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))
+
+    def _take_snapshot(self, action: TakeSnapshot) -> None:
+        keeper = self._options.keeper
+        assert keeper is not None
+        regions: list[Region] = []
+        for chunk in action.chunks:
+            regions += self._built.snapshot(chunk)
+            self._log.kept(EventKind.SNAPSHOT, chunk, action.number, self._value_checksum(chunk))
+        keeper.keep(self.set_index, regions)
+
+    def _value_checksum(self, chunk: int) -> int | None:
+        """Taken where there is a history, and bytes."""
+        return self._built.value_checksum(chunk) if self._history is not None else None
+
+    def _write_snapshots(self, action: WriteSnapshots) -> None:
+        assert self._options.keeper is not None
+        self._options.keeper.write(action.checkpoint)
 
     def _load(self, action: Load) -> None:
         self._built.load(action)

@@ -67,6 +67,7 @@ def make_trainer(
     progress: Driver | None = None,
     is_training: Callable[[], bool] = lambda: True,
     beside: GroupChannel | None = None,
+    first_clock: int = 0,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -74,7 +75,8 @@ def make_trainer(
     ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; ``wire``:
     the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
     none of them for ascending; ``beside``: another end of ``group``, over which gradients are
-    reduced during backward; the rest as in :class:`Trainer`.
+    reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from; the
+    rest as in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters, allocate=group.allocate)
     sums = None
@@ -87,6 +89,7 @@ def make_trainer(
         frames=flat if sums is None else sums,
         wire=wire,
         order=order,
+        first_clock=first_clock,
     )
     return Trainer(
         worker=loop.core.seat.worker,
@@ -108,4 +111,5 @@ def make_trainer(
         is_training=is_training,
         beside=beside,
         sums=sums,
+        first_clock=first_clock,
     )

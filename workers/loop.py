@@ -196,12 +196,18 @@ class WorkerLoop:
         frames: ChunkFrames,
         wire: Wire = RAW_WIRE,
         order: Sequence[int] = (),
+        first_clock: int = 0,
     ) -> None:
         """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
         not raw on the ``wire`` has frames of its own."""
         replies = payload_rule(wire.reply, partition)
         self.core.take_slice(
-            partition, owners=owners, credits=credits, replies=replies, order=order
+            partition,
+            owners=owners,
+            credits=credits,
+            replies=replies,
+            order=order,
+            first_clock=first_clock,
         )
         self._frames, self._chunks = frames, partition.chunks
         self._reply_codec = wire.reply

@@ -32,6 +32,10 @@ class Standing:
         self._position = Position()
         self._sent_s = 0.0
 
+    def begin_at(self, clock: int) -> None:
+        """The job goes on from a checkpoint, after ``clock`` iterations."""
+        self._passes = EqualPasses(clock)
+
     def on_batch(self, position: Position) -> None:
         """A batch for training was used, of a loader that is at ``position``."""
         self._position = position

@@ -92,6 +92,7 @@ class Trainer:
         is_training: Callable[[], bool] = lambda: True,
         beside: GroupChannel | None = None,
         sums: Sums | None = None,
+        first_clock: int = 0,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
@@ -100,7 +101,7 @@ class Trainer:
         on the servers; ``progress``: drives the loop during backward, where gradients may leave
         then, but not while the model is evaluated (``is_training()``); in a group of several
         ``beside`` reduces them, and they are pushed out of ``sums``."""
-        self.clock = 0
+        self.clock = first_clock
         self._partition = partition
         self._flat = flat
         self._loop = loop

@@ -167,6 +167,7 @@ def run(
         "seed": seed,
         "record": True if record else None,
         "trace": True if trace else None,
+        "resume": True if resume else None,
     }
     given = {key: value for key, value in options.items() if value is not None}
     request = RunRequest(
@@ -175,7 +176,6 @@ def run(
         workers=workers,
         config_file=config,
         command_line=_with_settings(given, settings or []),
-        resume=resume,
     )
     return lambda: run_request(request)
 

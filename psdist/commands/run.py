@@ -32,7 +32,7 @@ from psdist.install.mpi import (
 
 # Settings that have an option of their own name; all others are given by --set.
 OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "placement", "run_dir", "seed")
-FLAG_KEYS: Final = ("record", "trace", "strict_placement")
+FLAG_KEYS: Final = ("record", "resume", "trace", "strict_placement")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,6 @@ class RunRequest:
     workers: int | None = None
     config_file: Path | None = None
     command_line: Mapping[str, CommandLineValue] = field(default_factory=dict)
-    resume: bool = False
 
 
 def run(request: RunRequest) -> int:
@@ -122,18 +121,11 @@ def run_arguments(request: RunRequest) -> list[str]:
             words.append(f"--{key.replace('_', '-')}={value}")
         else:
             words.append(f"--set={key}={_as_text(value)}")
-    if request.resume:
-        words.append("--resume")
     return [*words, *request.program.words]
 
 
 def _outcome(request: RunRequest) -> Resolved | UserError:
     """The configuration, or why the program cannot be run."""
-    if request.resume:
-        return ConfigError(
-            "--resume: this version of psdist writes no checkpoints yet, so there is nothing to "
-            "resume from; start the run without it"
-        )
     try:
         resolved = resolve(
             command_line=request.command_line,

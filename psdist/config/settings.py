@@ -122,6 +122,16 @@ class RunConfig(BaseModel):
         allowed="the path of a directory",
         description="Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
     )
+    resume: bool = _setting(
+        False,
+        allowed="true or false",
+        description="Go on from the newest checkpoint in run_dir; afresh where there is none.",
+    )
+    checkpoint_keep: _Count = _setting(
+        2,
+        allowed=_COUNT,
+        description="How many checkpoints stay: the newest ones.",
+    )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_SEED_MAX}",

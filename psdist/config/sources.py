@@ -112,6 +112,11 @@ def resolve(
     if mistakes:
         raise ConfigError(_as_one_text(mistakes))
     config = RunConfig.model_validate({key: item.value for key, item in given.items()})
+    if config.resume and config.run_dir is None:
+        raise ConfigError(
+            f"resume = true ({given['resume'].source}) without run_dir: say which run goes on "
+            "(--run-dir RUN_DIR)"
+        )
     sources = {key: given[key].source if key in given else "default" for key in KEYS}
     return Resolved(config=config, sources=MappingProxyType(sources))
 

@@ -47,6 +47,17 @@ class EventKind(IntEnum):
     LOAD = 7
     """The chief has set the values of a chunk; ``weight`` is the CRC-32 of the bytes, a whole
     number."""
+    SNAPSHOT = 8
+    """The chunk was copied for the checkpoint that is named after ``clock``; ``weight`` as above,
+    of what the optimizer steps."""
+    RESTORE = 9
+    """The chunk begins with what that checkpoint has of it."""
+
+
+OF_CHUNK = (EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE)
+"""Events about a chunk; all others are about a group's membership."""
+OF_BYTES = (EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE)
+"""Those that may have a checksum."""
 
 
 class EventFlag(IntFlag):
@@ -56,7 +67,8 @@ class EventFlag(IntFlag):
     EMPTY = 2
     """On APPLY: the contribution held no gradient; only the clock advanced."""
     CRC = 4
-    """On LOAD: there is a checksum, that of the bytes as workers get them; else it is 0."""
+    """On LOAD, SNAPSHOT, RESTORE: there is a checksum, on LOAD that of the bytes as workers get
+    them; else it is 0."""
 
 
 # Writers pack single records with a struct, which is faster than numpy; a test pins that both
@@ -169,19 +181,19 @@ class History:
 
 def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     kind, chunk, flags = events["kind"], events["chunk"], events["flags"]
-    is_apply, is_load = kind == EventKind.APPLY, kind == EventKind.LOAD
-    is_of_chunk = is_apply | is_load
+    is_apply, has_bytes = kind == EventKind.APPLY, np.isin(kind, OF_BYTES)
+    is_of_chunk = np.isin(kind, OF_CHUNK)
     _refuse(where, "kind", kind, (kind < 1) | (kind > max(EventKind)))
     _refuse(where, "group", events["group"], events["group"] >= len(run.groups))
     _refuse(where, "clock", events["clock"], ~_is_a_clock(events["clock"]))
     _refuse(where, "chunk", chunk, is_of_chunk & (chunk >= run.num_chunks))
     _refuse(where, "chunk", chunk, ~is_of_chunk & (chunk != NO_CHUNK))
     known = np.where(is_apply, EventFlag.LAST | EventFlag.EMPTY, EventFlag.NONE)
-    known = np.where(is_load, EventFlag.CRC, known)
+    known = np.where(has_bytes, EventFlag.CRC, known)
     _refuse(where, "flags", flags, flags & ~known != 0)
     crc, has_crc = events["weight"], flags & EventFlag.CRC != 0
     is_a_crc = (crc >= 0) & (crc < 2**32) & (crc == np.floor(crc)) & (has_crc | (crc == 0))
-    _refuse(where, "weight", crc, is_load & ~is_a_crc)
+    _refuse(where, "weight", crc, has_bytes & ~is_a_crc)
 
 
 def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:

@@ -54,6 +54,12 @@ class RunRecord(BaseModel):
     0: none does."""
     begins_with_state: bool = False
     """Whether servers went on with the chief's optimizer state; no record says what it was."""
+    attempt: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    """How often the run had been started, with this time."""
+    restored: Annotated[str, Field(pattern=r"^(step-[0-9]{8,15})?$")] = ""
+    """The checkpoint that it went on from."""
+    first_clocks: tuple[_Count, ...] = ()
+    """By group where its clock began then; nothing where nothing was restored."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -76,6 +82,11 @@ class RunRecord(BaseModel):
                     f"slices of groups of {size} must give each of {self.num_chunks} chunks a "
                     "place below that, and none where there is no such group"
                 )
+        if len(self.first_clocks) != len(self.groups) * bool(self.restored):
+            raise ValueError(
+                f"first_clocks are of {len(self.first_clocks)} groups of {len(self.groups)}, "
+                f"restored is {self.restored!r}"
+            )
         if (self.mode == "ssp") != (self.staleness is not None):
             raise ValueError(
                 f"mode ssp needs a staleness and no other mode has one, seen {self.staleness}"
@@ -83,6 +94,11 @@ class RunRecord(BaseModel):
         if self.mode == "sync" and self.pipeline:
             raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")
         return self
+
+    @property
+    def first(self) -> npt.NDArray[np.int64]:
+        """[groups]: where their clocks begin."""
+        return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
 
     @property
     def bound(self) -> int | None:

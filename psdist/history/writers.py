@@ -30,6 +30,7 @@ from psdist.history.records import (
     CHECKSUM,
     EVENT,
     NO_CHUNK,
+    OF_CHUNK,
     PUSH,
     EventFlag,
     EventKind,
@@ -76,6 +77,9 @@ class EventCount:
         self.position += 1
 
     def load(self, _chunk: int, _group: int, _clock: int, _crc: int | None) -> None:
+        self.position += 1
+
+    def kept(self, _kind: EventKind, _chunk: int, _number: int, _crc: int | None) -> None:
         self.position += 1
 
 
@@ -127,8 +131,8 @@ class ServerHistory:
         """A membership event. ``clock``: iterations that the group has finished: others wait for
         these and no more (after DEATH: the fewest that a chunk of this server contains; 0 for
         RESUME). ``weight``: the workers of the group."""
-        if kind in (EventKind.APPLY, EventKind.LOAD):
-            raise InvariantError("an apply or a load is not a membership event")
+        if kind in OF_CHUNK:
+            raise InvariantError(f"{kind.name} is not a membership event")
         self._event(kind, NO_CHUNK, group, clock, weight, 1.0, 0)
 
     def load(self, chunk: int, group: int, clock: int, crc: int | None) -> None:
@@ -136,6 +140,13 @@ class ServerHistory:
         crc32 of the bytes as workers will see them, None where nobody has that."""
         flags = EventFlag.NONE if crc is None else EventFlag.CRC
         self._event(EventKind.LOAD, chunk, group, clock, float(crc or 0), 1.0, flags)
+
+    def kept(self, kind: EventKind, chunk: int, number: int, crc: int | None) -> None:
+        """SNAPSHOT or RESTORE: the chunk as it is now is that of the checkpoint that is named after
+        the clock ``number``. ``crc``: crc32 of what the optimizer steps, None where there are no
+        bytes."""
+        flags = EventFlag.NONE if crc is None else EventFlag.CRC
+        self._event(kind, chunk, 0, number, float(crc or 0), 1.0, flags)
 
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
         """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,

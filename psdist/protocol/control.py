@@ -44,7 +44,8 @@ class Setup(Control):
     iteration, where they sum it (sync); 0 for none. ``state``: what the optimizer's state
     holds that servers go on with (psdist.protocol.optimizer_state), nothing for a fresh one; its
     elements follow as :class:`StateValues`. ``order``: the set's chunks in the order in which all
-    groups send them (psdist.protocol.send_order); none of them for ascending."""
+    groups send them (psdist.protocol.send_order); none of them for ascending. ``restore``: the
+    checkpoint that values and state come from, nothing where the chief sends them."""
 
     partition: bytes
     optimizer: str
@@ -52,6 +53,7 @@ class Setup(Control):
     max_norm: float = 0.0
     state: bytes = b""
     order: _Numbers = dataclasses.field(default_factory=list)
+    restore: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +98,8 @@ class StateHeld(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Register(Control):
-    """A group's leader to every server: from now on this group has a clock."""
+    """A group's leader to every server: from now on this group has a clock, which stands at
+    ``clock``: 0, or where the checkpoint has it that the job goes on from."""
 
     group: int
     workers: _Numbers
@@ -136,9 +139,11 @@ class Suspend(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume(Control):
-    """Registrar to every server: collective ``seq`` is over, its groups count again."""
+    """Registrar to every server: collective ``seq`` is over, its groups count again.
+    ``checkpoint``: before they do, keep what there is for the checkpoint of this name."""
 
     seq: int
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +152,23 @@ class Resumed(Control):
 
     seq: int
     server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written(Control):
+    """A server or worker to the registrar: my file of this checkpoint is on the disk."""
+
+    checkpoint: str
+    num_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteFailed(Control):
+    """A server or worker to the registrar: there is no such file of mine, and why."""
+
+    checkpoint: str
+    problem: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,10 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
+import msgpack
+
+from psdist.checkpoint.folder import Folder
+from psdist.checkpoint.reading import Checkpoint
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError, PeerLostError, PsdistError, UserError
 from psdist.install.launcher import detect, survives_deaths
+from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Failure
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
@@ -46,7 +51,8 @@ from psdist.ranks.failure import (
     wait_until_read,
 )
 from psdist.ranks.parent_link import ParentLink
-from psdist.ranks.run_files import create_run_directory
+from psdist.ranks.resuming import Restored, mark_of, opened
+from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
 from psdist.ranks.seats.placing import agree_on_plan, unexpected_workers
 from psdist.report.facts import Phase
@@ -122,6 +128,8 @@ class RankContext:
 
     def __post_init__(self) -> None:
         self._first_path = self.run_directory.path
+        self._checkpoint: Checkpoint | None = None
+        self._attempt = 1
 
     @property
     def me(self) -> int:
@@ -200,6 +208,32 @@ class RankContext:
     def is_waited_for(self) -> bool:
         """Whether this rank's script has others to end, or a job."""
         return self.comm is not None or self.is_in_job
+
+    def go_on(self, checkpoint: Checkpoint | None, attempt: int) -> None:
+        """The first job is attempt number ``attempt`` of a run, and goes on from ``checkpoint``."""
+        self._attempt, self._checkpoint = attempt, checkpoint
+
+    @property
+    def restored(self) -> Restored | None:
+        """What the job goes on from; jobs behind the first of these processes start afresh."""
+        if self._checkpoint is None or self.job > 1:
+            return None
+        return Restored.of(self._checkpoint, self.roles, mode=self.config.mode)
+
+    def first_clocks(self, set_index: int) -> FirstClocks | None:
+        """Where the groups begin in a parameter set; None where nothing is restored."""
+        restored = self.restored
+        return restored.first(set_index) if restored is not None else None
+
+    @property
+    def attempt(self) -> int:
+        """How often the run has been started, with this time."""
+        return self._attempt if self.job <= 1 else 1
+
+    @property
+    def folder(self) -> Folder:
+        """Of the job's checkpoints."""
+        return Folder(self.run_directory.path)
 
     def path_of(self, job: int) -> Path:
         """The run directory of job number ``job``: RUN_DIR, RUN_DIR-2, RUN_DIR-3 ..."""
@@ -396,17 +430,36 @@ def _connect(
     if rank == 0:
         try:
             assert isinstance(outcome, Resolved)
-            made = os.fsencode(create_run_directory(outcome, placed.roles, placed.files))
+            made = _packed(create_run_directory(outcome, placed.roles, placed.files))
         except ConfigError as error:
             made = error
-    path = Path(os.fsdecode(broadcast(comm, agreed(comm, made))))
+    path, attempt, name, mark = _unpacked(broadcast(comm, agreed(comm, made)))
+    checkpoint: Checkpoint | UserError | None = None
+    try:
+        checkpoint = opened(path, name, mark)
+    except UserError as error:
+        checkpoint = error
+    checkpoint = agreed(comm, checkpoint)
     context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
+    context.go_on(checkpoint, attempt)
     context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
     start_logs(path, rank=rank, who=context._who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
     return context
+
+
+def _packed(begun: Begun) -> bytes:
+    name = begun.checkpoint.name if begun.checkpoint is not None else ""
+    mark = mark_of(begun.checkpoint)
+    packed: bytes = msgpack.packb([os.fsencode(begun.path), begun.attempt, name, mark])
+    return packed
+
+
+def _unpacked(data: bytes) -> tuple[Path, int, str, str]:
+    path, attempt, name, mark = msgpack.unpackb(data)
+    return Path(os.fsdecode(path)), int(attempt), str(name), str(mark)
 
 
 def join(
@@ -468,7 +521,7 @@ def _connect_alone(
     )
     roles = Roles(places=(alone,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
     try:
-        path = create_run_directory(
+        begun = create_run_directory(
             outcome, roles, {"plan.txt": _ALONE_TEXT.format(host=alone.host)}
         )
     except ConfigError as error:
@@ -480,13 +533,14 @@ def _connect_alone(
         resolved=outcome,
         roles=roles,
         rank=0,
-        run_directory=RunDirectory(path),
+        run_directory=RunDirectory(begun.path),
         transport=transport,
         core_share=float(len(alone.cores)),
         started_s=started_s,
         network=network,
     )
-    start_logs(path, rank=0, who=context._who_in_logs)
+    context.go_on(begun.checkpoint, begun.attempt)
+    start_logs(begun.path, rank=0, who=context._who_in_logs)
     return context
 
 

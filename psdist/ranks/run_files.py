@@ -11,24 +11,37 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from psdist.checkpoint.reading import Checkpoint
 from psdist.config.settings import RunConfig, to_toml
 from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_worker, worker_of
 from psdist.protocol.roles import Roles
+from psdist.ranks.resuming import choose
 from psdist.report.run_directory import RunDirectory
 
 _PLAN_FILES: Final = ("plan.txt", "plan.json")
 
 
-def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Path:
-    """Make the run's directory with its first files, and print the configuration; its path.
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A run directory that is made."""
 
-    ``files``: more of them, texts by name. Raises ConfigError where it holds a run already or
-    cannot be written.
+    path: Path
+    attempt: int = 1
+    checkpoint: Checkpoint | None = None
+    """What the run goes on from."""
+
+
+def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Begun:
+    """Make the run's directory with its first files, and print the configuration.
+
+    ``files``: more of them, texts by name. Raises ConfigError where it holds a run already that
+    is not to be resumed, or cannot be written.
     """
     config = outcome.config
     if config.run_dir is not None:
@@ -37,6 +50,8 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
         job = os.environ.get("SLURM_JOB_ID") or str(os.getpid())
         path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{job}"
     path = path.absolute()
+    lines: list[str] = []
+    checkpoint, attempt = choose(path, lines.append) if config.resume else (None, 1)
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(config))
@@ -46,13 +61,16 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     except OSError as error:
         raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
     _say(describe(outcome))
+    _say(lines)
     _say(_nobody_to_be_ahead_of(config, roles))
-    return path
+    return Begun(path=path, attempt=attempt, checkpoint=checkpoint)
 
 
 def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, first: Path) -> None:
     """As :func:`create_run_directory`, for another job of the same ranks, whose first one wrote the
     directory ``first``; ``resolved`` includes what the script has decided."""
+    if resolved.config.resume:
+        choose(path, lambda _line: None)  # jobs behind the first start afresh
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(resolved.config))

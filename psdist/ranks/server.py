@@ -28,8 +28,10 @@ from psdist.history.writers import (
     slice_places,
     write_run,
 )
+from psdist.protocol.control import Setup
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
+from psdist.ranks.checkpoints import CheckpointAction, CheckpointFiles, FileKeeper
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption
 from psdist.ranks.lobby import wait_for_job
@@ -142,12 +144,15 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
     """The server of the job that has begun; on the registrar also who writes its files."""
     config, roles, server = context.config, context.roles, transport.me
 
-    def make_core(resumed_up_to: int) -> ServerCore:
+    restored = context.restored
+
+    def make_core(set_index: int, resumed_up_to: int) -> ServerCore:
         return ServerCore(
             server=server,
             policy=policy_for(config.mode, staleness=config.staleness),
             groups=roles.groups,
             resumed_up_to=resumed_up_to,
+            first=context.first_clocks(set_index),
         )
 
     def make_history(set_index: int) -> ServerHistory | None:
@@ -165,6 +170,12 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
         wire=wire_of(config),
+        keeper=FileKeeper(
+            context.folder,
+            server,
+            restored=restored.checkpoint if restored is not None else None,
+            is_behind=context.comm is not None,
+        ),
     )
     tracer = context.tracer
     make_set = SetLoop if tracer is None else partial(TracedSetLoop, tracer=tracer)
@@ -210,6 +221,7 @@ class Reporter:
         self._context = context
         self._registrar = registrar
         self._built: list[BuiltSet] = []
+        self._files = CheckpointFiles(context)
         self._has_looked_for_empty_servers = False
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
@@ -233,15 +245,14 @@ class Reporter:
         set_index: int,
         partition: Partition,
         owners: tuple[int, ...],
-        order: Sequence[int],
-        has_state: bool,
+        setup: Setup,
     ) -> None:
         """A parameter set is known: its history can say what was promised."""
         context = self._context
         empty = sorted(set(range(context.roles.num_servers)) - set(owners))
         promised = None
         if context.config.record:
-            promised = self._promise(set_index, partition, owners, order, has_state)
+            promised = self._promise(set_index, partition, owners, setup)
         self._built.append(
             BuiltSet(
                 partition=partition,
@@ -249,6 +260,7 @@ class Reporter:
                 promised=promised,
             )
         )
+        self._files.add_set(partition, setup)
 
     def _look_for_empty_servers(self) -> None:
         """Once training has begun all sets are known, and who holds something of one."""
@@ -266,10 +278,11 @@ class Reporter:
         set_index: int,
         partition: Partition,
         owners: tuple[int, ...],
-        order: Sequence[int],
-        has_state: bool,
+        setup: Setup,
     ) -> RunRecord:
         context = self._context
+        order = setup.order
+        first = context.first_clocks(set_index)
         promised = RunRecord(
             psdist=VERSION,
             mode=context.config.mode,
@@ -281,7 +294,10 @@ class Reporter:
             num_chunks=len(partition.chunks),
             owners=owners,
             checksum_every=context.config.checksum_every,
-            begins_with_state=has_state,
+            begins_with_state=bool(setup.state),
+            restored=first.checkpoint if first is not None else "",
+            first_clocks=first.clocks if first is not None else (),
+            attempt=context.attempt,
         )
         write_run(history_folder(context.run_directory.path, set_index), promised)
         return promised
@@ -291,6 +307,8 @@ class Reporter:
             self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, Warn):
             logger.warning("%s", action.text)
+        elif isinstance(action, CheckpointAction):
+            self._files.do(action)
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure
@@ -343,6 +361,7 @@ class Reporter:
             servers=registrar.servers,
             progress=registrar.progress,
         )
+        restored = context.restored
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
         sets = sets or [counts_of_set(told, None, 0)]
         is_known, workers = told.all_workers, registrar.done.values()
@@ -362,6 +381,10 @@ class Reporter:
             "samples_per_s": per_s if is_known else None,
             "exit": outcome,
             "last": dict(registrar.last),
+            "attempts": context.attempt,
+            "resumed_from": restored.checkpoint.name if restored is not None else None,
+            "checkpoints": self._files.num_complete,
+            "checkpoints_failed": self._files.num_failed,
             "sets": sets,
         }
 

@@ -29,8 +29,8 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             if (path / "ranks.json").exists():
                 raise ConfigError(
-                    f"run_dir = {path}: it holds a run already; choose another directory or "
-                    "remove this one"
+                    f"run_dir = {path}: it holds a run already; choose another directory, remove "
+                    "this one, or go on with it (--resume)"
                 )
         except OSError as error:
             raise ConfigError(f"run_dir = {path}: cannot be made: {error.strerror}") from error

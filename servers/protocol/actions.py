@@ -206,6 +206,22 @@ class SendControl:
 
 
 @dataclass(slots=True)
+class TakeSnapshot:
+    """Copy the values and the optimizer's state of these chunks, as they are now, for the
+    checkpoint ``number``."""
+
+    number: int
+    chunks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class WriteSnapshots:
+    """The snapshots of all sets were taken: write them, while the job goes on."""
+
+    checkpoint: str
+
+
+@dataclass(slots=True)
 class MembershipEvent:
     """A membership event for the history: kind is join, suspend, resume or leave."""
 
@@ -237,6 +253,8 @@ Action = (
     | Unchanged
     | Receipt
     | SendControl
+    | TakeSnapshot
+    | WriteSnapshots
     | MembershipEvent
     | Fail
 )

@@ -9,7 +9,7 @@ before the clock at which it stops, and counts again from there. So no chunk has
 knows how many groups stand where, the limits say how many of those have stopped there, and a chunk
 that is looked at catches up in a step for each different clock.
 
-    limits = Limits(2)
+    limits = Limits([0, 0])
     clock = ChunkClock(limits)
     limits.count(0)
     clock.catch_up()
@@ -20,6 +20,7 @@ that is looked at catches up in a step for each different clock.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from psdist.errors import InvariantError
 from psdist.protocol.header import NEVER
@@ -28,14 +29,17 @@ from psdist.protocol.header import NEVER
 class Limits:
     """Up to which of its iterations each group is waited for."""
 
-    def __init__(self, num_groups: int) -> None:
-        self.of = [0] * num_groups
+    def __init__(self, first: Sequence[int]) -> None:
+        """``first``: by group, where its clock begins: 0, or what a checkpoint contains."""
+        self.first = tuple(first)
+        num_groups = len(self.first)
+        self.of = list(first)
         """By group: NEVER while it counts; n while it has stopped after n iterations. A group that
-        has not joined has stopped after 0."""
-        self.stopped: dict[int, int] = {0: num_groups}
+        has not joined has stopped where it begins."""
+        self.stopped: dict[int, int] = dict(Counter(first))
         """n -> groups that have stopped after n iterations."""
         self.contained = [0] * num_groups
-        """By group: its updates that the chunks contain, summed over the chunks."""
+        """By group: its updates from ``first`` on that the chunks contain, summed over them."""
         self.changes = object()
         """Another one whenever a group has stopped or counts again."""
         self.admissions = object()
@@ -72,14 +76,12 @@ class ChunkClock:
     __slots__ = ("_how_many", "changes", "done", "limit", "limits", "min_done")
 
     def __init__(self, limits: Limits) -> None:
-        num_groups = len(limits.of)
         self.limits = limits
         self.limit = limits.of
         """By group, see :class:`Limits`: the list itself, which is never replaced."""
-        self.done = [0] * num_groups
-        self._how_many = {
-            0: num_groups
-        }  # done -> number of groups there, whether they count or not
+        self.done = list(limits.first)
+        # done -> number of groups there, whether they count or not
+        self._how_many = dict(Counter(self.done))
         self.changes: object = None
         """Of the limits, when this chunk was last looked at."""
         self.catch_up()

@@ -41,17 +41,23 @@ class Standing(Enum):
 
 class Membership:
     def __init__(
-        self, *, server: int, groups: Sequence[tuple[int, ...]], resumed_up_to: int = 0
+        self,
+        *,
+        server: int,
+        groups: Sequence[tuple[int, ...]],
+        first: Sequence[int] = (),
+        resumed_up_to: int = 0,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
-        ``resumed_up_to``: collectives that were over before."""
+        ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
+        that were over before."""
         self._server = server
         self._groups = groups
         self.group_of = {
             worker_id(worker): group for group, workers in enumerate(groups) for worker in workers
         }
         """Peer -> group, for all workers of the run."""
-        self.limits = Limits(len(groups))
+        self.limits = Limits(first or [0] * len(groups))
         self.pushing: set[int] = set()
         """The workers of groups that count: nobody else pushes what is new."""
         self._standing = [Standing.UNREGISTERED] * len(groups)
@@ -73,8 +79,12 @@ class Membership:
                 f"registered group {group} with {len(message.workers)} workers that are not those "
                 f"of the plan, {describe_workers(self._groups[group])}",
             )
-        if message.clock:
-            self._refuse(peer, f"registered group {group} at clock {message.clock}, not at 0")
+        if message.clock != self.limits.first[group]:
+            self._refuse(
+                peer,
+                f"registered group {group} at clock {message.clock}, not at "
+                f"{self.limits.first[group]}",
+            )
         if self._standing[group] is not Standing.UNREGISTERED:
             self._refuse(peer, f"registered group {group} twice")
         self._standing[group] = Standing.ACTIVE
@@ -152,12 +162,13 @@ class Membership:
         standing = self._standing[group]
         if standing is not Standing.ACTIVE:
             self._refuse(peer, f"{verb} group {group}, which {standing.value}")
-        contained = self.limits.contained[group]
-        if clock < 0 or clock * (num_chunks or 0) != contained or (clock and num_chunks is None):
+        contained, new = self.limits.contained[group], clock - self.limits.first[group]
+        if new < 0 or new * (num_chunks or 0) != contained or (new and num_chunks is None):
             self._refuse(
                 peer,
                 f"{verb} group {group} after {clock} iterations; the {num_chunks or 0} chunks here "
-                f"contain {contained} updates of it",
+                f"contain {contained} updates of it"
+                + (f" from iteration {clock - new} on" if clock != new else ""),
             )
 
     def _refuse(self, peer: int, why: str) -> NoReturn:

@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.checkpoints import CHECKPOINT, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, collected
 from psdist.protocol.control import (
     Absent,
@@ -44,6 +45,12 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import describe_peer, describe_workers, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.checkpoints import (
+    BeginCheckpoint,
+    Checkpoints,
+    CompleteCheckpoint,
+    DropCheckpoint,
+)
 
 
 @dataclass(slots=True)
@@ -72,7 +79,16 @@ class Warn:
     text: str
 
 
-RegistrarAction = SendControl | WriteMetrics | EndJob | Complete | Warn
+RegistrarAction = (
+    SendControl
+    | WriteMetrics
+    | EndJob
+    | Complete
+    | Warn
+    | BeginCheckpoint
+    | CompleteCheckpoint
+    | DropCheckpoint
+)
 
 
 @dataclass(slots=True)
@@ -84,12 +100,17 @@ class _Collective:
     """Of those that have entered, the one with the fewest iterations, by the length of the loaders
     that these were made of (None: not all of one length)."""
     resumed: set[int] = field(default_factory=set)
+    checkpoint: str = ""
+    """Its name, where it makes one that has begun."""
     error: str = ""
     """Why it has failed: whoever comes later is told the same."""
 
 
 class Registrar:
-    TAKES = (Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent)
+    TAKES = (
+        *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
+        *Checkpoints.TAKES,
+    )
 
     def __init__(self, *, num_workers: int, num_servers: int, mode: str = "sync") -> None:
         self._num_workers = num_workers
@@ -97,7 +118,10 @@ class Registrar:
         self._mode = mode
         self._warned_of: set[str] = set()
         """Names of collectives."""
+        self._checkpoints = Checkpoints(num_workers=num_workers, num_servers=num_servers)
         self._collectives: dict[int, _Collective] = {}
+        self._held: int | None = None
+        """Number of a collective to which all have come, a checkpoint that has still to begin."""
         self._entered: dict[int, int] = {}
         """Worker -> number of its last collective."""
         self.progress: dict[int, Progress] = {}
@@ -133,6 +157,8 @@ class Registrar:
             return self._on_who_is_absent(message)
         if isinstance(message, Failure):
             return [EndJob(message)]
+        if isinstance(message, Checkpoints.TAKES):
+            return [*self._checkpoints.on_told(peer, message), *self._go_on_with_checkpoint()]
         raise InvariantError(f"the registrar was given {type(message).__name__}")
 
     def _require_worker(self, peer: int, message: Progress | Enter | Done | WhoIsAbsent) -> None:
@@ -164,6 +190,8 @@ class Registrar:
                 + (", which is not over" if is_waiting else "")
                 + (", and its script has finished" if message.worker in self.done else ""),
             )
+        if message.name == CHECKPOINT and unpack_clocks(message.payload) is None:
+            _refuse(peer, "entered a checkpoint with what are no clocks")
         self._entered[message.worker] = message.seq
         collective = self._collectives.get(message.seq)
         if collective is None:
@@ -264,9 +292,40 @@ class Registrar:
     def _resume_if_all_have_come(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
         if len(collective.entered) < self._num_workers:
             return []
-        return [
-            SendControl(server_id(server), Resume(seq=seq)) for server in range(self._num_servers)
-        ]
+        if collective.name == CHECKPOINT:
+            return self._begin_checkpoint(seq, collective)
+        return self._resume(seq)
+
+    def _resume(self, seq: int, checkpoint: str = "") -> list[RegistrarAction]:
+        resume = Resume(seq=seq, checkpoint=checkpoint)
+        return [SendControl(server_id(server), resume) for server in range(self._num_servers)]
+
+    def _begin_checkpoint(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+        clocks = []
+        for worker in range(self._num_workers):
+            told = unpack_clocks(collective.entered[worker].payload)
+            assert told is not None
+            clocks.append(told)
+        if len(set(map(len, clocks))) > 1:
+            return self._fail(
+                seq,
+                collective,
+                "workers called checkpoint with different numbers of prepared optimizers: "
+                f"{', '.join(str(len(each)) for each in clocks[:MOST_TOLD])}",
+            )
+        if self._checkpoints.is_busy:  # the one before is being written
+            self._held = seq
+            return []
+        begun = self._checkpoints.begin(clocks)
+        collective.checkpoint = begun.checkpoint
+        return [begun, *self._resume(seq, begun.checkpoint)]
+
+    def _go_on_with_checkpoint(self) -> list[RegistrarAction]:
+        """A checkpoint that has waited for the one before begins when that is over."""
+        if self._held is None or self._checkpoints.is_busy:
+            return []
+        seq, self._held = self._held, None
+        return self._begin_checkpoint(seq, self._collectives[seq])
 
     def _fail(self, seq: int, collective: _Collective, error: str) -> list[RegistrarAction]:
         collective.error = error
@@ -290,13 +349,23 @@ class Registrar:
             return []
         del self._collectives[message.seq]
         workers = range(self._num_workers)
-        answer = collected(message.seq, [collective.entered[worker] for worker in workers])
+        if collective.checkpoint:
+            answer = Collected(
+                seq=message.seq,
+                payloads=[collective.checkpoint.encode()],
+                runs=[0, self._num_workers],
+                values=b"",
+                error="",
+            )
+        else:
+            answer = collected(message.seq, [collective.entered[worker] for worker in workers])
         return [SendControl(worker_id(worker), answer) for worker in workers]
 
     def _on_done(self, peer: int, message: Done) -> list[RegistrarAction]:
         is_waiting = self._is_waiting(message.worker)
         if message.worker in self.done or is_waiting or not is_plain(message.statistics):
             _refuse(peer, "sent Done twice, inside a collective, or with what is no plain data")
+        self._checkpoints.require_told(peer)
         self.done[message.worker] = message.statistics
         failed = (
             self._fail_if_a_script_has_finished(seq, each)
@@ -313,6 +382,7 @@ class Registrar:
         is_asked = len(self.done) == self._num_workers
         if message.server in self.servers or not is_asked or not is_plain(message.statistics):
             _refuse(peer, "sent Finished twice, unasked, or with what is no plain data")
+        self._checkpoints.require_told(peer)
         self.servers[message.server] = message.statistics
         return self._complete_if_all_reported()
 

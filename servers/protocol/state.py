@@ -27,6 +27,7 @@ from math import inf
 from typing import Any, NoReturn
 
 from psdist.errors import PeerLostError, ProtocolError, PsdistError
+from psdist.protocol.checkpoints import FirstClocks, number_of
 from psdist.protocol.control import (
     Leave,
     Missing,
@@ -60,6 +61,7 @@ from psdist.servers.protocol.actions import (
     SendControl,
     ServerEvent,
     ServerStatistics,
+    TakeSnapshot,
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
@@ -94,12 +96,20 @@ class ServerCore:
         groups: Sequence[tuple[int, ...]],
         pipeline: int = 0,
         resumed_up_to: int = 0,
+        first: FirstClocks | None = None,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
-        collectives of the job that were over before there was this set."""
+        collectives of the job that were over before there was this set; ``first``: where it goes
+        on from a checkpoint."""
         self._server = server
+        self._restores = first.checkpoint if first is not None else ""
         self._chunks: dict[int, ChunkState] = {}  # ascending
-        self._membership = Membership(server=server, groups=groups, resumed_up_to=resumed_up_to)
+        self._membership = Membership(
+            server=server,
+            groups=groups,
+            first=first.clocks if first is not None else (),
+            resumed_up_to=resumed_up_to,
+        )
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
         self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
@@ -184,6 +194,13 @@ class ServerCore:
         self._is_described = True
         if not 0 <= message.max_norm < inf:
             self._refuse(peer, f"sent Setup with the norm {message.max_norm} to clip to")
+        if message.restore != self._restores or (self._restores and message.state):
+            self._refuse(
+                peer,
+                f"sent Setup that goes on from checkpoint {message.restore or 'none'!r:.80}"
+                f"{' with optimizer state' if message.state else ''}; this set goes on from "
+                f"{self._restores or 'none'}",
+            )
         self._told_order = message.order
         if message.max_norm and self._policy.applying is Applying.GATHERED:
             self._updates = self._clipped = Clipped(
@@ -218,7 +235,8 @@ class ServerCore:
         except ValueError as error:
             self._refuse(CHIEF, f"sent Setup with an order that {error}")
         self._chunks = {
-            index: ChunkState(index, ChunkClock(self._limits)) for index in sorted(event.chunks)
+            index: ChunkState(index, ChunkClock(self._limits), is_loaded=bool(self._restores))
+            for index in sorted(event.chunks)
         }
         self._num_chunks = len(self._chunks)
         self._rank = order.rank
@@ -278,10 +296,11 @@ class ServerCore:
 
     def _on_register(self, peer: int, message: Register) -> list[Action]:
         self._membership.join(peer, message)
-        if any(chunk.is_gathering_later_than(0) for chunk in self._chunks.values()):
+        clock = message.clock
+        if any(chunk.is_gathering_later_than(clock) for chunk in self._chunks.values()):
             self._refuse(peer, f"registered group {message.group} in the middle of an iteration")
         return [
-            self._membership_event("join", message.group, 0),
+            self._membership_event("join", message.group, clock),
             SendControl(peer, Registered(group=message.group, server=self._server)),
             *self._count([message.group]),
         ]
@@ -326,8 +345,27 @@ class ServerCore:
         if peer != REGISTRAR:
             self._refuse(peer, f"sent Resume; {describe_peer(REGISTRAR)} says what is over")
         resumed = self._membership.resume(message.seq)
-        actions: list[Action] = [self._membership_event("resume", each, 0) for each in resumed]
+        actions = self._snapshot(message.checkpoint) if message.checkpoint else []
+        actions += [self._membership_event("resume", each, 0) for each in resumed]
         return actions + self._count(resumed)
+
+    def _snapshot(self, checkpoint: str) -> list[Action]:
+        """All workers wait in a collective, behind their replies: nothing is under way."""
+        number = number_of(checkpoint)
+        if number is None or self._num_chunks is None:
+            self._refuse(
+                REGISTRAR,
+                f"wants a checkpoint {checkpoint[:80]!r}"
+                + ("" if self._num_chunks is not None else " before there was a model"),
+            )
+        for chunk in self._chunks.values():
+            if not chunk.is_loaded or chunk.has_updates or chunk.is_held or chunk.loading:
+                self._refuse(
+                    REGISTRAR,
+                    f"wants {checkpoint} of chunk {chunk.index} in the middle of updates or before "
+                    "there were any values",
+                )
+        return [TakeSnapshot(number, tuple(self._chunks))]
 
     def _count(self, groups: Sequence[int]) -> list[Action]:
         """These groups count from now on, from where they have stopped."""
@@ -588,8 +626,12 @@ class ServerCore:
         )
 
     def _num_updates(self) -> int:
+        """Those of a checkpoint that the set goes on from are not counted."""
+        if not self._chunks:
+            return 0
         clocks = (chunk.clock.done for chunk in self._chunks.values())
-        return sum(map(min, zip(*clocks, strict=True)))
+        contained: int = sum(map(min, zip(*clocks, strict=True)))
+        return contained - sum(self._limits.first)
 
     def check_invariants(self, chunk: int | None = None) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything, or

@@ -215,6 +215,15 @@ class ChunkOptimizer:
                 states[segment.piece] = describe(state, part.shape)
         return states
 
+    def state_tensors(self, offset: int) -> Mapping[str, Any]:
+        """The state itself of the segment at ``offset`` of the chunk."""
+        found: Mapping[str, Any] = self._optimizer.state.get(self._part_at(offset).parameter, {})
+        return found
+
+    def set_whole(self, offset: int, key: str, value: Tensor) -> None:
+        """An entry of a shape of its own, of the segment at ``offset``, which has begun state."""
+        self._optimizer.state[self._part_at(offset).parameter][key] = value
+
     def state_elements(self, key: str, start: int, length: int) -> Tensor:
         """The memory of ``length`` elements of one entry, from element ``start`` of the chunk on,
         which lie in one segment."""

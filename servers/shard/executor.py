@@ -16,7 +16,7 @@ names it (:class:`~psdist.servers.protocol.actions.SlotContent`) and remembered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import Fold, Hold, Load, LoadState, StartSum, Step
+from psdist.servers.shard.regions import Region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,19 @@ class Executor(Protocol):
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:
         """What the optimizer's state of a chunk holds by piece, and the elements of the part from
         ``start`` on (psdist.protocol.optimizer_state); nothing where there are only sizes."""
+        ...
+
+    def snapshot(self, chunk: int) -> list[Region]:
+        """A copy of the values and the optimizer's state, by segment; nothing where there are only
+        sizes."""
+        ...
+
+    def restore(self, chunk: int, regions: Sequence[Region]) -> None:
+        """Begin with these values and this state of every segment; before the first step."""
+        ...
+
+    def value_checksum(self, chunk: int) -> int | None:
+        """crc32 of the values as the optimizer steps them; None where there are only sizes."""
         ...
 
     def start_sum(self, action: StartSum) -> None: ...

@@ -10,6 +10,7 @@ from a server that computes. It imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psdist.protocol.events import Frame
@@ -25,6 +26,7 @@ from psdist.servers.protocol.actions import (
     num_blocks,
 )
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
+from psdist.servers.shard.regions import Region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,16 @@ class SizeShard:
 
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:  # noqa: ARG002 - seam
         return {}, b""
+
+    def snapshot(self, chunk: int) -> list[Region]:
+        self._charge(chunk, self._model.copy_s_per_byte * (1 + self._model.state_bytes_per_byte))
+        return []
+
+    def restore(self, chunk: int, regions: Sequence[Region]) -> None:  # noqa: ARG002 - seam
+        self._charge(chunk, self._model.copy_s_per_byte)
+
+    def value_checksum(self, chunk: int) -> None:  # noqa: ARG002 - seam
+        return None
 
     def start_sum(self, action: StartSum) -> None:
         self._charge(action.chunk, self._model.fold_s_per_byte)

@@ -13,14 +13,16 @@ workers hold bfloat16 or float16, a second copy in their dtype is what goes on t
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 
 from psdist.codecs.raw import Raw
 from psdist.codecs.wire import ANY_SERVER, Encoder
+from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
-from psdist.protocol.optimizer_state import PieceState, stretches
+from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, Chunk, master_dtype
 from psdist.servers.protocol.actions import (
@@ -36,6 +38,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.optimizer_state import bytes_of, fill
+from psdist.servers.shard.regions import Region, starts_of
 
 
 class _ChunkMemory:
@@ -89,7 +92,7 @@ class TensorShard:
                 dtype = master_dtype(chunk.dtype)
                 self._held[index] = as_tensor(allocate(chunk.num_master_bytes), dtype, chunk.length)
         groups = self._hyper(spec.hyper)
-        partition = spec.partition
+        partition = self._partition = spec.partition
         for index in spec.chunks:
             chunk = partition.chunks[index]
             memory = self._memory[index] = _ChunkMemory(chunk)
@@ -147,6 +150,58 @@ class TensorShard:
             for each in stretches(memory.chunk, states, start)
         )
         return states, b"".join(values)
+
+    def snapshot(self, chunk: int) -> list[Region]:
+        memory = self._memory[chunk]
+        assert memory.optimizer is not None
+        states, regions = memory.optimizer.describe_state(), []
+        starts = starts_of(self._partition, memory.chunk)
+        for segment, start in zip(memory.chunk.segments, starts, strict=True):
+            offset, length = segment.offset, segment.length
+            state, shapes, elements = states.get(segment.piece, {}), {}, {}
+            for key, entry in state.items():
+                if isinstance(entry, PerElement):
+                    elements[key] = memory.optimizer.state_elements(key, offset, length).clone()
+                elif isinstance(entry, Uncut):
+                    whole = memory.optimizer.state_tensors(offset)[key]
+                    if not isinstance(whole, torch.Tensor):
+                        raise OptimizerRefusedError(
+                            f"checkpoint: state {key!r} of parameter "
+                            f"{self._partition.pieces[segment.piece].name} is {entry.what}, which "
+                            "no checkpoint can keep"
+                        )
+                    shapes[key], elements[key] = tuple(whole.shape), whole.flatten().clone()
+            regions.append(
+                Region(
+                    piece=segment.piece,
+                    start=start,
+                    values=memory.values[offset : offset + length].clone(),
+                    state=state,
+                    shapes=shapes,
+                    elements=elements,
+                )
+            )
+        return regions
+
+    def restore(self, chunk: int, regions: Sequence[Region]) -> None:
+        memory = self._memory[chunk]
+        optimizer = memory.optimizer
+        assert optimizer is not None
+        optimizer.begin_state({each.piece: each.state for each in regions if each.state})
+        for segment, region in zip(memory.chunk.segments, regions, strict=True):
+            offset, length = segment.offset, segment.length
+            memory.values[offset : offset + length].copy_(region.values)
+            for key, value in region.elements.items():
+                if key in region.shapes:
+                    optimizer.set_whole(offset, key, value.view(region.shapes[key]).clone())
+                else:
+                    optimizer.state_elements(key, offset, length).copy_(value)
+        if not memory.is_wire_master:
+            memory.buffer(0).copy_(memory.values)
+        memory.num_changes += 1
+
+    def value_checksum(self, chunk: int) -> int:
+        return zlib.crc32(as_bytes(self._memory[chunk].values))
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk

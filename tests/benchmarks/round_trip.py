@@ -82,7 +82,7 @@ class RoundTrip:
         waiting = Waiting(is_spinning=True)
         self.server = ServerLoop(
             of_server,
-            lambda _resumed_up_to: ServerCore(server=0, policy=Async(), groups=[(0,)]),
+            lambda _set_index, _resumed_up_to: ServerCore(server=0, policy=Async(), groups=[(0,)]),
             ServerOptions(server=0, shard_weights=(1.0,), mode="async", receive_buffers=None),
             make_executor=TensorShard,
         )

@@ -53,7 +53,7 @@ def measure(
     )
     server = ServerLoop(
         network.endpoint(server_id(0)),
-        lambda _resumed_up_to: ServerCore(
+        lambda _set_index, _resumed_up_to: ServerCore(
             server=0,
             policy=policy_for(mode, staleness=STALENESS),
             groups=[(worker,) for worker in range(num_groups)],

@@ -16,9 +16,10 @@ class EqualPasses:
     """``num_batches`` is that of the loaders of all iterations before ``until``; as long as it is
     still so, ``until`` is the number of finished iterations."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """``first``: iterations before this run, of a checkpoint; they are taken to be alike."""
         self.num_batches = 0
-        self.until = 0
+        self.until = self._first = first
         self._is_over = False
         self._in_iteration: set[int] = set()
 
@@ -30,7 +31,7 @@ class EqualPasses:
         used, self._in_iteration = self._in_iteration, set()
         if self._is_over:
             return
-        wanted = {self.num_batches} if self.until else used
+        wanted = {self.num_batches} if self.until > self._first else used
         if len(used) != 1 or used != wanted:
             self._is_over = True
             return

@@ -98,6 +98,7 @@ class WorkerCore:
         self._settings = SettingsVersions()
         self._state = StateTransfer(seat, set_index=self.set_index)
         self._slice: Transfers | None = None
+        self._first_clock = 0
         self._awaited: Collection[int] = ()
         self._is_expecting = False
         self._is_suspended = False
@@ -167,11 +168,12 @@ class WorkerCore:
         credits: int,
         replies: PayloadRule,
         order: Sequence[int] = (),
+        first_clock: int = 0,
     ) -> None:
         """The model is cut: this worker pushes its part of the chunks. ``owners``: chunk -> server;
         ``credits``: messages outstanding at one server, at most; ``replies``: which payloads bring
         parameters; ``order``: that of all chunks in which all groups send them, none of them for
-        ascending."""
+        ascending; ``first_clock``: iterations that a checkpoint has which the job goes on from."""
         if self._slice is not None:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         self._slice = Transfers(
@@ -183,7 +185,9 @@ class WorkerCore:
             replies=replies,
             set_index=self.set_index,
             order=order,
+            first_clock=first_clock,
         )
+        self._first_clock = first_clock
         self._awaited = self._slice.awaited
         self._handlers[Offered] = self._slice.on_offered
         self._handlers[Arrived] = self._slice.on_arrived
@@ -203,7 +207,7 @@ class WorkerCore:
     def begin_register(self) -> list[Action]:
         """A group's leader: every server counts the group; :attr:`is_joining` until all have
         answered."""
-        return self._membership.begin_register()
+        return self._membership.begin_register(clock=self._first_clock)
 
     @property
     def is_joining(self) -> bool:

@@ -51,7 +51,8 @@ class Membership:
         chunk_bytes: Sequence[int],
         dtypes: Sequence[int],
     ) -> list[Action]:
-        """The chief: describe the model to every server and send it its chunks' values."""
+        """The chief: describe the model to every server and send it its chunks' values, unless
+        they go on from a checkpoint."""
         if not self._seat.is_chief or self._has_described:
             raise InvariantError(
                 f"worker {self._seat.worker} described the model; the chief does, once"
@@ -59,6 +60,8 @@ class Membership:
         self._has_described = True
         sender = worker_id(self._seat.worker)
         actions = self._to_every_server(setup)
+        if setup.restore:
+            return actions
         for chunk, owner in enumerate(owners):
             header = Header(
                 kind=Kind.INIT,
@@ -78,8 +81,8 @@ class Membership:
         self._initial.remove(chunk)
         return []
 
-    def begin_register(self) -> list[Action]:
-        """A group's leader: from now on every server counts the group."""
+    def begin_register(self, *, clock: int = 0) -> list[Action]:
+        """A group's leader: from now on every server counts the group, from ``clock`` on."""
         if not self._seat.is_leader or self._has_asked:
             raise InvariantError(
                 f"worker {self._seat.worker} registered group {self._seat.group}; its leader, "
@@ -87,7 +90,7 @@ class Membership:
             )
         self._has_asked = True
         members = list(self._seat.members)
-        return self._to_every_server(Register(group=self._seat.group, workers=members, clock=0))
+        return self._to_every_server(Register(group=self._seat.group, workers=members, clock=clock))
 
     def on_registered(self, peer: int, message: Registered) -> list[Action]:
         is_ours = self._has_asked and message.group == self._seat.group

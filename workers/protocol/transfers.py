@@ -76,11 +76,12 @@ class Transfers:
         replies: PayloadRule,
         set_index: int = 0,
         order: Sequence[int] = (),
+        first_clock: int = 0,
     ) -> None:
         """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
         ``chunk_bytes``: each chunk's gradient or parameters, as they lie in memory; ``replies``:
         which payloads bring parameters; ``order``: that of all chunks in which all groups send,
-        none of them for ascending."""
+        none of them for ascending; ``first_clock``: the iteration that is pushed first."""
         self._num_chunks = len(owners)
         if len(chunk_bytes) != self._num_chunks:
             raise InvariantError(
@@ -136,7 +137,7 @@ class Transfers:
         self._incoming: set[int] = set()
         """Chunks whose awaited reply is on its way into memory. Nothing else ever lands there: what
         a server calls unchanged must be what it has sent last."""
-        self.clock = 0
+        self.clock = first_clock
         """Iterations whose push has begun."""
         self.versions: dict[int, Version] = {}
         """By chunk, once a reply has brought it."""

@@ -157,7 +157,7 @@ class _ServerSide(_Side):
         registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
-            lambda _resumed_up_to: ServerCore(
+            lambda _set_index, _resumed_up_to: ServerCore(
                 server=context.me, policy=Async(), groups=roles.groups
             ),
             ServerOptions(

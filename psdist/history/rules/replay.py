@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import EventFlag, EventKind, Ints, ServerLog
+from psdist.history.records import OF_CHUNK, EventFlag, EventKind, Ints, ServerLog
 from psdist.history.run_record import RunRecord
 
 NEVER = int(np.iinfo(np.int32).max)
@@ -73,7 +73,7 @@ class ServerReplay:
         self.loads = events[loads]
         self._load_key = self.key_of(self.load_chunk, loads)
 
-        self.member_position: Ints = np.flatnonzero(~is_apply & ~is_load)
+        self.member_position: Ints = np.flatnonzero(~np.isin(events["kind"], OF_CHUNK))
         self.members = events[self.member_position]
         self.limits = self._replay_membership()
         self.num_active_workers = self._count_active_workers()

@@ -51,6 +51,7 @@ from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.virtual import VirtualGroup
+from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.schedule import Schedule, small_partition
 from tests.support.virtual.self_checks import check_server_after_every_event
@@ -215,6 +216,8 @@ class VirtualJob(SetOfJob):
         self.channels = [self._channels(members) for members in self.groups]
         """Each group's ends of its channel, by place."""
         self.servers: list[ServerLoop] = []
+        self.keepers = [MemoryKeeper(schedule.seed + each) for each in range(schedule.servers)]
+        """Of each server what belongs to checkpoints."""
         self.others = [OtherSet(self, index) for index in range(1, schedule.num_sets)]
         """The parameter sets behind the first."""
         self.reported: list[RegistrarAction] = []
@@ -240,6 +243,7 @@ class VirtualJob(SetOfJob):
                     receive_buffers=schedule.receive_buffers,
                     checksum_every=1,
                     wire=wire,
+                    keeper=self.keepers[server],
                 ),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),
                 make_history=lambda index, server=server: self.sets[index].server_histories[server],
@@ -264,7 +268,11 @@ class VirtualJob(SetOfJob):
         return [self, *self.others]
 
     def _make_core(
-        self, server: int, make_policy: Callable[[int], Policy], resumed_up_to: int
+        self,
+        server: int,
+        make_policy: Callable[[int], Policy],
+        _set_index: int,
+        resumed_up_to: int,
     ) -> ServerCore:
         core = ServerCore(
             server=server,

@@ -17,10 +17,11 @@ from psdist.errors import CollectiveError, HyperparameterError, PeerLostError
 from psdist.history.records import EventKind, History, ServerLog
 from psdist.protocol.ids import describe_peer, is_worker, server_id, worker_id
 from psdist.servers.protocol.registrar import Complete, EndJob, WriteMetrics
+from psdist.servers.shard.regions import starts_of
 from tests.support.history.summaries import summary_of
 from tests.support.virtual.job import SetOfJob, VirtualJob
 from tests.support.virtual.numbers import initial_values
-from tests.support.virtual.reference import Reference, Versions
+from tests.support.virtual.reference import TOLERANCE, Reference, Versions
 
 
 def prove(job: VirtualJob) -> None:
@@ -118,6 +119,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         versions.update(reference.replay(log, mine))
     _compare_uses(job, history, reference, versions)
     _compare_copies(job, history, reference, versions)
+    _compare_snapshots(job, history, versions)
     for index, server in enumerate(job.owners):
         loop = job.set_loop(server)
         chunk = loop and loop.core._chunks.get(index)
@@ -170,6 +172,32 @@ def _compare_copies(
             reference.compare(
                 versions[index], [position], seen[np.newaxis], f"chunk {index} in a save"
             )
+
+
+def _compare_snapshots(job: SetOfJob, history: History, versions: dict[int, Versions]) -> None:
+    """A snapshot of a chunk contains exactly the updates that every group had made when it came to
+    the checkpoint, and its values are those that these make."""
+    leaders = [job.workers[members[0]] for members in job.groups]
+    for index, chunk in enumerate(job.partition.chunks):
+        log, keeper = history.servers[job.owners[index]], job.keepers[job.owners[index]]
+        events = log.events
+        is_kept = (events["kind"] == EventKind.SNAPSHOT) & (events["chunk"] == index)
+        (positions,) = np.nonzero(is_kept)
+        whole = keeper.checkpoints[: len(positions)]  # a death may have come before the writing
+        for number, (position, kept) in enumerate(zip(positions, whole, strict=False)):
+            before = events[:position]
+            applies = before[(before["kind"] == EventKind.APPLY) & (before["chunk"] == index)]
+            contained = np.bincount(applies["group"], minlength=len(job.groups)).tolist()
+            cut = [each.in_first.kept[number][job.set_index] for each in leaders]
+            assert contained == cut, f"{kept.name} of chunk {index} contains {contained}, not {cut}"
+            starts = starts_of(job.partition, chunk)
+            for segment, start in zip(chunk.segments, starts, strict=True):
+                region = kept.parts[job.set_index, segment.piece, start]
+                part = slice(segment.offset, segment.offset + segment.length)
+                wanted = versions[index].at(int(position))[part]
+                assert np.abs(region.values.numpy() - wanted).max() <= TOLERANCE * max(
+                    1.0, versions[index].largest[versions[index].index_at(int(position))]
+                ), f"{kept.name} of chunk {index}"
 
 
 def _position_of(log: ServerLog, chunk: int, clocks: dict[int, int]) -> int:

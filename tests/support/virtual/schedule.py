@@ -103,6 +103,8 @@ class Schedule:
     report_rate: float = 0.0
     """How often a worker tells where it stands after an iteration, and logs a line; if ever, then
     also before every collective and at its end."""
+    checkpoint_rate: float = 0.0
+    """Share of collectives that make a checkpoint, two of three of them."""
     mistake: Mistake = ""
     """What the last group does wrong: it does not come to its last collective, or calls that by
     another name, or (sync) has an lr of its own in its last iteration."""
@@ -243,6 +245,7 @@ class Schedule:
             weight_decay=pick.choice([0.0, 0.0, 0.125]),
             clipping=random.Random(f"{size} {seed} clipping").choice([0.0, 0.0, 0.1, 0.6, 10.0]),
             push_rate=random.Random(f"{size} {seed} push").choice([0.0, 0.5, 1.0]),
+            checkpoint_rate=random.Random(f"{size} {seed} kept").choice([0.0, 0.5, 1.0]),
             pull_rate=pick.choice([0.0, 0.0, 0.3]),
             ask_rate=pick.choice([0.0, 0.0, 0.3]),
             report_rate=pick.choice([0.0, 0.0, 0.5]),
@@ -290,6 +293,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, more_sets=())
     yield replace(schedule, clipping=0.0)
     yield replace(schedule, push_rate=0.0)
+    yield replace(schedule, checkpoint_rate=0.0)
     yield replace(schedule, is_shuffled=False)
     yield replace(schedule, single_rate=0.0)
     yield replace(schedule, middle_rate=0.0)

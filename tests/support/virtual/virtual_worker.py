@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.control import Progress, Setup
+from psdist.protocol.checkpoints import pack_clocks
+from psdist.protocol.control import Progress, Setup, Written
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.memory import allocate
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 FULL_BATCH = 8
 NAMES = ("barrier", "save", "mean")
+CHECKPOINT_NAMES = ("checkpoint", "save", "checkpoint")
 """What the collectives of a script are called, in turn."""
 
 
@@ -86,6 +88,8 @@ class VirtualWorker:
         """The flat parameters that each recorded use found in memory."""
         self.pushed: list[list[npt.NDArray[Any]]] = []
         """What the chief has set in the middle, by piece."""
+        self.kept: list[list[int]] = []
+        """Of each checkpoint this worker's clocks, of all sets."""
         self.warnings: list[str] = []
         self.num_lines = 0
         self.loop = (
@@ -107,6 +111,11 @@ class VirtualWorker:
             for other in job.others:
                 self.others.append(type(self)(other, worker, group, self))  # type: ignore[arg-type]
                 other.workers.append(self.others[-1])
+
+    @property
+    def in_first(self) -> VirtualWorker:
+        """This worker's part in the first set, which plays the script."""
+        return self.first or self
 
     def take_slice(self) -> None:
         """Make the memory, and what trains in it."""
@@ -354,12 +363,17 @@ class VirtualWorker:
         """The script's next collective; ``save`` is two, and the chief copies between them."""
         if self.is_put_off():
             return
-        name = NAMES[self.core._collectives.seq % len(NAMES)]
+        seq, seed = self.core._collectives.seq, self.job.schedule.seed
+        is_kept = random.Random(f"{seed} kept {seq}").random() < self.job.schedule.checkpoint_rate
+        name = (CHECKPOINT_NAMES if is_kept else NAMES)[seq % len(NAMES)]
         is_wrong = is_last and self.group == len(self.job.groups) - 1
         mistake = self.job.schedule.mistake if is_wrong else ""
         if mistake == "absent":
             return
-        yield from self._collective("prepare" if mistake else name)
+        if name == "checkpoint" and not mistake:
+            yield from self.make_checkpoint()
+        else:
+            yield from self._collective("prepare" if mistake else name)
         if name == "save":
             for each in (self, *self.others):
                 if each.seat.is_leader:
@@ -370,6 +384,18 @@ class VirtualWorker:
         pick = random.Random(f"{self.job.schedule.seed} push {self.core._collectives.seq}")
         if not self.job.schedule.mistake and pick.random() < self.job.schedule.push_rate:
             yield from self.push()
+
+    def make_checkpoint(self) -> Iterator[float | None]:
+        """As job.checkpoint."""
+        if self.job.schedule.report_rate:
+            self.report()
+        sets = [self, *self.others]
+        self.loop.begin_collective("checkpoint", pack_clocks([each.clock for each in sets]))
+        yield from self._until(lambda: self.core.is_collected)
+        (name,) = self.core.take_collected().payloads
+        self.kept.append([each.clock for each in sets])
+        told = Written(checkpoint=name.decode(), num_bytes=1, crc32=self.worker)
+        self.loop.transport.send_control(REGISTRAR, told)
 
     def is_put_off(self) -> bool:
         """Whether the next collective comes in the middle of the next iteration, on all workers."""

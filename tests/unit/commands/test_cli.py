@@ -234,7 +234,7 @@ def test_wrong_usage_is_one_line_and_status_2(
         (["-n", "3", "."], "the script . is a directory; name the file to run"),
         (["-n", "3", "-m", "train.py"], "-m train.py: not the name of a module"),
         (["-n", "3", "--config", "none.toml", "train.py"], "cannot read the configuration file"),
-        (["-n", "3", "--resume", "train.py"], "this version of psdist writes no checkpoints yet"),
+        (["-n", "3", "--resume", "train.py"], "resume = true (command line) without run_dir"),
     ],
 )
 def test_mistakes_are_reported_before_mpirun_starts(

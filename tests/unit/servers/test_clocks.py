@@ -85,7 +85,7 @@ class Clocks(RuleBasedStateMachine):
     @initialize(num_groups=st.integers(1, 4), num_chunks=st.integers(1, 3))
     def start(self, num_groups: int, num_chunks: int) -> None:
         self.plain = Plain(num_groups, num_chunks)
-        self.limits = Limits(num_groups)
+        self.limits = Limits([0] * num_groups)
         self.chunks = [ChunkState(index, ChunkClock(self.limits)) for index in range(num_chunks)]
         self.frontier = Frontier(self.chunks)
 
@@ -214,7 +214,7 @@ def test_a_server_that_holds_nothing_has_no_frontier() -> None:
 
 def chunks_at(*clocks: int) -> tuple[Limits, list[ChunkState]]:
     """One group that counts, at these clocks."""
-    limits = Limits(1)
+    limits = Limits([0] * 1)
     limits.count(0)
     chunks = [ChunkState(index, ChunkClock(limits)) for index in range(len(clocks))]
     for chunk, clock in zip(chunks, clocks, strict=True):
@@ -252,7 +252,7 @@ def test_the_frontier_says_whether_it_has_moved() -> None:
 
 
 def test_the_newest_round_is_that_of_the_last_push_that_has_come() -> None:
-    limits = Limits(2)
+    limits = Limits([0] * 2)
     chunk = ChunkState(0, ChunkClock(limits))
     assert chunk.newest_round_of(1) == -1
     for clock in range(3):
@@ -279,7 +279,7 @@ class Counted(list[int]):
 def test_a_round_costs_a_few_looks_at_each_group_however_often_it_is_asked_whose_turn_it_is() -> (
     None
 ):
-    limits = Limits(100)
+    limits = Limits([0] * 100)
     for group in range(100):
         limits.count(group)
     chunk = ChunkState(0, ChunkClock(limits))
@@ -296,7 +296,7 @@ def test_a_round_costs_a_few_looks_at_each_group_however_often_it_is_asked_whose
 
 
 def test_a_chunk_that_has_caught_up_looks_at_nothing() -> None:
-    limits = Limits(2)
+    limits = Limits([0] * 2)
     limits.count(0)
     clock = ChunkClock(limits)
     clock._how_many = {}
@@ -308,7 +308,7 @@ def test_a_chunk_that_has_caught_up_looks_at_nothing() -> None:
 
 
 def test_who_counts_again_may_be_in_turn_although_later_ones_were_looked_at() -> None:
-    limits = Limits(3)
+    limits = Limits([0] * 3)
     for group in (1, 2):
         limits.count(group)
     chunk = ChunkState(0, ChunkClock(limits))
@@ -374,7 +374,7 @@ def wait_without_a_push(_: Limits, chunk: ChunkState) -> None:
 def test_a_chunk_that_contradicts_itself_is_caught(
     break_it: Callable[[Limits, ChunkState], None],
 ) -> None:
-    limits = Limits(2)
+    limits = Limits([0] * 2)
     chunk = ChunkState(0, ChunkClock(limits))
     limits.count(0)
     limits.count(1)

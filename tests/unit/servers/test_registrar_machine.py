@@ -26,6 +26,8 @@ from psdist.protocol.control import (
     Resumed,
     Stop,
     WhoIsAbsent,
+    WriteFailed,
+    Written,
 )
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
@@ -214,6 +216,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
+        *(Written, WriteFailed),
     }
 
 

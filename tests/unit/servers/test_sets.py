@@ -128,7 +128,7 @@ def make_loop() -> tuple[ServerLoop, Wire]:
     wire = Wire()
     loop = ServerLoop(
         wire,  # type: ignore[arg-type] # as much of a transport as it needs
-        lambda resumed_up_to: ServerCore(
+        lambda _set_index, resumed_up_to: ServerCore(
             server=1, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)],
             resumed_up_to=resumed_up_to,
         ),

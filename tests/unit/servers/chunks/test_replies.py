@@ -16,7 +16,7 @@ from psdist.servers.protocol.settings import PushSettings
 
 
 def chunk_of(groups: int = 2, *, is_loaded: bool = True, index: int = 0) -> ChunkState:
-    limits = Limits(groups)
+    limits = Limits([0] * groups)
     for group in range(groups):
         limits.count(group)
     return ChunkState(index, ChunkClock(limits), is_loaded=is_loaded)

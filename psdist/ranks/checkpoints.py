@@ -1,0 +1,250 @@
+"""Checkpoints on the disk: what a server writes of its own, what the registrar makes of it all.
+
+    keeper = FileKeeper(context.folder, server=0, restored=None, is_behind=True)
+    files = CheckpointFiles(context)
+    files.do(CompleteCheckpoint("step-00000100", clocks, records))
+
+When a checkpoint begins and whether it is complete is psdist.servers.protocol.checkpoints's; what
+files look like is psdist.checkpoint's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from psdist.checkpoint.folder import Folder
+from psdist.checkpoint.index import FileRecord, Index, SetRecord
+from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
+from psdist.checkpoint.states import State, StateEntry, Whole, to_json
+from psdist.checkpoint.tensors import Entry, write_file
+from psdist.errors import CheckpointError, InvariantError
+from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS
+from psdist.protocol.control import Setup, WriteFailed, Written
+from psdist.protocol.ids import describe_peer
+from psdist.protocol.memory import dtype_name
+from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut
+from psdist.protocol.optimizers import unpack_hyperparameters
+from psdist.protocol.partition import Partition
+from psdist.ranks.context import RankContext
+from psdist.ranks.failure import printable
+from psdist.servers.protocol.checkpoints import (
+    BeginCheckpoint,
+    CompleteCheckpoint,
+    DropCheckpoint,
+)
+from psdist.servers.shard.regions import Region, starts_of
+from psdist.version import VERSION
+
+logger = logging.getLogger("psdist")
+
+CheckpointAction = BeginCheckpoint | CompleteCheckpoint | DropCheckpoint
+
+
+def file_name(peer: int) -> str:
+    """Of the rank with this id."""
+    return f"{describe_peer(peer).replace(' ', '-')}.safetensors"
+
+
+class Writing:
+    """A file that is being written, beside what this rank does, or at once."""
+
+    def __init__(
+        self, checkpoint: str, write: Callable[[], FileRecord], *, is_behind: bool
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._write = write
+        self._told: Written | WriteFailed | None = None
+        self._thread = threading.Thread(target=self._run, name="psdist checkpoint", daemon=True)
+        if is_behind:
+            self._thread.start()
+        else:
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            record = self._write()
+        except Exception as error:  # whatever it is: the job goes on without this checkpoint
+            why = str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.strerror:
+                why = f"{error.filename or 'its file'}: {error.strerror}"
+            self._told = WriteFailed(
+                checkpoint=self._checkpoint, problem=printable(why)[:MOST_PROBLEM_CHARACTERS]
+            )
+        else:
+            self._told = Written(
+                checkpoint=self._checkpoint, num_bytes=record.num_bytes, crc32=record.crc32
+            )
+
+    def outcome(self, *, waits: bool = False) -> Written | WriteFailed | None:
+        """None while it is not over; ``waits``: until it is."""
+        if self._thread.is_alive():
+            if not waits:
+                return None
+            self._thread.join()
+        return self._told
+
+
+class FileKeeper:
+    """A server's part of checkpoints; see :class:`psdist.servers.shard.regions.Keeper`."""
+
+    def __init__(
+        self, folder: Folder, server: int, *, restored: Checkpoint | None, is_behind: bool
+    ) -> None:
+        """``restored``: what the job goes on from; ``is_behind``: files are written beside what the
+        server does."""
+        self._folder = folder
+        self._server = server
+        self._restored = restored
+        self._is_behind = is_behind
+        self._entries: list[Entry] = []
+        self._states: dict[tuple[int, int], State] = {}
+        self._writing: Writing | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._writing is not None
+
+    def keep(self, set_index: int, regions: list[Region]) -> None:
+        for each in regions:
+            self._entries.append(Entry(set_index, each.piece, each.start, VALUE, each.values))
+            state: dict[str, StateEntry] = dict(each.state)
+            for key, values in each.elements.items():
+                if key in each.shapes:
+                    values = values.view(each.shapes[key])
+                    state[key] = Whole(dtype_name(values.dtype), each.shapes[key])
+                start = 0 if key in each.shapes else each.start
+                self._entries.append(Entry(set_index, each.piece, start, STATE + key, values))
+            if state:
+                self._states.setdefault((set_index, each.piece), state)
+
+    def write(self, checkpoint: str) -> None:
+        if self._writing is not None:
+            raise InvariantError("a checkpoint began before the last one was written")
+        entries, states = self._entries, self._states
+        self._entries, self._states = [], {}
+        path = self._folder.partial(checkpoint) / file_name(self._server)
+        self._writing = Writing(
+            checkpoint,
+            lambda: write_file(path, entries, to_json(states)),
+            is_behind=self._is_behind,
+        )
+
+    def outcome(self) -> Written | WriteFailed | None:
+        told = self._writing.outcome() if self._writing is not None else None
+        if told is not None:
+            self._writing = None
+        return told
+
+    def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:
+        assert self._restored is not None
+        each = partition.chunks[chunk]
+        return [
+            _region(self._restored, set_index, segment.piece, start, segment.length)
+            for segment, start in zip(each.segments, starts_of(partition, each), strict=True)
+        ]
+
+
+def _region(checkpoint: Checkpoint, set_index: int, piece: int, start: int, length: int) -> Region:
+    state: PieceState = {}
+    shapes, elements = {}, {}
+    for key, entry in checkpoint.state_of(set_index, piece).items():
+        if isinstance(entry, Whole):
+            state[key], shapes[key] = Uncut("a tensor"), entry.shape
+            elements[key] = checkpoint.read_whole(set_index, piece, STATE + key).flatten()
+            continue
+        state[key] = entry
+        if isinstance(entry, PerElement):
+            elements[key] = checkpoint.read_stretch(set_index, piece, start, length, STATE + key)
+    values = checkpoint.read_stretch(set_index, piece, start, length)
+    return Region(
+        piece=piece, start=start, values=values, state=state, shapes=shapes, elements=elements
+    )
+
+
+_SHOWN_PROBLEMS: Final = 4
+
+
+class CheckpointFiles:
+    """On the registrar: a checkpoint's folder is begun, made whole, or dropped."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.num_complete = 0
+        self.num_failed = 0
+        self._context = context
+        self._folder = context.folder
+        self._sets: list[tuple[Partition, Setup]] = []
+        self._problem = ""
+        """Why the folder could not be begun."""
+
+    def add_set(self, partition: Partition, setup: Setup) -> None:
+        """What a parameter set is of."""
+        self._sets.append((partition, setup))
+
+    def do(self, action: CheckpointAction) -> None:
+        if isinstance(action, BeginCheckpoint):
+            self._problem = ""
+            try:
+                self._folder.begin(action.checkpoint)
+            except (OSError, CheckpointError) as error:
+                self._problem = f"{self._folder.path}: {_words(error)}"
+        elif isinstance(action, DropCheckpoint):
+            told = [f"{describe_peer(peer)}: {why}" for peer, why in action.problems.items()]
+            more = f" (and {len(told) - _SHOWN_PROBLEMS} more)" * (len(told) > _SHOWN_PROBLEMS)
+            self._fail(action.checkpoint, self._problem or "; ".join(told[:_SHOWN_PROBLEMS]) + more)
+        else:
+            try:
+                index = self._index(action)
+                self._folder.commit(action.checkpoint, index, self._context.config.checkpoint_keep)
+            except (OSError, CheckpointError) as error:
+                self._fail(action.checkpoint, _words(error))
+            else:
+                self.num_complete += 1
+                logger.info("checkpoint %s is complete", action.checkpoint)
+
+    def _fail(self, checkpoint: str, why: str) -> None:
+        self.num_failed += 1
+        self._folder.abandon(checkpoint)
+        newest = self._folder.latest()
+        logger.warning(
+            "checkpoint %s was not written: %s; %s, and training goes on",
+            checkpoint,
+            why,
+            f"{newest} stays the newest" if newest else "there is none yet",
+        )
+
+    def _index(self, action: CompleteCheckpoint) -> Index:
+        context, config, roles = self._context, self._context.config, self._context.roles
+        clocks = [action.clocks[members[0]] for members in roles.groups]
+        return Index(
+            psdist=VERSION,
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            attempt=context.attempt,
+            mode=config.mode,
+            seed=config.seed,
+            world=len(roles.places),
+            servers=roles.num_servers,
+            groups=roles.groups,
+            sets=tuple(
+                SetRecord.of(
+                    partition,
+                    optimizer=setup.optimizer,
+                    clocks=tuple(each[index] for each in clocks),
+                    hyper=unpack_hyperparameters(setup.hyper),
+                )
+                for index, (partition, setup) in enumerate(self._sets)
+            ),
+            files=tuple(
+                FileRecord(name=file_name(peer), num_bytes=num_bytes, crc32=crc32)
+                for peer, (num_bytes, crc32) in sorted(action.files.items())
+            ),
+        )
+
+
+def _words(error: OSError | CheckpointError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror or error}"
+    return str(error)

@@ -1,0 +1,127 @@
+"""Which checkpoint is being written, and who has still to say that its file is there; pure.
+
+Servers have copied what belongs to a checkpoint before the job goes on; files are written behind.
+Every server and worker tells the registrar what has become of its own. When all have told, the
+checkpoint is complete, or dropped: the one before stays the newest. One is written at a time.
+
+    checkpoints = Checkpoints(num_workers=1, num_servers=1)
+    checkpoints.begin([(12,)])             # BeginCheckpoint("step-00000012")
+    checkpoints.on_told(server_id(0), Written(checkpoint="step-00000012", num_bytes=9, crc32=1))
+    checkpoints.is_busy                    # until worker 0 has told, too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS, checkpoint_name
+from psdist.protocol.control import WriteFailed, Written
+from psdist.protocol.ids import describe_peer, server_id, worker_id
+
+Clocks: TypeAlias = Sequence[tuple[int, ...]]
+"""By worker, of each parameter set: how many iterations of its group the checkpoint contains."""
+
+
+@dataclass(slots=True)
+class BeginCheckpoint:
+    """Files of this checkpoint are about to be written."""
+
+    checkpoint: str
+
+
+@dataclass(slots=True)
+class CompleteCheckpoint:
+    """All files are there: say so on the disk."""
+
+    checkpoint: str
+    clocks: Clocks
+    files: dict[int, tuple[int, int]]
+    """By peer: bytes and CRC-32 of its file."""
+
+
+@dataclass(slots=True)
+class DropCheckpoint:
+    """Some file is not there; the checkpoint before stays the newest, and the job goes on."""
+
+    checkpoint: str
+    problems: dict[int, str]
+    """By peer: why."""
+
+
+@dataclass(slots=True)
+class _Writing:
+    checkpoint: str
+    clocks: Clocks
+    awaited: set[int]
+    files: dict[int, tuple[int, int]] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+
+
+class Checkpoints:
+    TAKES = (Written, WriteFailed)
+
+    def __init__(self, *, num_workers: int, num_servers: int) -> None:
+        self._everybody = {
+            *map(server_id, range(num_servers)),
+            *map(worker_id, range(num_workers)),
+        }
+        self._writing: _Writing | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether files of a checkpoint are still awaited."""
+        return self._writing is not None
+
+    def begin(self, clocks: Clocks) -> BeginCheckpoint:
+        """Everybody waits, at these clocks."""
+        if self._writing is not None:
+            raise InvariantError("a checkpoint began before the last one was over")
+        name = checkpoint_name(min(first for first, *_ in clocks))
+        self._writing = _Writing(name, clocks, set(self._everybody))
+        return BeginCheckpoint(name)
+
+    def on_told(
+        self, peer: int, message: Written | WriteFailed
+    ) -> list[CompleteCheckpoint | DropCheckpoint]:
+        """A file is there, or will not be."""
+        writing = self._writing
+        if writing is None or message.checkpoint != writing.checkpoint:
+            now = "none" if writing is None else writing.checkpoint
+            _refuse(
+                peer,
+                f"told of its file of checkpoint {message.checkpoint[:80]!r}; {now} is being "
+                "written",
+            )
+        if peer not in writing.awaited:
+            _refuse(peer, "told of its file twice, or writes none")
+        if isinstance(message, Written):
+            if message.num_bytes < 0 or not 0 <= message.crc32 < 2**32:
+                _refuse(
+                    peer,
+                    f"told of a file of {message.num_bytes} bytes with the CRC-32 {message.crc32}",
+                )
+            writing.files[peer] = message.num_bytes, message.crc32
+        else:
+            problem = message.problem
+            if len(problem) > MOST_PROBLEM_CHARACTERS or not problem.isprintable():
+                _refuse(peer, "told of a file that it cannot write in no printable words")
+            writing.problems[peer] = problem
+        writing.awaited.remove(peer)
+        if writing.awaited:
+            return []
+        self._writing = None
+        if writing.problems:
+            return [DropCheckpoint(writing.checkpoint, writing.problems)]
+        return [CompleteCheckpoint(writing.checkpoint, writing.clocks, writing.files)]
+
+    def require_told(self, peer: int) -> None:
+        """``peer`` is done: it owes no file."""
+        if self._writing is not None and peer in self._writing.awaited:
+            _refuse(peer, f"is done, and has not told of its file of {self._writing.checkpoint}")
+
+
+def _refuse(peer: int, why: str) -> NoReturn:
+    raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")

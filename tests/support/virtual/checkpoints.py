@@ -1,0 +1,61 @@
+"""Checkpoints that stay in memory, for jobs on the virtual network.
+
+A keeper says that it has written when its server next looks, or some messages later, or that it
+could not.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from psdist.protocol.control import WriteFailed, Written
+from psdist.protocol.partition import Partition
+from psdist.servers.shard.regions import Region, starts_of
+
+Parts = dict[tuple[int, int, int], Region]
+"""By set, piece, and the element of that with which it begins."""
+
+
+@dataclass
+class MemoryCheckpoint:
+    """What a server has kept for a checkpoint."""
+
+    name: str
+    parts: Parts
+
+
+class MemoryKeeper:
+    """See :class:`psdist.servers.shard.regions.Keeper`."""
+
+    fail_rate = 0.0
+
+    def __init__(self, seed: int, restored: Parts | None = None) -> None:
+        """``restored``: everything of the checkpoint that the job goes on from."""
+        self.checkpoints: list[MemoryCheckpoint] = []
+        self.is_busy = False
+        self._pick = random.Random(f"{seed} keeper")
+        self._kept: Parts = {}
+        self._told: Written | WriteFailed | None = None
+        self._restored = restored or {}
+
+    def keep(self, set_index: int, regions: list[Region]) -> None:
+        self._kept |= {(set_index, each.piece, each.start): each for each in regions}
+
+    def write(self, checkpoint: str) -> None:
+        assert not self.is_busy, "a checkpoint began before the last one was over"
+        self.checkpoints.append(MemoryCheckpoint(checkpoint, self._kept))
+        self._kept, self.is_busy = {}, True
+        self._told = Written(checkpoint=checkpoint, num_bytes=len(self.checkpoints), crc32=0)
+        if self._pick.random() < self.fail_rate:
+            self._told = WriteFailed(checkpoint=checkpoint, problem="the disk is full")
+
+    def outcome(self) -> Written | WriteFailed | None:
+        told, self._told, self.is_busy = self._told, None, False
+        return told
+
+    def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:
+        each = partition.chunks[chunk]
+        starts = starts_of(partition, each)
+        segments = zip(each.segments, starts, strict=True)
+        return [self._restored[set_index, segment.piece, start] for segment, start in segments]
