@@ -17,7 +17,7 @@ from psdist.history.rules.replay import ServerReplay
 
 
 def check_applies(replay: ServerReplay, findings: Findings) -> None:
-    """By (chunk, group) the applies are stamped 0, 1, 2 ...; the chunk is this server's; the group
+    """By (chunk, group) the applies are stamped 0, 1, 2 ... (or on from a checkpoint); the chunk is this server's; the group
     has joined and is not beyond the clock at which it said it stopped; none comes or is missing
     when it says that it had finished them."""
     owners = np.asarray(replay.run.owners, np.int64)
@@ -41,8 +41,8 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
     pair = replay.chunk * num_groups + replay.group
     order = np.argsort(pair, kind="stable")
     pair, clock = pair[order], replay.clock[order]
-    expected = np.zeros(len(clock), np.int64)
-    expected[1:] = np.where(pair[1:] == pair[:-1], clock[:-1] + 1, 0)
+    expected = replay.first[replay.group[order]].astype(np.int64)
+    expected[1:] = np.where(pair[1:] == pair[:-1], clock[:-1] + 1, expected[1:])
 
     def sequence(i: int) -> str:
         line = f"{replay.line(int(order[i]))}: "
@@ -81,6 +81,7 @@ def _check_total(
     owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
     expected = owned * len(replay.run.groups) + group
     num = np.searchsorted(pair, expected, side="right") - np.searchsorted(pair, expected)
+    num = num + replay.first[group]
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(num < left_after),

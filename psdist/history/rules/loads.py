@@ -43,6 +43,7 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
     )
     of_chief = np.concatenate([[0], np.cumsum(replay.group == chief)])
     contained = of_chief[replay.row_of(chunk, position)] - of_chief[replay.first_row[chunk]]
+    contained = contained + replay.first[chief]
     findings.add_each(
         Rule.LOADS,
         np.flatnonzero(contained != clock),

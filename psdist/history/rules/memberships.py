@@ -27,7 +27,7 @@ _ALLOWED_AFTER = {
 
 
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
-    """A group joins once, at 0; is suspended and resumed by turns; nothing comes after LEAVE or
+    """A group joins once, at 0 or where a checkpoint has it; is suspended and resumed by turns; nothing comes after LEAVE or
     DEATH; the clocks that it states do not go back, and are where its updates stand; every event
     names the workers that run.json says it has; and a whole log ends when all groups have gone."""
     latest: dict[int, EventKind] = {}
@@ -45,7 +45,7 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         event = EventKind(kind)
         problems = [
             _wrong_order(event, latest.get(group)),
-            _wrong_clock(event, clock, stated.get(group, clock)),
+            _wrong_clock(event, clock, stated.get(group, clock), int(replay.first[group])),
             _wrong_workers(weight, len(replay.run.groups[group])),
             None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
         ]
@@ -83,10 +83,11 @@ def _wrong_order(event: EventKind, before: EventKind | None) -> str | None:
     return "the group is not suspended"
 
 
-def _wrong_clock(event: EventKind, clock: int, stated: int) -> str | None:
-    if event in (EventKind.JOIN, EventKind.RESUME) and clock != 0:
-        why = "a group begins with 0" if event == EventKind.JOIN else "it is stamped with 0"
-        return f"at clock {clock}; {why}"
+def _wrong_clock(event: EventKind, clock: int, stated: int, first: int) -> str | None:
+    if event == EventKind.JOIN and clock != first:
+        return f"at clock {clock}; a group begins with {first}"
+    if event == EventKind.RESUME and clock != 0:
+        return f"at clock {clock}; it is stamped with 0"
     if event in (EventKind.SUSPEND, EventKind.LEAVE) and clock < stated:
         return f"after {clock} iterations, but it had finished {stated} before"
     return None
@@ -125,6 +126,7 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
         position, rows = replay.member_position[index], replay.rows_of_group[group]
         before = rows[: np.searchsorted(replay.position[rows], position)]
         counts = np.bincount(replay.chunk[before], minlength=replay.run.num_chunks)[owned]
+        counts = counts + replay.first[group]
         if len(owned) and counts.min() != clock:
             findings.add(
                 Rule.MEMBERSHIP,

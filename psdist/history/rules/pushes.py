@@ -31,6 +31,8 @@ class Claims:
     num_chunks: int
     first: Ints
     """Of every worker its first entry, and the number of entries."""
+    begin: Ints
+    """Of every worker its first iteration."""
     weight: Floats
     own: Floats
     is_empty: Ints
@@ -43,12 +45,13 @@ class Claims:
         """Refuses what contradicts itself; of a worker only what comes before that counts."""
         num_chunks = history.run.num_chunks
         group_of = history.run.group_of_worker()
+        begin = history.run.first[group_of]
         first, columns = [0], []
         empty_chunks: list[int] = []
         for log in history.workers:
             is_whole = log.pushes["chunk"] == NO_CHUNK
             whole = log.pushes[is_whole]
-            num = _check_order(log, whole["iteration"], findings)
+            num = _check_order(log, whole["iteration"], int(begin[log.worker]), findings)
             if not log.is_complete:
                 num = max(0, num - 1)  # its last iteration may lack chunks that were empty
             whole = whole[:num]
@@ -63,6 +66,7 @@ class Claims:
         claims = cls(
             num_chunks=num_chunks,
             first=np.asarray(first),
+            begin=begin,
             weight=np.concatenate([each["weight"] for each in columns]),
             own=np.concatenate([each["own"] for each in columns]),
             is_empty=np.concatenate([each["is_empty"] for each in columns]) != 0,
@@ -77,6 +81,7 @@ class Claims:
 
     def index_of(self, workers: Ints, iterations: Ints) -> tuple[Ints, Ints]:
         """The entry of each (worker, iteration), and whether there is one."""
+        iterations = np.maximum(iterations - self.begin[workers], 0)
         entries: Ints = self.first[workers] + iterations
         return entries, entries < self.first[workers + 1]
 
@@ -87,14 +92,15 @@ class Claims:
         return is_empty
 
 
-def _check_order(log: WorkerLog, iterations: Ints, findings: Findings) -> int:
-    """How many iterations come as 0, 1, 2 ... from the beginning."""
-    is_wrong = iterations != np.arange(len(iterations))
+def _check_order(log: WorkerLog, iterations: Ints, begin: int, findings: Findings) -> int:
+    """How many iterations come one by one from the beginning, which is ``begin``."""
+    is_wrong = iterations != np.arange(begin, begin + len(iterations))
     num = int(np.argmax(is_wrong)) if is_wrong.any() else len(iterations)
     if num < len(iterations):
         findings.add(
             Rule.PUSHES,
-            f"worker {log.worker}: pushed iteration {iterations[num]} where {num} is the next",
+            f"worker {log.worker}: pushed iteration {iterations[num]} where {begin + num} is the "
+            "next",
         )
     return num
 
@@ -106,14 +112,16 @@ def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
         Rule.PUSHES,
         np.flatnonzero(~is_good),
         lambda i: (
-            f"worker {log.worker}, iteration {i}: brought weight {own[i]}, its group {weight[i]}; "
+            f"worker {log.worker}, iteration {whole['iteration'][i]}: brought weight {own[i]}, its group {weight[i]}; "
             "weights are finite and not negative"
         ),
     )
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero((weight == 0) & (whole["is_empty"] == 0)),
-        lambda i: f"worker {log.worker}, iteration {i}: pushed gradients of weight 0",
+        lambda i: (
+            f"worker {log.worker}, iteration {whole['iteration'][i]}: pushed gradients of weight 0"
+        ),
     )
 
 
@@ -157,13 +165,13 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
     starts = [int(claims.first[worker]) for worker in members]
     weight = np.stack([claims.weight[start : start + num] for start in starts])
     own = np.stack([claims.own[start : start + num] for start in starts])
-    least = weight.min(axis=0)
+    least, begin = weight.min(axis=0), int(claims.begin[members[0]])
     is_different = least != weight.max(axis=0)
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(is_different),
         lambda i: (
-            f"group {group}, iteration {i}: its workers {list(members)} pushed with weights "
+            f"group {group}, iteration {begin + i}: its workers {list(members)} pushed with weights "
             f"{weight[:, i].tolist()}"
         ),
     )
@@ -173,7 +181,7 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
         Rule.PUSHES,
         np.flatnonzero(~is_different & ~is_sum),
         lambda i: (
-            f"group {group}, iteration {i}: pushed with weight {least[i]}, its workers "
+            f"group {group}, iteration {begin + i}: pushed with weight {least[i]}, its workers "
             f"brought {own[:, i].tolist()}"
         ),
     )
@@ -184,7 +192,7 @@ def check_num_iterations(
 ) -> None:
     """A whole record has as many iterations as each server says that the group finished
     (``leave_clocks``: by server)."""
-    num = claims.num_iterations(log.worker)
+    num = claims.num_iterations(log.worker) + int(claims.begin[log.worker])
     for server, finished in leave_clocks.items():
         if log.is_complete and num != finished:
             findings.add(

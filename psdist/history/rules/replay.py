@@ -40,6 +40,8 @@ class ServerReplay:
         self.server = log.server
         self.is_complete = log.is_complete
         self.num_events = len(events)
+        self.first = run.first.astype(np.int32)
+        """[groups]: updates that every chunk contains from the start, of a checkpoint."""
 
         is_apply = events["kind"] == EventKind.APPLY
         positions = np.flatnonzero(is_apply)
@@ -127,7 +129,7 @@ class ServerReplay:
         return is_inside
 
     def counts(self, chunks: Ints, rows: Ints) -> Iterator[tuple[slice, Counts]]:
-        """How many updates of each group a chunk held before a row.
+        """How many updates of each group a chunk contained before a row.
 
         ``chunks`` [n] and ``rows`` [n], sorted by row; yields slices of 0..n in order, with
         counts [length of the slice, groups].
@@ -146,7 +148,7 @@ class ServerReplay:
                 is_first = rows[part] == self.first_row[chunks[part]]
                 counts = np.zeros((len(is_first), num_groups), np.int32)
                 counts[~is_first] = table[rows[part][~is_first] - 1 - first]
-                yield part, counts
+                yield part, counts + self.first
             begin = end
             is_over = stop == self.num_rows
             if not is_over:
@@ -199,10 +201,10 @@ class ServerReplay:
     def _replay_membership(self) -> Counts:
         """[membership events + 1, groups]: how many updates of a group others must wait for.
 
-        NEVER for an active group; 0 for one that has not joined; n for one that is suspended,
-        left or dead after n iterations.
+        NEVER for an active group; for one that has not joined where its clock begins; n for one
+        that is suspended, left or dead after n iterations.
         """
-        limits = [np.zeros(len(self.run.groups), np.int32)]
+        limits = [self.first.copy()]
         for event in self.members:
             limits.append(limits[-1].copy())
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)

@@ -175,15 +175,23 @@ def check_worker(
         ),
     )
 
-    num = int(iteration.max(initial=-1)) + 1
+    begin = int(run.first[run.group_of_worker()[log.worker]])
+    num = int(iteration.max(initial=begin - 1)) + 1
     is_new = np.append(True, iteration[1:] != iteration[:-1])[: len(iteration)]
     used = np.unique(iteration[is_new])  # few: repetitions first
-    if len(used) < num:
-        missing = int(np.flatnonzero(np.append(used, num) != np.arange(len(used) + 1))[0])
+    if len(used) < num - begin:
+        expected = np.arange(begin, begin + len(used) + 1)
+        missing = int(expected[np.flatnonzero(np.append(used, num) != expected)[0]])
         findings.add(
             Rule.COVERAGE,
-            f"{who}: iteration {missing} used no parameters; there are {num - len(used)} such",
+            f"{who}: iteration {missing} used no parameters; there are "
+            f"{num - begin - len(used)} such",
         )
+    findings.add_each(
+        Rule.COVERAGE,
+        np.flatnonzero(used < begin),
+        lambda i: f"{who}: iteration {used[i]} is before {begin}, with which its group begins",
+    )
     _check_passes(log, run.num_chunks, findings)
     for server, clock in leave_clocks.items():
         if num > clock or (log.is_complete and num < clock):
