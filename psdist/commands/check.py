@@ -27,11 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 from psdist.errors import HistoryError
-from psdist.history.files import read_histories
+from psdist.history.files import history_folder, read_histories
 from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
 from psdist.history.rules.loads import check_loads, check_same_loads
 from psdist.history.rules.memberships import (
     check_membership,
@@ -148,13 +149,19 @@ def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Repo
 def _of_the_job(run: RunRecord) -> dict[str, object]:
     """What all sets of a job have in common."""
     return run.model_dump(
-        exclude={"set_index", "slices", "num_chunks", "owners", "begins_with_state"}
+        exclude={
+            *("set_index", "slices", "num_chunks", "owners", "begins_with_state"),
+            *("first_clocks", "cut"),
+        }
     )
 
 
-def _joined(reports: Sequence[Report], findings: Findings) -> Report:
-    """``findings``: what was found of the sets together."""
-    of_set = [f"set {index}: " if len(reports) > 1 else "" for index in range(len(reports))]
+def _joined(
+    reports: Sequence[Report], findings: Findings, *, of: Sequence[str] | None = None
+) -> Report:
+    """``findings``: what was found of the sets together; ``of``: of what each report is, in front
+    of its lines, where they are not of sets."""
+    of_set = of or [f"set {index}: " if len(reports) > 1 else "" for index in range(len(reports))]
     staleness: Counter[int] = Counter()
     broken: Counter[str] = Counter({rule.value: n for rule, n in findings.counts.items() if n})
     for report in reports:
@@ -202,6 +209,7 @@ class _Checking:
         """For each group the clocks at which it left, by server."""
         self.loads: dict[int, tuple[int, ...]] = {}
         """For each chunk the clocks at which its values were set."""
+        self.kept: list[KeptByServer] = []
         self.dead: set[int] = set()
         self.num_applies = self.num_compared = 0
 
@@ -211,6 +219,7 @@ class _Checking:
         check_membership(replay, findings)
         check_applies(replay, findings)
         self.loads |= check_loads(replay, findings)
+        self.kept.append(check_kept(replay, findings))
         check_steps(replay, findings)
         check_scales(replay, findings)
         unsaid = check_weights(replay, self.claims, self.is_whole, findings)
@@ -269,6 +278,7 @@ class _Checking:
                 self.is_complete = False
             self.notes.append(line)
         check_same_versions(self.history, findings)
+        check_same_cut(run.set_index, self.kept, findings)
         if all(log.is_complete for log in self.history.servers):
             check_same_loads(self.loads, findings)
 
@@ -358,12 +368,45 @@ def main(run_dir: Path, *, json_path: Path | None = None) -> int:
 def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
     """As :func:`check`, of all parameter sets, with the summary that lies in the run directory. A
     run without one did not complete: it is written at the end."""
+    report = _check_one(run_dir, histories)
+    last = histories[0].run.attempt
+    if last == 1 or run_dir.name.startswith("attempt-"):
+        return report
+    return _with_attempts(run_dir, last, report, histories)
+
+
+def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     summary = read_summary(run_dir)
     report = check_sets_of(histories, summary)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
+
+
+def _with_attempts(
+    run_dir: Path, last: int, report: Report, histories: Sequence[History]
+) -> Report:
+    """``report`` is of the newest attempt; those before may end anywhere, and break no rule."""
+    reports, attempts, notes = {last: report}, {last: histories}, []
+    for number in range(1, last):
+        folder = run_dir / f"attempt-{number}"
+        if not history_folder(folder, 0).is_dir():
+            notes.append(f"attempt {number} was not recorded, or is not there")
+            continue
+        attempts[number] = read_histories(folder)
+        reports[number] = _check_one(folder, attempts[number])
+    findings = Findings(max_listed_per_rule=20)
+    notes += check_attempts(attempts, findings)
+    numbers = sorted(reports)
+    joined = _joined(
+        [reports[number] for number in numbers],
+        findings,
+        of=[f"attempt {number}: " for number in numbers],
+    )
+    return dataclasses.replace(
+        joined, is_complete=report.is_complete, notes=(*joined.notes, *notes)
+    )
 
 
 def _write_json(path: Path, report: Report) -> None:

@@ -58,6 +58,10 @@ class RunRecord(BaseModel):
     """How often the run had been started, with this time."""
     restored: Annotated[str, Field(pattern=r"^(step-[0-9]{8,15})?$")] = ""
     """The checkpoint that it went on from."""
+    restored_attempt: _Count = 0
+    """The attempt that has made it."""
+    cut: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """CRC-32 of how parameters are cut into chunks: chunks of the same cut can be compared."""
     first_clocks: tuple[_Count, ...] = ()
     """By group where its clock began then; nothing where nothing was restored."""
 

@@ -21,7 +21,7 @@ from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import encode
 from psdist.checkpoint.reading import Checkpoint
 from psdist.errors import ConfigError
-from psdist.protocol.checkpoints import FirstClocks
+from psdist.protocol.checkpoints import FirstClocks, checkpoint_name
 from psdist.protocol.roles import Roles
 
 _OF_AN_ATTEMPT: Final = (
@@ -58,7 +58,8 @@ class Restored:
         clocks = sets[set_index].clocks
         if not self.is_same_layout:
             clocks = (min(clocks),) * self.num_groups
-        return FirstClocks(checkpoint=self.checkpoint.name, clocks=clocks)
+        name = checkpoint_name(self.checkpoint.index.step)
+        return FirstClocks(checkpoint=name, clocks=clocks)
 
 
 def choose(run_dir: Path, say: Callable[[str], None]) -> tuple[Checkpoint | None, int]:
@@ -110,11 +111,10 @@ def opened(run_dir: Path, name: str, mark: str) -> Checkpoint | None:
     """On every rank: the checkpoint that rank 0 has chosen. Raises :class:`ConfigError`."""
     if not name:
         return None
-    path = Folder(run_dir).path / name
-    checkpoint = Checkpoint.open(path)
+    checkpoint = Folder(run_dir).open(name)
     if mark_of(checkpoint) != mark:
         raise ConfigError(
-            f"{path} is another checkpoint here than on rank 0: run_dir must lie on a file system "
-            "that all hosts of the job share"
+            f"{checkpoint.path} is another checkpoint here than on rank 0: run_dir must lie on a "
+            "file system that all hosts of the job share"
         )
     return checkpoint

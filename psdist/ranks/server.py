@@ -15,6 +15,7 @@ import logging
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
@@ -298,6 +299,10 @@ class Reporter:
             restored=first.checkpoint if first is not None else "",
             first_clocks=first.clocks if first is not None else (),
             attempt=context.attempt,
+            restored_attempt=(
+                context.restored.checkpoint.index.attempt if context.restored is not None else 0
+            ),
+            cut=zlib.crc32(partition.encode()),
         )
         write_run(history_folder(context.run_directory.path, set_index), promised)
         return promised

@@ -15,6 +15,8 @@ early it is told.
 
     registrar = Registrar(num_workers=4, num_servers=2)
     registrar.handle(worker_id(0), Enter(worker=0, seq=1, name="barrier", payload=b""))
+
+Longer than other modules: a collective, from its first worker to its end or error, is one story.
 """
 
 from __future__ import annotations

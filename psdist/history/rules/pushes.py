@@ -112,8 +112,8 @@ def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
         Rule.PUSHES,
         np.flatnonzero(~is_good),
         lambda i: (
-            f"worker {log.worker}, iteration {whole['iteration'][i]}: brought weight {own[i]}, its group {weight[i]}; "
-            "weights are finite and not negative"
+            f"worker {log.worker}, iteration {whole['iteration'][i]}: brought weight {own[i]}, its "
+            f"group {weight[i]}; weights are finite and not negative"
         ),
     )
     findings.add_each(
@@ -171,8 +171,8 @@ def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings)
         Rule.PUSHES,
         np.flatnonzero(is_different),
         lambda i: (
-            f"group {group}, iteration {begin + i}: its workers {list(members)} pushed with weights "
-            f"{weight[:, i].tolist()}"
+            f"group {group}, iteration {begin + i}: its workers {list(members)} pushed with "
+            f"weights {weight[:, i].tolist()}"
         ),
     )
     total = own.sum(axis=0)

@@ -75,6 +75,15 @@ class ServerReplay:
         self.loads = events[loads]
         self._load_key = self.key_of(self.load_chunk, loads)
 
+        self.kept_position: Ints = np.flatnonzero(
+            np.isin(events["kind"], (EventKind.SNAPSHOT, EventKind.RESTORE))
+        )
+        """Of every time that a chunk was copied for a checkpoint, or began with what one has."""
+        self.kept = events[self.kept_position]
+        is_later = ~np.isin(events["kind"], (EventKind.JOIN, EventKind.RESTORE))
+        self.num_before: int = int(np.argmax(is_later)) if is_later.any() else len(events)
+        """Events in front of the first that is none of those with which a run begins."""
+
         self.member_position: Ints = np.flatnonzero(~np.isin(events["kind"], OF_CHUNK))
         self.members = events[self.member_position]
         self.limits = self._replay_membership()

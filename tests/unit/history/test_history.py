@@ -30,6 +30,7 @@ from psdist.history.records import (
     EventFlag,
 )
 from psdist.history.writers import (
+    OF_CHUNK,
     EventCount,
     EventKind,
     History,
@@ -69,7 +70,7 @@ events = st.lists(
         ),
         st.tuples(
             st.just("member"),
-            st.sampled_from(sorted(set(EventKind) - {EventKind.APPLY, EventKind.LOAD})),
+            st.sampled_from(sorted(set(EventKind) - set(OF_CHUNK))),
             st.integers(0, 1),
             clocks,
             st.floats(allow_nan=False),
