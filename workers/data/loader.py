@@ -15,15 +15,42 @@ samples are whose is the plan's (``sharding``), a sampler's that all workers dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from psdist.errors import UsageError
+from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
+from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import BatchPlan, check_batch_size, epoch_order, random_of
 from psdist.workers.data.stream import split_stream
+
+class Watch(Protocol):
+    """Who follows the passes of a loader."""
+
+    def before_batch(self, a_pass: Pass) -> None:
+        """The script asks for the next one; what it has done with the last one is over."""
+        ...
+
+    def hand_out(self, a_pass: Pass) -> None:
+        """It gets one."""
+        ...
+
+    def end(self, a_pass: Pass) -> None:
+        """It gets no more."""
+        ...
+
+
+class Unwatched:
+    def before_batch(self, a_pass: Pass) -> None: ...
+
+    def hand_out(self, a_pass: Pass) -> None: ...
+
+    def end(self, a_pass: Pass) -> None: ...
+
 
 OnBatch = Callable[[int, float], None]
 """Called with (samples of this worker in the batch, samples of a full one) before the batch is
@@ -44,8 +71,14 @@ REFUSED_OPTIONS = {
 class Batches(Protocol):
     """The index lists of one worker, pass by pass; a batch sampler of torch's."""
 
-    def start_pass(self, epoch: int) -> None:
-        """What follows is of this epoch."""
+    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
+        """What follows is of this epoch: of its order of samples what lies behind ``start``, of the
+        batches that this is cut into what lies behind the first ``skip``."""
+        ...
+
+    def consumed(self, *, start: int, seen: int) -> int:
+        """What of the epoch's order all workers have seen after ``seen`` batches of such a pass;
+        what ``start`` may be."""
         ...
 
     def sizes(self) -> Iterator[tuple[int, float]]:
@@ -74,27 +107,40 @@ class PlannedBatches:
         self._shuffle = shuffle
         self._seed = seed
         self._worker = worker
-        self._epoch = 0
+        self._epoch = self._start = self._skip = 0
 
     @property
     def plan(self) -> BatchPlan:
-        return self._plan(len(self._dataset))  # asked each time: a dataset may grow
+        return self._plan(len(self._dataset) - self._start)  # asked each time: a dataset may grow
 
-    def start_pass(self, epoch: int) -> None:
-        self._epoch = epoch
+    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
+        self._epoch, self._start, self._skip = epoch, start, skip
+
+    def consumed(self, *, start: int, seen: int) -> int:
+        return start + self._plan(len(self._dataset) - start).num_taken(seen)
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         plan = self.plan
-        parts = (plan.part(index, self._worker) for index in range(plan.num_batches))
-        return ((len(part), plan.batch_size) for part in parts)
+        return ((len(part), plan.batch_size) for part in self._parts(plan))
+
+    def _parts(self, plan: BatchPlan) -> Iterator[range]:
+        return (plan.part(index, self._worker) for index in range(self._skip, plan.num_batches))
 
     def __iter__(self) -> Iterator[list[int]]:
-        plan = self.plan
+        plan, start = self.plan, self._start
         order = epoch_order(
-            num_samples=plan.num_samples, shuffle=self._shuffle, seed=self._seed, epoch=self._epoch
+            num_samples=start + plan.num_samples,
+            shuffle=self._shuffle,
+            seed=self._seed,
+            epoch=self._epoch,
         )
-        parts = (plan.part(index, self._worker) for index in range(plan.num_batches))
-        return ([int(sample) for sample in order[part.start : part.stop]] for part in parts)
+        keys = (self._seed, self._epoch, self._worker)
+        seeds = ((*keys, start + part.start) for part in self._parts(plan))
+        parts = (order[start + part.start : start + part.stop] for part in self._parts(plan))
+        return (
+            SeededIndices(map(int, part), seed)
+            for part, seed in zip(parts, seeds, strict=True)
+        )
 
     def __len__(self) -> int:
         return self.plan.num_batches
@@ -130,28 +176,32 @@ class EpochLoader:
         batches: Batches | None,
         *,
         batch_size: int | None,
-        next_epoch: Callable[[], int],
+        next_pass: Callable[[], Pass | int],
         generator: torch.Generator,
         generator_seed: Callable[[int], int],
         on_batch: OnBatch,
         on_end: Callable[[], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """``batches``: None for a dataset without indices; ``on_end`` is called at the end of a
-        pass, where workers may not have equally many batches."""
+        """``batches``: None for a dataset without indices; ``next_pass()`` begins a pass, which may
+        be one that goes on, or tells its epoch; ``on_end`` is called at the end of a pass, where
+        workers may not have equally many batches."""
         self._loader = loader
         self._batches = batches
         self._on_end = on_end
-        self._next_epoch = next_epoch
+        self._next_pass = next_pass
         self._generator = generator
         self._generator_seed = generator_seed
         self._on_batch = on_batch
+        self._watch = watch or Unwatched()
         self.batch_size = batch_size
         """Samples per worker in a full batch; None where the script's own dataset or batch sampler
         makes the batches."""
 
     @property
     def dataset(self) -> Any:
-        return self._loader.dataset
+        dataset = self._loader.dataset
+        return dataset.dataset if isinstance(dataset, SeededDataset) else dataset
 
     def __len__(self) -> int:
         """Batches in a pass, the same on every worker. TypeError where nobody knows."""
@@ -161,24 +211,50 @@ class EpochLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the pass starts, and is counted, with iter() and not at the first batch.
-        epoch = self._next_epoch()
+        begun = self._next_pass()
+        a_pass = begun if isinstance(begun, Pass) else Pass(epoch=begun)
+        epoch = a_pass.epoch
         if type(epoch) is not int or epoch < 0:
             raise UsageError(f"epoch must be a whole number >= 0, got {epoch!r}")
+        if a_pass.is_over:
+            return iter(())
         self._generator.manual_seed(self._generator_seed(epoch))
         if self._batches is None:
             counted = iter(self._loader)
-            return self._hand_out(((size, self.batch_size or 1), batch) for size, batch in counted)
-        self._batches.start_pass(epoch)
+            sized = (((size, self.batch_size or 1), batch) for size, batch in counted)
+            return self._hand_out(a_pass, sized, skip=a_pass.seen)
+        self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
+        a_pass.consumed = lambda: self._consumed(a_pass)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
         # anything from a dataset with __getitems__.
-        return self._hand_out(zip(self._batches.sizes(), iter(self._loader), strict=True))
+        sized = zip(self._batches.sizes(), iter(self._loader), strict=True)
+        return self._hand_out(a_pass, sized)
 
-    def _hand_out(self, sized_batches: Iterable[tuple[tuple[int, float], Any]]) -> Iterator[Any]:
-        for (num_samples, nominal), batch in sized_batches:
-            self._on_batch(num_samples, nominal)
-            yield batch
-        if self._on_end is not None:
-            self._on_end()
+    def _consumed(self, a_pass: Pass) -> int:
+        assert self._batches is not None
+        return self._batches.consumed(start=a_pass.start, seen=a_pass.seen)
+
+    def _hand_out(
+        self, a_pass: Pass, sized_batches: Iterator[tuple[tuple[int, float], Any]], skip: int = 0
+    ) -> Iterator[Any]:
+        """``skip``: batches that were seen and are read again, since there is no other way to get
+        behind them."""
+        try:
+            for _ in islice(sized_batches, skip):
+                pass
+            while True:
+                self._watch.before_batch(a_pass)
+                found = next(sized_batches, None)
+                if found is None:
+                    break
+                (num_samples, nominal), batch = found
+                self._on_batch(num_samples, nominal)
+                self._watch.hand_out(a_pass)
+                yield batch
+            if self._on_end is not None:
+                self._on_end()
+        finally:
+            self._watch.end(a_pass)
 
 
 def shard_loader(
@@ -188,12 +264,13 @@ def shard_loader(
     shuffle: bool,
     drop_last: bool,
     shard: bool = True,
-    epoch: int | Callable[[], int],
+    epoch: int | Callable[[], Pass | int],
     seed: int,
     worker: int,
     num_workers: int,
     on_batch: OnBatch,
     on_end: Callable[[], None] = lambda: None,
+    watch: Watch | None = None,
     loader_options: Mapping[str, Any] | None = None,
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
@@ -201,7 +278,7 @@ def shard_loader(
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
     is asked at the start of each pass when it is callable. Loader processes start by forkserver,
-    and their random numbers follow from (seed, epoch, worker); with ``persistent_workers`` they
+    and their random numbers follow from (seed, epoch, worker, batch); with ``persistent_workers`` they
     live as long as the loader, so make the loader once, before the epochs.
 
     An IterableDataset is split by worker and loader process (``stream``), so that workers may have
@@ -253,9 +330,10 @@ def shard_loader(
         worker=worker,
         num_workers=num_workers,
         shard=shard,
-        next_epoch=epoch if callable(epoch) else lambda: epoch,
+        next_pass=epoch if callable(epoch) else lambda: epoch,
         on_batch=on_batch,
         on_end=on_end,
+        watch=watch,
     )
 
 
@@ -269,9 +347,10 @@ def make_loader(
     worker: int,
     num_workers: int,
     shard: bool = True,
-    next_epoch: Callable[[], int],
+    next_pass: Callable[[], Pass | int],
     on_batch: OnBatch,
     on_end: Callable[[], None],
+    watch: Watch | None = None,
 ) -> EpochLoader:
     """``batches``: None for a dataset without indices, of which this worker takes its part.
     ``batch_size``: None where dataset or batch sampler make the batches. ``options``: of torch's
@@ -283,6 +362,9 @@ def make_loader(
     is_uneven = batches is None and shard and num_workers > 1
     if batches is not None:
         options["batch_sampler"] = batches
+        if options.get("num_workers"):
+            dataset = SeededDataset(dataset)
+            options["worker_init_fn"] = told_of(options.get("worker_init_fn"))
     else:
         options["batch_size"] = batch_size
         count = _CountOne if batch_size is None else _CountSamples
@@ -294,11 +376,12 @@ def make_loader(
         DataLoader(dataset, **options),
         batches,
         batch_size=batch_size,
-        next_epoch=next_epoch,
+        next_pass=next_pass,
         generator=generator,
         generator_seed=lambda epoch: int(random_of(seed, epoch, worker).integers(2**62)),
         on_batch=on_batch,
         on_end=on_end if is_uneven else None,
+        watch=watch,
     )
 
 

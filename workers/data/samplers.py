@@ -29,7 +29,9 @@ from torch.utils.data import (
 )
 
 from psdist.errors import UsageError
-from psdist.workers.data.loader import EpochLoader, OnBatch, make_loader, shard_loader
+from psdist.workers.data.loader import EpochLoader, OnBatch, Watch, make_loader, shard_loader
+from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import BatchPlan, Share, epoch_order, random_of
 
 _OPTIONS: Final = (
@@ -45,10 +47,11 @@ Compare = Callable[[bytes], None]
 def share_out(
     loader: DataLoader[Any],
     *,
-    epoch: Callable[[], int],
+    epoch: Callable[[], Pass | int],
     on_batch: OnBatch,
     on_end: Callable[[], None],
     compare: Compare,
+    watch: Watch | None = None,
     **share: Unpack[Share],
 ) -> EpochLoader:
     """The part of ``loader``'s batches that is ``worker``'s; its batch size is now per worker.
@@ -75,9 +78,10 @@ def share_out(
         make_loader,
         loader.dataset,
         options=options,
-        next_epoch=epoch,
+        next_pass=epoch,
         on_batch=on_batch,
         on_end=on_end,
+        watch=watch,
         **share,
     )
     if loader.batch_sampler is None:
@@ -101,6 +105,7 @@ def share_out(
         epoch=epoch,
         on_batch=on_batch,
         on_end=on_end,
+        watch=watch,
         loader_options=options,
         **share,
     )
@@ -151,13 +156,27 @@ class DealtBatches:
         self._worker = worker
         self._num_workers = num_workers
         self._compare = compare
-        self._parts: list[tuple[list[Any], float]] = []
+        self._num_drawn = 0
+        self._parts: list[tuple[SeededIndices, float]] = []
         """Of this pass: the samples of a batch, and how many a full one has."""
 
-    def start_pass(self, epoch: int) -> None:
+    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
         drawn = _draw(self._sampler, seed=self._seed, epoch=epoch)
         self._compare(hashlib.sha256(repr(drawn).encode()).digest())
-        self._parts = self._rounds(drawn) if self._batch_size is None else self._planned(drawn)
+        self._num_drawn = len(drawn)
+        drawn = drawn[start:]
+        parts = self._rounds(drawn) if self._batch_size is None else self._planned(drawn)
+        keys = (self._seed, epoch, self._worker)
+        self._parts = [
+            (SeededIndices(part, (*keys, start + number)), nominal)
+            for number, (part, nominal) in enumerate(parts)
+        ][skip:]
+
+    def consumed(self, *, start: int, seen: int) -> int:
+        num_left = self._num_drawn - start
+        if self._batch_size is None:
+            return start + min(num_left, seen * self._num_workers)
+        return start + self._plan(num_left).num_taken(seen)
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         return ((len(part), nominal) for part, nominal in self._parts)

@@ -12,7 +12,8 @@ together see, batch by batch, what one process with a batch W times as large wou
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict, cast
@@ -86,6 +87,10 @@ class BatchPlan:
         takes_the_rest = index == self.num_batches - 1 and not self.drop_last
         return range(start, self.num_samples if takes_the_rest else start + self._joint_size)
 
+    def num_taken(self, num_batches: int) -> int:
+        """Positions in the first ``num_batches``."""
+        return self.joint_batch(num_batches - 1).stop if num_batches else 0
+
     def part(self, index: int, worker: int) -> range:
         """The positions of joint batch ``index`` that belong to ``worker``."""
         joint = self.joint_batch(index)
@@ -125,6 +130,9 @@ class EpochCounter:
     A pass counts when its iteration starts, finished or not. Passes with ``shard=False`` have a
     count of their own: an evaluation on the chief alone must not shift the chief's epoch, or the
     workers would no longer agree on the order and samples would be lost.
+
+    To another process a dataset is its place among those that are there, in the order in which the
+    script has given them to psdist.
     """
 
     def __init__(self) -> None:
@@ -132,24 +140,52 @@ class EpochCounter:
         # object is gone: the entry goes with the object where that can be watched, and keeps the
         # object alive where it cannot.
         self._passes: dict[tuple[int, bool], int] = {}
-        self._keepers: dict[int, object] = {}
+        self._keepers: dict[tuple[int, bool], object] = {}
+        self._restored: Mapping[tuple[int, bool], int] = {}
+        self._num_registered = Counter[bool]()
+
+    def register(self, dataset: object, *, shard: bool = True) -> None:
+        """The dataset takes its place; a second time nothing happens."""
+        key = (id(dataset), shard)
+        if key not in self._keepers:
+            self._keepers[key] = self._keeper(dataset, key)
+            place = self._num_registered[shard]
+            self._num_registered[shard] += 1
+            self._passes[key] = self._restored.get((place, shard), 0)
+
+    def index_of(self, dataset: object, *, shard: bool = True) -> int:
+        """Its place."""
+        self.register(dataset, shard=shard)
+        alike = [each for each in self._keepers if each[1] == shard]
+        return alike.index((id(dataset), shard))
+
+    def counts(self) -> Counter[tuple[int, bool]]:
+        """Passes by (place, ``shard``)."""
+        found: Counter[tuple[int, bool]] = Counter()
+        places = Counter[bool]()
+        for key in self._keepers:
+            found[(places[key[1]], key[1])] = self._passes[key]
+            places[key[1]] += 1
+        return found
+
+    def restore(self, counts: Mapping[tuple[int, bool], int]) -> None:
+        """What :meth:`counts` has said in another process, for the datasets that come."""
+        self._restored = dict(counts)
 
     def start_pass(self, dataset: object, *, shard: bool = True, epoch: int | None = None) -> int:
         """Count a pass over ``dataset``; returns its epoch: ``epoch``, or the passes before it."""
+        self.register(dataset, shard=shard)
         key = (id(dataset), shard)
-        if id(dataset) not in self._keepers:
-            self._keepers[id(dataset)] = self._keeper(dataset)
-        num_earlier = self._passes.get(key, 0)
+        num_earlier = self._passes[key]
         self._passes[key] = num_earlier + 1
         return num_earlier if epoch is None else epoch
 
-    def _keeper(self, dataset: object) -> object:
+    def _keeper(self, dataset: object, key: tuple[int, bool]) -> object:
         try:
-            return weakref.ref(dataset, partial(self._forget, id(dataset)))
+            return weakref.ref(dataset, partial(self._forget, key))
         except TypeError:  # lists and other types without weak references
             return dataset
 
-    def _forget(self, dataset_id: int, _dead: object) -> None:
-        self._keepers.pop(dataset_id, None)
-        self._passes.pop((dataset_id, True), None)
-        self._passes.pop((dataset_id, False), None)
+    def _forget(self, key: tuple[int, bool], _dead: object) -> None:
+        self._keepers.pop(key, None)
+        self._passes.pop(key, None)

@@ -1,0 +1,196 @@
+"""Which batches this worker has seen since its epoch began: what a checkpoint says of its data.
+
+A run that goes on from a checkpoint executes the script from its start, and in it the epoch in
+which the checkpoint was made. Passes that had trained are not made a second time: one that was over
+gives nothing, one that was under way what is left. Passes without a step (an evaluation before
+training) are made again, in the same order of samples.
+
+    seen = SeenPasses()
+    a_pass = seen.start(dataset, is_shared=True)      # iter(loader)
+    seen.hand_out(a_pass, is_training=True)
+    seen.end_iteration()
+    tree = seen.collect(at=a_pass)                    # and in another process:
+    seen.restore(tree, is_moved=False)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.errors import UsageError
+from psdist.workers.data.sharding import EpochCounter
+
+
+def _unknown() -> int | None:
+    return None
+
+
+@dataclass(eq=False, kw_only=True)
+class Pass:
+    """One pass of a loader."""
+
+    dataset: int = 0
+    """Which of the script's datasets, in the order in which it has given them to psdist."""
+    is_shared: bool = True
+    epoch: int
+    """Of which the order of samples follows."""
+    start: int = 0
+    """Of the order of samples, what workers of another layout had seen before."""
+    seen: int = 0
+    """Batches that were handed out."""
+    steps: int = 0
+    """Iterations since then that have used some."""
+    is_over: bool = False
+    is_resumed: bool = False
+    """Whether it was begun before the checkpoint."""
+    is_resume_point: bool = False
+    """Whether training goes on with its next batch."""
+    consumed: Callable[[], int | None] = _unknown
+    """Of the order of samples, what all workers together have seen; None where nobody knows."""
+
+
+Key = tuple[int, bool]
+
+
+class SeenPasses:
+    def __init__(self) -> None:
+        self._counter = EpochCounter()
+        self._passes: list[Pass] = []
+        """Since the epoch began."""
+        self._mark: Counter[Key] = Counter()
+        """Passes over each dataset before that."""
+        self._handed_out: list[Pass] = []
+        """Since the last iteration ended."""
+        self._last: Pass | None = None
+        """Whose batch was handed out last, for training."""
+        self._replay: list[Pass] = []
+        """What the checkpoint says of the passes that this epoch has still to come to."""
+        self._has_epochs = False
+
+    def register(self, dataset: object, *, is_shared: bool) -> None:
+        """The script has made a loader of this dataset."""
+        self._counter.register(dataset, shard=is_shared)
+
+    def count_pass(self, dataset: object, *, epoch: int | None) -> int:
+        """A pass of which nothing is known but that it begins; returns its epoch."""
+        return self._counter.start_pass(dataset, epoch=epoch)
+
+    def start(self, dataset: object, *, is_shared: bool, epoch: int | None = None) -> Pass:
+        """A pass begins; ``epoch`` as the script has it, None for the number of earlier ones.
+
+        Raises :class:`UsageError` where that is not the one that the checkpoint was in.
+        """
+        number = self._counter.start_pass(dataset, shard=is_shared, epoch=epoch)
+        key = (self._counter.index_of(dataset, shard=is_shared), is_shared)
+        if any(each.steps and not each.is_over for each in self._passes):
+            # Inside another pass, which is not gone through again.
+            self._mark[key] += 1
+            return Pass(dataset=key[0], is_shared=is_shared, epoch=number)
+        if not self._has_epochs:
+            over = [each for each in self._passes if each.is_over]
+            self._mark.update((each.dataset, each.is_shared) for each in over)
+            self._passes = [each for each in self._passes if not each.is_over]
+        found = self._recorded(key, number)
+        self._passes.append(found)
+        return found
+
+    def _recorded(self, key: Key, number: int) -> Pass:
+        for place, each in enumerate(self._replay):
+            if (each.dataset, each.is_shared) == key:
+                del self._replay[place]
+                if each.epoch != number:
+                    raise UsageError(
+                        f"the checkpoint was made in pass {each.epoch} over a dataset that the "
+                        f"script now begins with pass {number}: let job.epochs(n) count, or count "
+                        "on from what job.state says"
+                    )
+                return each
+        return Pass(dataset=key[0], is_shared=key[1], epoch=number)
+
+    def hand_out(self, a_pass: Pass, *, is_training: bool) -> None:
+        a_pass.seen += 1
+        if is_training:
+            self._last = a_pass
+            if a_pass not in self._handed_out:
+                self._handed_out.append(a_pass)
+
+    def end_iteration(self) -> None:
+        for each in self._handed_out:
+            each.steps += 1
+        self._handed_out.clear()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no batch was handed out since the last iteration ended."""
+        return not self._handed_out
+
+    def end(self, a_pass: Pass) -> None:
+        a_pass.is_over = True
+        if a_pass in self._handed_out and not a_pass.steps:
+            self._handed_out.remove(a_pass)
+
+    def start_epoch(self, *, is_resumed: bool) -> None:
+        """The script's next epoch begins: what was seen before is no news. ``is_resumed``: it is
+        the one in which the checkpoint was made."""
+        self._has_epochs = True
+        if is_resumed:
+            return
+        self._mark = self._counter.counts()
+        self._passes.clear()
+        self._replay.clear()
+        self._last = None
+
+    @property
+    def open_pass(self) -> Pass | None:
+        """That trains, and has more to give."""
+        last = self._last
+        return last if last is not None and last.steps and not last.is_over else None
+
+    @property
+    def awaits_pass(self) -> bool:
+        """Whether the script has not come yet to the pass in which the checkpoint was made."""
+        return any(each.is_resume_point for each in (*self._replay, *self._passes))
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def collect(self, *, at: Pass | None) -> dict[str, Any]:
+        """A tree of plain values. ``at``: the pass with whose next batch training goes on; None
+        between two epochs."""
+        counts = self._counter.counts() if at is None else self._mark
+        return {
+            "counts": [[*key, count] for key, count in sorted(counts.items())],
+            "passes": [] if at is None else [_told(each, each is at) for each in self._passes],
+        }
+
+    def restore(self, tree: Mapping[str, Any], *, is_moved: bool) -> list[str]:
+        """What :meth:`collect` has told; ``is_moved``: to another layout, of which batches are
+        others. Returns what is lost, in lines."""
+        counts = {(index, is_shared): count for index, is_shared, count in tree["counts"]}
+        self._mark = Counter(counts)
+        self._counter.restore(counts)
+        found, lost = [], []
+        for told in tree["passes"]:
+            each = Pass(is_resumed=True, **{key: told[key] for key in _KEPT})
+            if not each.steps and not each.is_resume_point:
+                each.seen, each.is_over = 0, False
+            elif is_moved and not each.is_over:
+                if told["consumed"] is None:
+                    lost.append(
+                        f"pass {each.epoch} over a dataset without indices begins anew: batch "
+                        f"{each.seen} of another number of workers cannot be found"
+                    )
+                each.start, each.seen = told["consumed"] or 0, 0
+            found.append(each)
+        self._replay = found
+        return lost
+
+
+_KEPT = ("dataset", "is_shared", "epoch", "start", "seen", "steps", "is_over", "is_resume_point")
+
+
+def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
+    plain = {key: getattr(a_pass, key) for key in _KEPT}
+    return {**plain, "is_resume_point": is_resume_point, "consumed": a_pass.consumed()}
