@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -40,15 +40,18 @@ from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
+from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
+from psdist.workers.data.seen import Pass
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.script.state import ScriptState
 from psdist.workers.standing import Standing
 from psdist.workers.traced import TracedChannel, span_of_call
 
@@ -140,9 +143,24 @@ class Job:
             on_batch=self._on_batch,
             on_end=self._sit_out,
             collective=self._collective,
+            is_training=self._is_training,
+            on_boundary=self._on_boundary,
+            num_epochs=lambda: self._epochs.current,
+        )
+        self._epochs = Epochs(
+            on_boundary=lambda: self._on_boundary(None),
+            on_start=self._start_epoch,
+            on_resume=lambda: self._script.go_on(),
+        )
+        self._script = ScriptState(
+            device=self.device,
+            loaders=self._loaders,
+            epochs=self._epochs,
+            is_chief=self.is_chief,
+            tell=self._tell_chief,
         )
         self._standing = Standing(self.worker, context.transport)
-        self._checkpoints = WorkerCheckpoints(context, collect=dict)
+        self._checkpoints = WorkerCheckpoints(context, collect=self._collect)
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
             context,
@@ -150,11 +168,18 @@ class Job:
             group if tracer is None else TracedChannel(group, tracer),
             self._standing,
             collective=self._collective,
-            on_iteration=self._checkpoints.tell,
+            on_iteration=self._end_iteration,
+            on_use=self._on_use,
         )
         self._is_finished = False
+        self._cut_at: Pass | None = None
+        self._is_at_boundary = False
+        """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
+        self._has_trained = False
+        """Whether an iteration was made in this process."""
         self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
+        self._restore()
 
     # -- set-up --------------------------------------------------------------------------------
 
@@ -227,7 +252,11 @@ class Job:
             raise UsageError("job.prepare was given an empty list of optimizers")
         is_first = not self._sets.sets
         chosen = self._config.overlap if overlap is None else self._checked_overlap(overlap)
+        self._script.before_prepare(model)
         served = self._sets.prepare(model, optimizers, max_norm=max_norm, overlap=chosen)
+        self._script.prepared(
+            self._sets.model_of(model, "prepare").for_checkpoints(self._sets.sets)
+        )
         if is_first:
             self._prepared_s = time.monotonic()
         self._context.reach("training")
@@ -241,6 +270,69 @@ class Job:
                 f"job.prepare(overlap={overlap!r}): it must be {allowed_values('overlap')}"
             )
         return overlap
+
+    # -- what a checkpoint has of the script ---------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The script's own values, in every checkpoint; a resumed run begins with them.
+
+        Dicts, lists, tuples, strings, numbers, bools, None, bytes, tensors and numpy arrays. Each
+        worker has its own. docs/checkpoints.md says when they are given back.
+        """
+        return self._script.values
+
+    def attach(self, **objects: Any) -> None:
+        """Keep the state of these objects in every checkpoint: schedulers, a GradScaler, anything
+        with ``state_dict()`` and ``load_state_dict()``, under the names given here.
+
+        Call it behind ``prepare``, before the loop, on every worker. In a resumed run each gets its
+        state at once. Raises :class:`UsageError` for what has no such methods, and once training
+        has begun.
+        """
+        self._require_open("attach")
+        self._script.attached.add(objects, has_begun=self._has_trained)
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """``for epoch in job.epochs(10)``: 0 to 9; in a resumed run from the epoch on in which the
+        checkpoint was made, whose loader gives the batches that are left."""
+        self._require_open("epochs")
+        return self._epochs.loop(num_epochs)
+
+    def _collect(self) -> dict[str, Any]:
+        at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
+        return self._script.collect(at=at)
+
+    def _restore(self) -> None:
+        """What a checkpoint has of this script, if the job goes on from one."""
+        restored = self._context.restored
+        tree = self._checkpoints.restored()
+        if restored is not None and tree is not None:
+            known = restored.checkpoint.workers
+            is_moved = list(known) != list(range(self.num_workers))
+            self._script.restore(tree, name=restored.checkpoint.name, is_moved=is_moved)
+
+    def _start_epoch(self, is_again: bool) -> None:
+        if not is_again:
+            self._script.go_on()
+        self._loaders.seen.start_epoch(is_resumed=is_again)
+
+    def _on_boundary(self, a_pass: Pass | None) -> None:
+        """The script has done all that belongs to its last iteration."""
+        if a_pass is not None and a_pass.is_resume_point:
+            a_pass.is_resume_point = False
+            self._script.go_on()
+        elif a_pass is None and not self._loaders.seen.awaits_pass:
+            self._script.go_on()
+
+    def _end_iteration(self) -> None:
+        self._has_trained = True
+        self._checkpoints.tell()
+        self._loaders.seen.end_iteration()
+
+    def _tell_chief(self, line: str) -> None:
+        if self.is_chief:
+            logger.warning("%s", line)
 
     # -- training ------------------------------------------------------------------------------
 
@@ -315,6 +407,21 @@ class Job:
             self._sets.take_over()
             first, *others = self._sets.trainers
             first.sit_out(others)
+
+    def _on_use(self) -> None:
+        """A forward pass with gradients begins."""
+        if self._script.is_resuming:
+            self._go_on_elsewhere()
+
+    def _go_on_elsewhere(self) -> None:
+        """The script trains before it has come to where the checkpoint was made."""
+        if self._loaders.seen.awaits_pass:
+            self._tell_chief(
+                "the script trains before it comes to the loader's pass in which the checkpoint "
+                "was made: batches may be seen twice; loop over job.epochs(n) and over loaders of "
+                "job.prepare or job.loader, as the run that is resumed did"
+            )
+        self._script.go_on()
 
     def _is_training(self) -> bool:
         return bool(self._sets.sets) and torch.is_grad_enabled() and not self._is_finished

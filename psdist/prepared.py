@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +57,7 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.script.state import ScriptModel
 from psdist.workers.standing import Standing
 from psdist.workers.traced import Passes, traced
 from psdist.workers.trainer import Trainer
@@ -117,6 +119,19 @@ class PreparedModel:
                     names.setdefault(name, value)
         write_tensors(path, names)
 
+    def for_checkpoints(self, sets: Sequence[ParameterSet]) -> ScriptModel:
+        """``sets``: all of the job's, whose places among them a checkpoint names."""
+        names: dict[str, tuple[int, int] | torch.Tensor] = {}
+        for each in self.sets:
+            place = sets.index(each)
+            for name, value in each.description.saved_names(self.module).items():
+                if isinstance(value, int):
+                    names[name] = place, value
+                else:
+                    names.setdefault(name, value)
+        groups = [each.optimizer.param_groups for each in self.sets]
+        return ScriptModel(module=self.module, names=names, groups=groups)
+
     def set_values(self) -> None:
         """What is in memory becomes the servers'; on the chief, while everybody is in a
         collective."""
@@ -154,8 +169,13 @@ class ParameterSets:
         standing: Standing,
         *,
         collective: Callable[[str, bytes], Brought],
-        on_iteration: Callable[[], None] = lambda: None,
+        on_iteration: Callable[[], None],
+        on_use: Callable[[], None],
     ) -> None:
+        """``on_iteration()``: an iteration of any set has ended; ``on_use()``: before a forward
+        pass with gradients of any prepared model."""
+        self._on_iteration = on_iteration
+        self._on_use = on_use
         self.sets: list[ParameterSet] = []
         self.models: list[PreparedModel] = []
         self._context = context
@@ -166,7 +186,6 @@ class ParameterSets:
         """The last of this worker's ends of its group."""
         self._standing = standing
         self._collective = collective
-        self._on_iteration = on_iteration
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
@@ -303,7 +322,7 @@ class ParameterSets:
             each.trainer.pull()
         self._collective("prepare", b"")
         for each in added:
-            hook = UseHook(self._on_use(each.trainer))
+            hook = UseHook(self._use_of(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
         if self._passes is not None and all(each.module is not model for each in self.models):
@@ -317,14 +336,14 @@ class ParameterSets:
             self.models.append(PreparedModel(module=model, sets=added))
         return [each.optimizer for each in added]
 
-    def _on_use(self, trainer: Trainer) -> Callable[[int], None]:
+    def _use_of(self, trainer: Trainer) -> Callable[[int], None]:
         """What is to be done before a forward pass with gradients."""
-        if not trainer.flat.transfers.has_mirrors:
-            return trainer.record_use
+        has_mirrors = trainer.flat.transfers.has_mirrors
 
         def use(num_samples: int) -> None:
+            self._on_use()
             trainer.record_use(num_samples)
-            if self._progress is not None:
+            if has_mirrors and self._progress is not None:
                 self._progress.open()  # hooks of a GPU's gradients run in another thread
 
         return use

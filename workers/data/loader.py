@@ -28,6 +28,7 @@ from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import BatchPlan, check_batch_size, epoch_order, random_of
 from psdist.workers.data.stream import split_stream
 
+
 class Watch(Protocol):
     """Who follows the passes of a loader."""
 
@@ -76,6 +77,10 @@ class Batches(Protocol):
         batches that this is cut into what lies behind the first ``skip``."""
         ...
 
+    def has_any(self) -> bool:
+        """Whether there is anything behind ``start`` for every worker."""
+        ...
+
     def consumed(self, *, start: int, seen: int) -> int:
         """What of the epoch's order all workers have seen after ``seen`` batches of such a pass;
         what ``start`` may be."""
@@ -116,6 +121,12 @@ class PlannedBatches:
     def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
         self._epoch, self._start, self._skip = epoch, start, skip
 
+    def has_any(self) -> bool:
+        try:
+            return self.plan.num_batches > 0
+        except UsageError:
+            return False
+
     def consumed(self, *, start: int, seen: int) -> int:
         return start + self._plan(len(self._dataset) - start).num_taken(seen)
 
@@ -138,8 +149,7 @@ class PlannedBatches:
         seeds = ((*keys, start + part.start) for part in self._parts(plan))
         parts = (order[start + part.start : start + part.stop] for part in self._parts(plan))
         return (
-            SeededIndices(map(int, part), seed)
-            for part, seed in zip(parts, seeds, strict=True)
+            SeededIndices(map(int, part), seed) for part, seed in zip(parts, seeds, strict=True)
         )
 
     def __len__(self) -> int:
@@ -224,11 +234,13 @@ class EpochLoader:
             sized = (((size, self.batch_size or 1), batch) for size, batch in counted)
             return self._hand_out(a_pass, sized, skip=a_pass.seen)
         self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
+        if a_pass.start and not self._batches.has_any():
+            return iter(())  # too few are left for this number of workers
+        a_pass.num_batches = len(self._batches)
         a_pass.consumed = lambda: self._consumed(a_pass)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
         # anything from a dataset with __getitems__.
-        sized = zip(self._batches.sizes(), iter(self._loader), strict=True)
-        return self._hand_out(a_pass, sized)
+        return self._hand_out(a_pass, zip(self._batches.sizes(), iter(self._loader), strict=True))
 
     def _consumed(self, a_pass: Pass) -> int:
         assert self._batches is not None
@@ -243,7 +255,8 @@ class EpochLoader:
             for _ in islice(sized_batches, skip):
                 pass
             while True:
-                self._watch.before_batch(a_pass)
+                if a_pass.seen != a_pass.num_batches:
+                    self._watch.before_batch(a_pass)
                 found = next(sized_batches, None)
                 if found is None:
                     break
@@ -278,8 +291,8 @@ def shard_loader(
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
     is asked at the start of each pass when it is callable. Loader processes start by forkserver,
-    and their random numbers follow from (seed, epoch, worker, batch); with ``persistent_workers`` they
-    live as long as the loader, so make the loader once, before the epochs.
+    and their random numbers follow from (seed, epoch, worker, batch); with ``persistent_workers``
+    they live as long as the loader, so make the loader once, before the epochs.
 
     An IterableDataset is split by worker and loader process (``stream``), so that workers may have
     different numbers of batches: ``on_end`` is called when this one's are used up.

@@ -8,6 +8,7 @@ sampler = loaders.sampler(dataset)
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,7 +21,8 @@ from psdist.protocol.ids import describe_workers
 from psdist.workers.data.loader import EpochLoader, shard_loader
 from psdist.workers.data.position import Position, length_of
 from psdist.workers.data.samplers import WorkerSampler, share_out
-from psdist.workers.data.sharding import EpochCounter, Share
+from psdist.workers.data.seen import Pass, SeenPasses
+from psdist.workers.data.sharding import Share
 
 
 class Loaders:
@@ -33,15 +35,24 @@ class Loaders:
         on_batch: Callable[[Position, int, float], None],
         on_end: Callable[[], None],
         collective: Callable[[str, bytes], Brought],
+        is_training: Callable[[], bool] = lambda: True,
+        on_boundary: Callable[[Pass | None], None] = lambda _pass: None,
+        num_epochs: Callable[[], int | None] = lambda: None,
     ) -> None:
         """``on_batch(position, samples, samples of a full batch)``: before a batch is handed out by
         a loader that shares samples out; ``on_end()``: after the last batch of a pass in which
-        other workers may have more; ``collective(name, payload)``: what all workers bring."""
+        other workers may have more; ``collective(name, payload)``: what all workers bring;
+        ``is_training()``: whether a batch that is handed out now is one to train with;
+        ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
+        the next batch of this pass, or (None) begins one; ``num_epochs()``: of job.epochs."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
         self._collective = collective
-        self._passes = EpochCounter()
+        self._is_training = is_training
+        self._on_boundary = on_boundary
+        self._num_epochs = num_epochs
+        self.seen = SeenPasses()
 
     def make(
         self,
@@ -100,11 +111,12 @@ class Loaders:
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
     ) -> WorkerSampler:
         """See :meth:`psdist.job.Job.sampler`."""
+        self.seen.register(dataset, is_shared=True)
         return WorkerSampler(
             dataset,
             shuffle=shuffle,
             drop_last=drop_last,
-            epoch=lambda: self._passes.start_pass(dataset, epoch=epoch),
+            epoch=lambda: self.seen.count_pass(dataset, epoch=epoch),
             **self._share,
         )
 
@@ -117,19 +129,42 @@ class Loaders:
         shard: bool = True,
         epoch: int | None = None,
     ) -> EpochLoader:
-        def start_pass() -> int:
-            number = self._passes.start_pass(dataset, shard=shard, epoch=epoch)
-            position.start_pass(epoch=number, num_batches=length_of(loader))
-            return number
+        self.seen.register(dataset, is_shared=shard)
+
+        def start_pass() -> Pass:
+            if self._is_training() and not self.seen.has_epochs and self.seen.is_between:
+                self._on_boundary(None)
+            found = self.seen.start(dataset, is_shared=shard, epoch=epoch)
+            if not position.epochs:
+                position.epochs = self._num_epochs() or 0
+            made = itself()
+            assert made is not None  # it is what asks
+            position.start_pass(epoch=found.epoch, num_batches=length_of(made))
+            position.batch = found.seen
+            return found
 
         loader = make(
             epoch=start_pass,
             # Validation batches of a whole dataset neither weigh nor count.
             on_batch=partial(self._on_batch, position) if shard else _ignore_batch,
             on_end=self._on_end,
+            watch=self,
             **self._share,
         )
+        itself = weakref.ref(loader)  # a cycle would keep the dataset, and its place, for a while
         return loader
+
+    # -- what a loader tells of its passes -------------------------------------------------------
+
+    def before_batch(self, a_pass: Pass) -> None:
+        if a_pass.is_resume_point or (self._is_training() and self.seen.may_cut_at(a_pass)):
+            self._on_boundary(a_pass)
+
+    def hand_out(self, a_pass: Pass) -> None:
+        self.seen.hand_out(a_pass, is_training=self._is_training())
+
+    def end(self, a_pass: Pass) -> None:
+        self.seen.end(a_pass)
 
 
 def _ignore_batch(_num_samples: int, _nominal: float) -> None:

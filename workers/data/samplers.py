@@ -165,12 +165,21 @@ class DealtBatches:
         self._compare(hashlib.sha256(repr(drawn).encode()).digest())
         self._num_drawn = len(drawn)
         drawn = drawn[start:]
-        parts = self._rounds(drawn) if self._batch_size is None else self._planned(drawn)
+        deal = self._rounds if self._batch_size is None else self._planned
+        try:
+            parts = deal(drawn)
+        except UsageError:
+            if not start:
+                raise
+            parts = []  # the rest of a pass that other workers have begun
         keys = (self._seed, epoch, self._worker)
         self._parts = [
             (SeededIndices(part, (*keys, start + number)), nominal)
             for number, (part, nominal) in enumerate(parts)
         ][skip:]
+
+    def has_any(self) -> bool:
+        return bool(self._parts)
 
     def consumed(self, *, start: int, seen: int) -> int:
         num_left = self._num_drawn - start

@@ -41,6 +41,8 @@ class Pass:
     """Of the order of samples, what workers of another layout had seen before."""
     seen: int = 0
     """Batches that were handed out."""
+    num_batches: int | None = None
+    """That there are; None where nobody knows."""
     steps: int = 0
     """Iterations since then that have used some."""
     is_over: bool = False
@@ -68,7 +70,8 @@ class SeenPasses:
         """Whose batch was handed out last, for training."""
         self._replay: list[Pass] = []
         """What the checkpoint says of the passes that this epoch has still to come to."""
-        self._has_epochs = False
+        self.has_epochs = False
+        """Whether the script's loop is over job.epochs."""
 
     def register(self, dataset: object, *, is_shared: bool) -> None:
         """The script has made a loader of this dataset."""
@@ -85,30 +88,31 @@ class SeenPasses:
         """
         number = self._counter.start_pass(dataset, shard=is_shared, epoch=epoch)
         key = (self._counter.index_of(dataset, shard=is_shared), is_shared)
-        if any(each.steps and not each.is_over for each in self._passes):
+        found = self._recorded(key, epoch)
+        if found is None and any(each.steps and not each.is_over for each in self._passes):
             # Inside another pass, which is not gone through again.
             self._mark[key] += 1
             return Pass(dataset=key[0], is_shared=is_shared, epoch=number)
-        if not self._has_epochs:
+        if not self.has_epochs:
             over = [each for each in self._passes if each.is_over]
             self._mark.update((each.dataset, each.is_shared) for each in over)
             self._passes = [each for each in self._passes if not each.is_over]
-        found = self._recorded(key, number)
+        found = found or Pass(dataset=key[0], is_shared=is_shared, epoch=number)
         self._passes.append(found)
         return found
 
-    def _recorded(self, key: Key, number: int) -> Pass:
+    def _recorded(self, key: Key, epoch: int | None) -> Pass | None:
         for place, each in enumerate(self._replay):
             if (each.dataset, each.is_shared) == key:
                 del self._replay[place]
-                if each.epoch != number:
+                if epoch is not None and each.epoch != epoch:
                     raise UsageError(
                         f"the checkpoint was made in pass {each.epoch} over a dataset that the "
-                        f"script now begins with pass {number}: let job.epochs(n) count, or count "
+                        f"script now begins with pass {epoch}: let job.epochs(n) count, or count "
                         "on from what job.state says"
                     )
                 return each
-        return Pass(dataset=key[0], is_shared=key[1], epoch=number)
+        return None
 
     def hand_out(self, a_pass: Pass, *, is_training: bool) -> None:
         a_pass.seen += 1
@@ -127,15 +131,21 @@ class SeenPasses:
         """Whether no batch was handed out since the last iteration ended."""
         return not self._handed_out
 
+    def may_cut_at(self, a_pass: Pass) -> bool:
+        """Whether all of the epoch so far is told by its passes, where the script asks for the next
+        batch of this one."""
+        return self.is_between and a_pass in self._passes
+
     def end(self, a_pass: Pass) -> None:
         a_pass.is_over = True
+        a_pass.consumed = _unknown  # it would keep the loader, and the place of its dataset
         if a_pass in self._handed_out and not a_pass.steps:
             self._handed_out.remove(a_pass)
 
     def start_epoch(self, *, is_resumed: bool) -> None:
         """The script's next epoch begins: what was seen before is no news. ``is_resumed``: it is
         the one in which the checkpoint was made."""
-        self._has_epochs = True
+        self.has_epochs = True
         if is_resumed:
             return
         self._mark = self._counter.counts()

@@ -1,0 +1,293 @@
+"""A script that is cut at any boundary and goes on sees and draws what it would have without.
+
+Every script here is played as a whole, then cut at each of its boundaries and gone on in what is
+another process: the batches, the random numbers of its "dropout" and of the augmentation of its
+samples, its scheduler, its batch norm and its own values must be those of the whole run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
+
+from tests.support.script_runs import Script, Worker, play, resume
+
+
+class Augmented(Dataset[Any]):
+    """Samples with three random numbers each, drawn where the sample is made."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, torch.rand(1).item(), random.random(), float(np.random.rand())
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+
+def loop(make: Any, epochs: int = 3) -> Script:
+    def script(job: Worker) -> None:
+        loader = make(job)
+        for epoch in job.epochs(epochs):
+            for batch in loader:
+                job.step(epoch, *batch)
+
+    return script
+
+
+def of_own(**options: Any) -> Script:
+    return loop(lambda job: job.loaders.share_out(DataLoader(Augmented(9), **options)))
+
+
+def with_everything(job: Worker) -> None:
+    loader = job.loader(Augmented(10))
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 7, 11], gamma=0.5)
+    per_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    job.prepare(model, optimizer)
+    job.attach(scheduler=scheduler, per_epoch=per_epoch)
+    for epoch in job.epochs(3):
+        per_epoch.step()  # before the loop, so it is executed again in an epoch that goes on
+        job.state["begun"] = job.state.get("begun", 0) + 1
+        for _, *drawn in loader:
+            model(torch.stack(drawn, dim=1).float().mean(dim=1, keepdim=True))
+            optimizer.step()
+            scheduler.step()
+            job.state.setdefault("seen", []).append(epoch)
+            norm = model[1].running_mean.clone()
+            job.step(epoch, optimizer.param_groups[0]["lr"], norm, list(job.state["seen"]))
+        job.step("end of epoch", job.state["begun"])
+
+
+def evaluated(job: Worker) -> None:
+    """Before, within and behind the passes that train."""
+    loader, validation = job.loader(Augmented(8)), job.loader(Augmented(4), shuffle=True)
+    once = job.loader(Augmented(3), shard=False)
+    for epoch in job.epochs(3):
+        evaluate(validation)
+        for batch in loader:
+            job.step(epoch, *batch)
+            if job.clock % 4 == 2:
+                evaluate(validation)
+                evaluate(once)
+        evaluate(validation)
+
+
+@torch.no_grad()
+def evaluate(loader: Any) -> list[Any]:
+    return [torch.rand(1) for _ in loader]
+
+
+def two_passes_in_an_epoch(job: Worker) -> None:
+    first, second = job.loader(Augmented(5)), job.loader(Augmented(6))
+    for epoch in job.epochs(2):
+        for batch in first:
+            job.step(epoch, 1, *batch)
+        for batch in second:
+            job.step(epoch, 2, *batch)
+
+
+def side_by_side(job: Worker) -> None:
+    first, second = job.loader(Augmented(6)), job.loader(Augmented(6))
+    for epoch in job.epochs(2):
+        for one, other in zip(first, second, strict=True):
+            job.step(epoch, *one, *other)
+
+
+def two_loops(job: Worker) -> None:
+    loader = job.loader(Augmented(4))
+    for phase, count in enumerate((2, 3)):
+        for epoch in job.epochs(count):
+            for batch in loader:
+                job.step(phase, epoch, *batch)
+
+
+def stopped_early(job: Worker) -> None:
+    loader = job.loader(Augmented(8))
+    for epoch in job.epochs(3):
+        for batch in loader:
+            job.step(epoch, *batch)
+            if job.clock % 4 == 3:
+                break
+
+
+def accumulated(job: Worker) -> None:
+    loader = job.loader(Augmented(12))
+    for epoch in job.epochs(2):
+        held = []
+        for batch in loader:
+            held.append(batch)
+            if len(held) == 2:
+                job.step(epoch, *(part for each in held for part in each))
+                held = []
+
+
+def by_clock(job: Worker) -> None:
+    """Without job.epochs: the loader counts."""
+    loader, validation = job.loader(Augmented(6)), job.loader(Augmented(4))
+    while job.clock < 8:
+        for batch in loader:
+            job.step(*batch)
+            if job.clock % 2:
+                evaluate(validation)
+            if job.clock == 8:
+                break
+
+
+def by_own_epochs(job: Worker) -> None:
+    for epoch in range(job.state.get("epoch", 0), 3):
+        job.state["epoch"] = epoch
+        for batch in job.loader(Augmented(6), epoch=epoch):
+            job.step(epoch, *batch)
+
+
+def made_in_the_loop(job: Worker) -> None:
+    dataset = Augmented(6)
+    for epoch in job.epochs(3):
+        for batch in job.loader(dataset):
+            job.step(epoch, *batch)
+
+
+SCRIPTS: dict[str, Script] = {
+    "in order": loop(lambda job: job.loader(Augmented(7), shuffle=False)),
+    "shuffled": loop(lambda job: job.loader(Augmented(7))),
+    "drop_last": loop(lambda job: job.loader(Augmented(7), drop_last=True)),
+    "all samples": loop(lambda job: job.loader(Augmented(7), shard=False)),
+    "stream": loop(lambda job: job.loader(Stream(), shuffle=False)),
+    "own, shuffled": of_own(batch_size=2, shuffle=True),
+    "own sampler": of_own(batch_size=2, sampler=WeightedRandomSampler([0.1] * 9, 7)),
+    "own batch sampler": of_own(batch_sampler=BatchSampler(RandomSampler(range(9)), 2, True)),
+    "everything": with_everything,
+    "evaluated": evaluated,
+    "two passes": two_passes_in_an_epoch,
+    "side by side": side_by_side,
+    "two loops": two_loops,
+    "stopped early": stopped_early,
+    "accumulated": accumulated,
+    "by clock": by_clock,
+    "by own epochs": by_own_epochs,
+    "made in the loop": made_in_the_loop,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # of the scheduler: servers make the steps
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_run_that_goes_on_from_any_boundary_is_the_whole_run(name: str) -> None:
+    script = SCRIPTS[name]
+    whole = play(script)
+    assert whole.num_boundaries > 4
+    for cut_at in range(whole.num_boundaries):
+        first = play(script, cut_at=cut_at)
+        assert first.tree is not None
+        rest = resume(script, first.tree)
+        assert first.trace + rest.trace == whole.trace, f"cut at boundary {cut_at}"
+        assert rest.lines == []
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize("name", ["evaluated", "two passes", "everything", "by clock"])
+def test_so_is_one_that_was_cut_twice(name: str) -> None:
+    script = SCRIPTS[name]
+    whole = play(script)
+    for cut_at in range(2, whole.num_boundaries, 3):
+        first = play(script, cut_at=cut_at)
+        assert first.tree is not None
+        for again_at in range(2):
+            second = resume(script, first.tree, cut_at=again_at)
+            if second.tree is None:
+                continue  # it had ended
+            third = resume(script, second.tree)
+            assert first.trace + second.trace + third.trace == whole.trace
+
+
+def test_loader_processes_draw_what_they_would_have_drawn() -> None:
+    script = loop(lambda job: job.loader(Augmented(10), num_workers=2), epochs=2)
+    whole = play(script)
+    first = play(script, cut_at=4)
+    assert first.tree is not None
+    rest = resume(script, first.tree)
+    assert first.trace + rest.trace == whole.trace
+    drawn = {tuple(tuple(part) for part in line[2:5]) for line in whole.trace}
+    assert len(drawn) == len(whole.trace)
+
+
+def samples(workers: list[Worker]) -> list[int]:
+    return sorted(n for worker in workers for line in worker.trace for n in line[1])
+
+
+class Pairs(Sampler[list[int]]):
+    """Batches of two."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(22).tolist()
+        return iter([order[at : at + 2] for at in range(0, 22, 2)])
+
+    def __len__(self) -> int:
+        return 11
+
+
+LEFT: dict[str, tuple[Script, int]] = {
+    "shuffled": (loop(lambda job: job.loader(Augmented(23)), epochs=1), 23),
+    "in order": (loop(lambda job: job.loader(Augmented(23), shuffle=False), epochs=1), 23),
+    "drop_last": (loop(lambda job: job.loader(Augmented(23), drop_last=True), epochs=1), 18),
+    "own sampler": (
+        loop(
+            lambda job: job.loaders.share_out(
+                DataLoader(Augmented(23), 2, sampler=RandomSampler(range(50), num_samples=23))
+            ),
+            epochs=1,
+        ),
+        23,
+    ),
+    "own batch sampler": (
+        loop(
+            lambda job: job.loaders.share_out(DataLoader(Augmented(23), batch_sampler=Pairs())),
+            epochs=1,
+        ),
+        22,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_workers_share_out_what_is_left_of_the_epoch(name: str) -> None:
+    script, count = LEFT[name]
+    first = [play(script, cut_at=4, share=(worker, 2)) for worker in range(2)]
+    tree = first[0].tree
+    assert tree is not None
+    rest = [resume(script, tree, share=(worker, 3), is_moved=True) for worker in range(3)]
+    seen = samples([*first, *rest])
+    assert len(seen) == len(set(seen)) == count
+    assert len(samples(rest)) < count
+    assert any("of other workers" in line for line in rest[0].lines)
+
+
+def test_a_stream_of_other_workers_begins_its_pass_anew_and_says_so() -> None:
+    script = loop(lambda job: job.loader(Stream(), shuffle=False), epochs=1)
+    first = play(script, cut_at=2)
+    assert first.tree is not None
+    rest = resume(script, first.tree, share=(0, 2), is_moved=True)
+    assert any("without indices begins anew" in line for line in rest.lines)

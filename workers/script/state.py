@@ -1,0 +1,217 @@
+"""What of a worker's script is in a checkpoint, put together: one tree, and back.
+
+    script = ScriptState(device=device, loaders=..., epochs=..., tell=print)
+    script.values["best"] = 0.9                       # job.state
+    tree = script.collect(at=None)                    # plain values, tensors, arrays; live ones
+    script.restore(tree, name="step-00000100")        # in another process, before anything else
+    script.prepared(model, untrained, sets)           # job.prepare is done
+    script.go_on()                                    # training goes on where the checkpoint was
+
+Everything is given back twice: as soon as the script has what takes it, and once more in the
+moment in which training goes on, so that what the script has done until there has changed nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from psdist.errors import CheckpointError
+from psdist.workers.data.epochs import Epochs
+from psdist.workers.data.loaders import Loaders
+from psdist.workers.data.seen import Pass
+from psdist.workers.script import random_numbers
+from psdist.workers.script.attached import Attached
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptModel:
+    """A prepared model as a checkpoint sees it."""
+
+    module: torch.nn.Module
+    names: Mapping[str, tuple[int, int] | torch.Tensor]
+    """Of its ``state_dict()``: (set, piece) where servers have the values, else the tensor."""
+    groups: Sequence[list[dict[str, Any]]]
+    """Of each of its optimizers, the ``param_groups``."""
+
+
+class ScriptState:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        loaders: Loaders,
+        epochs: Epochs,
+        is_chief: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        """``tell(line)``: what the user should know."""
+        self.values: dict[str, Any] = {}
+        """``job.state``."""
+        self.attached = Attached(tell=tell)
+        self._device = device
+        self._loaders = loaders
+        self._epochs = epochs
+        self._is_chief = is_chief
+        self._tell = tell
+        self._models: list[ScriptModel] = []
+        self._versions: dict[int, int] = {}
+        """Of frozen parameters after ``prepare``, which has made them the chief's."""
+        self._restored: Mapping[str, Any] | None = None
+        self._name = ""
+        self._is_moved = False
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether training has still to come to where the checkpoint was made."""
+        return self._restored is not None
+
+    # -- making a checkpoint ---------------------------------------------------------------------
+
+    def collect(self, *, at: Pass | None) -> dict[str, Any]:
+        """``at``: the pass with whose next batch training goes on; None between epochs."""
+        is_between = at is None
+        return {
+            "format": FORMAT,
+            "models": [self._told_of(each) for each in self._models],
+            "buffers": [_unsaved_buffers(each) for each in self._models],
+            "groups": [[_plain(group) for group in each] for each in self._groups()],
+            "state": self.values,
+            "attached": self.attached.collect(),
+            "epochs": self._epochs.collect(is_between=is_between),
+            "data": self._loaders.seen.collect(at=at),
+            "random": random_numbers.collect(self._device),
+        }
+
+    def _groups(self) -> list[list[dict[str, Any]]]:
+        return [groups for model in self._models for groups in model.groups]
+
+    def _told_of(self, model: ScriptModel) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in model.names.items()
+            if self._is_chief or not isinstance(value, torch.Tensor) or self._is_own(value)
+        }
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether it may differ from the chief's; frozen parameters are large, and seldom do."""
+        return self._versions.get(id(tensor)) != tensor._version
+
+    # -- going on from one -----------------------------------------------------------------------
+
+    def restore(self, tree: Mapping[str, Any], *, name: str, is_moved: bool = False) -> None:
+        """``tree``: this worker's; with ``is_moved``, where the workers are others, the chief's.
+        Raises :class:`CheckpointError` for what :meth:`collect` has not told."""
+        self._name, self._is_moved = name, is_moved
+        try:
+            if tree["format"] != FORMAT:
+                raise CheckpointError(
+                    f"checkpoint {name}: workers' files of format {tree['format']!r:.20}, this "
+                    f"psdist reads {FORMAT}"
+                )
+            self._restored = tree
+            self.values.clear()
+            self.values.update(copy.deepcopy(tree["state"]))
+            self.attached.restore(tree["attached"])
+            self._epochs.restore(tree["epochs"])
+            lost = self._loaders.seen.restore(tree["data"], is_moved=is_moved)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint {name}: a worker's file is damaged: {type(error).__name__}: {error}"
+            ) from None
+        for line in lost:
+            self._tell(f"checkpoint {name}: {line}")
+
+    def before_prepare(self, module: torch.nn.Module) -> None:
+        """``module`` is prepared next; on the chief, whose values all workers get."""
+        if self._restored is not None and self._is_chief:
+            self._set_tensors(len(self._models), module)
+
+    def prepared(self, model: ScriptModel) -> None:
+        """``job.prepare`` is done with a model, or with more optimizers of a known one."""
+        known = [place for place, each in enumerate(self._models) if each.module is model.module]
+        if known:
+            self._models[known[0]] = model
+        else:
+            self._models.append(model)
+        for parameter in model.module.parameters():
+            if not parameter.requires_grad:
+                self._versions[id(parameter)] = parameter._version
+        if self._restored is not None:
+            self._set_tensors(self._models.index(model), model.module)
+
+    def go_on(self) -> None:
+        """Training goes on here, with everything as it was at the checkpoint."""
+        tree = self._restored
+        if tree is None:
+            return
+        for place, model in enumerate(self._models):
+            self._set_tensors(place, model.module)
+        self._set_groups(tree)
+        self.values.clear()
+        self.values.update(copy.deepcopy(tree["state"]))
+        self.attached.go_on()
+        self._restored = None
+        if self._is_moved:
+            self._tell(
+                f"checkpoint {self._name} is of other workers: buffers and what is attached are "
+                "the chief's, the states of random numbers and the other workers' own are dropped"
+            )
+            return
+        random_numbers.restore(tree["random"], self._device)
+
+    def _set_tensors(self, place: int, module: torch.nn.Module) -> None:
+        assert self._restored is not None
+        try:
+            saved = {**self._restored["models"][place], **self._restored["buffers"][place]}
+        except (IndexError, KeyError, TypeError):
+            return  # more models than there were
+        now = dict(module.state_dict(keep_vars=True))
+        now.update(module.named_buffers())
+        for name, value in saved.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            tensor = now.get(name)
+            if tensor is None or tensor.shape != value.shape or tensor.dtype != value.dtype:
+                has = "none" if tensor is None else f"{list(tensor.shape)}, {tensor.dtype}"
+                raise CheckpointError(
+                    f"checkpoint {self._name} has {name}: {list(value.shape)}, {value.dtype}; the "
+                    f"script's model has {has}"
+                )
+            if not torch.equal(tensor.detach().cpu(), value):
+                with torch.no_grad():
+                    tensor.copy_(value)
+
+    def _set_groups(self, tree: Mapping[str, Any]) -> None:
+        now, saved = self._groups(), tree["groups"]
+        if [len(each) for each in now] != [len(each) for each in saved]:
+            raise CheckpointError(
+                f"checkpoint {self._name} is of optimizers with {[len(each) for each in saved]} "
+                f"parameter groups; the script's have {[len(each) for each in now]}"
+            )
+        for groups, told in zip(now, saved, strict=True):
+            for group, values in zip(groups, told, strict=True):
+                for key, value in values.items():
+                    if isinstance(group.get(key), torch.Tensor):
+                        group[key].fill_(value)
+                    else:
+                        group[key] = copy.deepcopy(value)
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.item() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _unsaved_buffers(model: ScriptModel) -> dict[str, torch.Tensor]:
+    """Those that its ``state_dict()`` leaves out."""
+    return {name: each for name, each in model.module.named_buffers() if name not in model.names}
