@@ -51,6 +51,7 @@ from psdist.workers.group.meeting import Hosts
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.script.occasions import Occasions
 from psdist.workers.script.state import ScriptState
 from psdist.workers.standing import Standing
 from psdist.workers.traced import TracedChannel, span_of_call
@@ -179,6 +180,11 @@ class Job:
         """Whether an iteration was made in this process."""
         self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
+        self._occasions = Occasions(
+            every=self._config.checkpoint_every,
+            is_leading=self.mode == "sync" or self.is_chief,
+            now_s=time.monotonic(),
+        )
         self._restore()
 
     # -- set-up --------------------------------------------------------------------------------
@@ -259,6 +265,7 @@ class Job:
         )
         if is_first:
             self._prepared_s = time.monotonic()
+            self._occasions.begin_at(self.clock)
         self._context.reach("training")
         return model, (served[0] if is_one else served), *shared
 
@@ -324,6 +331,26 @@ class Job:
             self._script.go_on()
         elif a_pass is None and not self._loaders.seen.awaits_pass:
             self._script.go_on()
+        if self._sets.sets and not self._script.is_resuming:
+            self._hold_if_wanted(a_pass)
+
+    def _hold_if_wanted(self, a_pass: Pass | None) -> None:
+        clock = self.clock
+        reason = self._occasions.reason(clock=clock, now_s=time.monotonic())
+        if not reason and not self._loop.core.meetings.is_open:
+            return
+        self._sets.take_over()
+        found = self._loop.hold(reason or "checkpoint", self.clocks)
+        if found is None and self._loop.core.meetings.is_open:
+            return  # others wait for this worker: it holds at its next boundary
+        self._occasions.have_met(clock=clock, now_s=time.monotonic())
+        if found is None:
+            return
+        self._is_at_boundary, self._cut_at = True, a_pass
+        try:
+            self.checkpoint()
+        finally:
+            self._is_at_boundary, self._cut_at = False, None
 
     def _end_iteration(self) -> None:
         self._has_trained = True
@@ -617,6 +644,7 @@ class Job:
         self._require_open(name)
         self._sets.take_over_for(name)
         self._checkpoints.tell()
+        self._loop.begin_waiting(self.clock)
         self._loop.wait_for(self._group.agree(name), name)
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
@@ -711,6 +739,7 @@ class Job:
         trained_s = time.monotonic() - self._prepared_s
         for trainer in self._sets.trainers:
             trainer.close()
+        self._loop.begin_waiting(self.clock)
         self._loop.wait_for(self._group.agree("finish"), "finish")
         self._checkpoints.finish()
         for each in self._sets.sets:

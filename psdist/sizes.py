@@ -1,7 +1,9 @@
-"""Sizes and speeds as people write them: the one place that reads them, for all commands and files.
+"""Sizes, speeds and intervals as people write them: the one place that reads them, for all commands
+and files.
 
     parse_bytes("4MiB") == 4 << 20; parse_bytes("4M") == parse_bytes("4MB") == 4_000_000
     parse_rate("25Gbit") == 3.125e9; parse_rate("12 GB/s") == 12e9
+    parse_interval("100") == 100; parse_interval("10m") == 600.0
 
 None is the answer for anything else; what is too small or too large, and how that is said, is the
 caller's. Sizes take either case. Speeds do not: ``Gb`` is read as bits by some and as bytes by
@@ -21,6 +23,17 @@ _BYTES: Final = re.compile(
 _RATE: Final = re.compile(
     r"([0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)\s*(?:([kMGT]?)(bps|bit(?:/s)?|B(?:/s)?))?"
 )
+
+_INTERVAL: Final = re.compile(r"([0-9]{1,9})(s|m|h)?")
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_interval(text: str) -> int | float | None:
+    """A whole number counts iterations; with s, m or h it is seconds, a float. At least 1."""
+    match = _INTERVAL.fullmatch(text.strip())
+    if match is None or int(match[1]) < 1:
+        return None
+    return int(match[1]) * _SECONDS[match[2]] if match[2] else int(match[1])
 
 
 def parse_bytes(text: str) -> int | Fraction | None:

@@ -492,6 +492,18 @@ class WorkerLoop:
         self.carry_on(self._wait_until(lambda: self.core.is_collected))
         return self.core.take_collected()
 
+    def hold(self, what: str, clocks: Sequence[int]) -> str | None:
+        """This worker is at a boundary of iterations, and waits for the others there; what all of
+        them hold for, None where this one goes on to its next boundary."""
+        meetings = self.core.meetings
+        self._do(meetings.hold(what, clocks=clocks))
+        self.carry_on(self._wait_until(lambda: not meetings.is_held))
+        return meetings.take()
+
+    def begin_waiting(self, clock: int) -> None:
+        """A step after ``clock`` iterations begins, or what else may wait for other workers."""
+        self._do(self.core.meetings.begin(self.core.set_index, clock))
+
     def wait_until_stopped(self, waiting: Waiting) -> None:
         """Until everybody's script has finished; that may take as long as it takes."""
         self.carry_on(self._wait_until(lambda: self.core.is_stopped), waiting)

@@ -210,6 +210,7 @@ class Trainer:
         """As :meth:`step`, but hands out what there is to wait for."""
         self._overlap.compare()
         self.take_over()
+        self._loop.begin_waiting(self.clock)
         if self._reduced is None:
             yield from self._reduce(gradient_scale, is_skipped=is_skipped, has_scaler=has_scaler)
         elif gradient_scale != 1.0:
@@ -251,6 +252,7 @@ class Trainer:
             )
         self._overlap.compare()
         self.take_over()
+        self._loop.begin_waiting(self.clock)
         for wait in self._reduce(1.0, clip_to=max_norm):
             self._loop.carry_on(wait)
         self._flat.note_gradients()
@@ -268,6 +270,7 @@ class Trainer:
         """As :meth:`sit_out`, but hands out what there is to wait for."""
         trainers = (self, *others)
         while True:
+            self._loop.begin_waiting(self.clock)
             begun = [each._overlap.num_begun for each in trainers]
             mine = Row(weight=0.0, set_index=0, hyper=b"", has_ended=True, begun=begun)
             table = yield from self._steps.gather(mine)
@@ -445,6 +448,7 @@ class Trainer:
 
     def bring(self) -> Iterator[Wait]:
         """As :meth:`pull`, but hands out what there is to wait for."""
+        self._loop.begin_waiting(self.clock)
         yield from in_group(self._group.agree("pull"), "pull")
         self._values.look_for_writes()
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)

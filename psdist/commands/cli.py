@@ -131,6 +131,10 @@ def run(
     trace: Annotated[
         bool, typer.Option("--trace", help="Write what each rank does when, for psdist trace.")
     ] = False,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(metavar="N|TIME", help="Checkpoint every N iterations, or every 10m."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run's folder.")
     ] = False,
@@ -165,6 +169,7 @@ def run(
         "strict_placement": True if strict_placement else None,
         "run_dir": run_dir,
         "seed": seed,
+        "checkpoint_every": checkpoint_every,
         "record": True if record else None,
         "trace": True if trace else None,
         "resume": True if resume else None,

@@ -31,7 +31,10 @@ from psdist.install.mpi import (
 )
 
 # Settings that have an option of their own name; all others are given by --set.
-OPTION_KEYS: Final = ("mode", "staleness", "servers", "group", "placement", "run_dir", "seed")
+OPTION_KEYS: Final = (
+    *("mode", "staleness", "servers", "group", "placement", "run_dir", "seed"),
+    "checkpoint_every",
+)
 FLAG_KEYS: Final = ("record", "resume", "trace", "strict_placement")
 
 

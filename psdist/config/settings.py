@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from psdist.errors import ProtocolError
-from psdist.sizes import parse_bytes
+from psdist.sizes import parse_bytes, parse_interval
 
 MAX_ENCODED_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 4096
@@ -37,6 +37,17 @@ def parse_size(value: object) -> object:
     return found if isinstance(found, int) else value
 
 
+def _number_as_text(value: object) -> object:
+    """TOML may have a count as a number."""
+    return str(value) if type(value) is int else value
+
+
+def _require_interval(value: str) -> str:
+    if parse_interval(value) is None:
+        raise ValueError("not an interval")
+    return value
+
+
 def _list_as_tuple(value: object) -> object:
     # TOML arrays arrive as lists; everything else must already be a tuple.
     return tuple(value) if isinstance(value, list) else value
@@ -48,6 +59,9 @@ def _setting(default: object, *, allowed: str, description: str) -> Any:
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_nan=False)]
+_Interval: TypeAlias = Annotated[
+    str, BeforeValidator(_number_as_text), AfterValidator(_require_interval)
+]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 # What psdist.protocol.optimizers.traits reads.
@@ -126,6 +140,21 @@ class RunConfig(BaseModel):
         False,
         allowed="true or false",
         description="Go on from the newest checkpoint in run_dir; afresh where there is none.",
+    )
+    checkpoint_every: _Interval | None = _setting(
+        None,
+        allowed="a number of iterations (100) or a time (30s, 10m, 2h)",
+        description="How often psdist itself makes a checkpoint; unset, only the script does.",
+    )
+    on_usr1: Literal["checkpoint", "requeue"] = _setting(
+        "checkpoint",
+        allowed="checkpoint or requeue",
+        description="SIGUSR1: make a checkpoint; requeue: and end the job with status 75.",
+    )
+    grace_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
+        30.0,
+        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
+        description="SIGTERM: so long may a checkpoint take that the job ends with; 0: none.",
     )
     checkpoint_keep: _Count = _setting(
         2,

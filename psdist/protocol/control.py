@@ -326,6 +326,59 @@ class Absent(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Held(Control):
+    """A worker to the registrar: I wait at a boundary of iterations, after ``clocks`` of each set,
+    in meeting ``number``, for ``what``; for the ``hold``-th time in this job."""
+
+    worker: int
+    number: int
+    hold: int
+    what: str
+    clocks: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Busy(Control):
+    """A worker to the registrar, while a meeting is open: I may wait for others in this iteration
+    of this set before I come to a boundary."""
+
+    worker: int
+    number: int
+    set_index: int
+    clock: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Propose(Control):
+    """Registrar to a worker: hold at your next boundary, in meeting ``number``."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release(Control):
+    """Registrar to a worker: others wait for you; go on, and hold at your next boundary."""
+
+    number: int
+    hold: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit(Control):
+    """Registrar to every worker: all hold; do now what the meeting is for."""
+
+    number: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancel(Control):
+    """Registrar to a worker: not everybody can come any more; go on."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Begin(Control):
     """A worker to the registrar: my script has called psdist.init, with these ``settings``, for job
     number ``job`` of this world, counted from 1."""

@@ -212,6 +212,8 @@ def _registrar(context: RankContext) -> Registrar:
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
         mode=context.config.mode,
+        staleness=context.config.staleness,
+        groups=roles.groups,
     )
 
 

@@ -21,7 +21,7 @@ Longer than other modules: a collective, from its first worker to its end or err
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NoReturn
@@ -31,6 +31,7 @@ from psdist.protocol.checkpoints import CHECKPOINT, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, collected
 from psdist.protocol.control import (
     Absent,
+    Busy,
     Collected,
     Control,
     Done,
@@ -38,6 +39,7 @@ from psdist.protocol.control import (
     Failure,
     Finish,
     Finished,
+    Held,
     Metrics,
     Progress,
     Resume,
@@ -53,6 +55,7 @@ from psdist.servers.protocol.checkpoints import (
     CompleteCheckpoint,
     DropCheckpoint,
 )
+from psdist.servers.protocol.meetings import Meetings
 
 
 @dataclass(slots=True)
@@ -112,15 +115,30 @@ class Registrar:
     TAKES = (
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *Checkpoints.TAKES,
+        *Meetings.TAKES,
     )
 
-    def __init__(self, *, num_workers: int, num_servers: int, mode: str = "sync") -> None:
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        num_servers: int,
+        mode: str = "sync",
+        staleness: int = 0,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """``groups``: the workers of each; without them every worker is one of its own."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
         self._warned_of: set[str] = set()
         """Names of collectives."""
         self._checkpoints = Checkpoints(num_workers=num_workers, num_servers=num_servers)
+        self._meetings = Meetings(
+            num_workers=num_workers,
+            groups=groups,
+            staleness={"sync": 0, "ssp": staleness}.get(mode),
+        )
         self._collectives: dict[int, _Collective] = {}
         self._held: int | None = None
         """Number of a collective to which all have come, a checkpoint that has still to begin."""
@@ -159,11 +177,17 @@ class Registrar:
             return self._on_who_is_absent(message)
         if isinstance(message, Failure):
             return [EndJob(message)]
+        if isinstance(message, Held | Busy):
+            self._require_worker(peer, message)
+            is_collecting = any(not each.error for each in self._collectives.values())
+            return [*self._meetings.on_told(message.worker, message, is_collecting=is_collecting)]
         if isinstance(message, Checkpoints.TAKES):
             return [*self._checkpoints.on_told(peer, message), *self._go_on_with_checkpoint()]
         raise InvariantError(f"the registrar was given {type(message).__name__}")
 
-    def _require_worker(self, peer: int, message: Progress | Enter | Done | WhoIsAbsent) -> None:
+    def _require_worker(
+        self, peer: int, message: Progress | Enter | Done | WhoIsAbsent | Held | Busy
+    ) -> None:
         worker = message.worker
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
@@ -202,6 +226,7 @@ class Registrar:
         if collective.error:
             return self._tell(message.seq, collective.error, [message.worker])
         actions = self._check_missed_calls(message.seq, collective, message.worker)
+        actions += self._meetings.on_entered()
         return actions if collective.error else actions + self._go_on(message, collective)
 
     def _is_waiting(self, worker: int) -> bool:
@@ -369,11 +394,12 @@ class Registrar:
             _refuse(peer, "sent Done twice, inside a collective, or with what is no plain data")
         self._checkpoints.require_told(peer)
         self.done[message.worker] = message.statistics
+        cancelled = self._meetings.on_done(message.worker)
         failed = (
             self._fail_if_a_script_has_finished(seq, each)
             for seq, each in self._collectives.items()
         )
-        actions = list(chain.from_iterable(failed))
+        actions = [*cancelled, *chain.from_iterable(failed)]
         if len(self.done) == self._num_workers:
             actions += [
                 SendControl(server_id(server), Finish()) for server in range(self._num_servers)

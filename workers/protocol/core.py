@@ -35,9 +35,13 @@ from psdist.errors import InvariantError, PeerLostError, ProtocolError, UsageErr
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
+    Cancel,
     Collected,
+    Commit,
     Missing,
+    Propose,
     Registered,
+    Release,
     Settings,
     Setup,
     StateHeld,
@@ -52,6 +56,7 @@ from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
 from psdist.workers.protocol.collectives import Collectives
+from psdist.workers.protocol.meetings import Meetings
 from psdist.workers.protocol.membership import Membership
 from psdist.workers.protocol.optimizer_state import StateTransfer
 from psdist.workers.protocol.seat import Seat
@@ -95,6 +100,7 @@ class WorkerCore:
         self._collectives: Collectives = (
             self.sets[0]._collectives if self.set_index else Collectives(seat)
         )
+        self.meetings: Meetings = self.sets[0].meetings if self.set_index else Meetings(seat.worker)
         self._settings = SettingsVersions()
         self._state = StateTransfer(seat, set_index=self.set_index)
         self._slice: Transfers | None = None
@@ -121,6 +127,10 @@ class WorkerCore:
                 Stop: self._membership.on_stop,
                 Collected: self._collectives.on_collected,
                 Absent: self._collectives.on_absent,
+                Propose: self.meetings.on_propose,
+                Release: self.meetings.on_release,
+                Commit: self.meetings.on_commit,
+                Cancel: self.meetings.on_cancel,
             }
         self._checked: tuple[int, ...] = ()
 
@@ -470,6 +480,8 @@ class WorkerCore:
             return self._state.describe()
         if self._collectives.is_waiting:
             return f"the other workers in {self._collectives.name}"
+        if self.meetings.is_held:
+            return "the other workers to come to the end of an iteration"
         if self._membership.is_joining:
             return "the servers"
         if self._membership.is_done and not self.is_stopped:

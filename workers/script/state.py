@@ -116,8 +116,7 @@ class ScriptState:
                     f"psdist reads {FORMAT}"
                 )
             self._restored = tree
-            self.values.clear()
-            self.values.update(copy.deepcopy(tree["state"]))
+            _make_equal(self.values, tree["state"])
             self.attached.restore(tree["attached"])
             self._epochs.restore(tree["epochs"])
             lost = self._loaders.seen.restore(tree["data"], is_moved=is_moved)
@@ -154,8 +153,7 @@ class ScriptState:
         for place, model in enumerate(self._models):
             self._set_tensors(place, model.module)
         self._set_groups(tree)
-        self.values.clear()
-        self.values.update(copy.deepcopy(tree["state"]))
+        _make_equal(self.values, tree["state"])
         self.attached.go_on()
         self._restored = None
         if self._is_moved:
@@ -202,6 +200,20 @@ class ScriptState:
                         group[key].fill_(value)
                     else:
                         group[key] = copy.deepcopy(value)
+
+
+def _make_equal(now: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """In place: the script may hold the dicts and lists within."""
+    for key in [each for each in now if each not in saved]:
+        del now[key]
+    for key, value in saved.items():
+        held = now.get(key)
+        if type(held) is type(value) is dict:
+            _make_equal(held, value)
+        elif type(held) is type(value) is list:
+            held[:] = copy.deepcopy(value)
+        else:
+            now[key] = copy.deepcopy(value)
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:

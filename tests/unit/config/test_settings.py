@@ -394,7 +394,7 @@ def test_the_saved_file_resolves_to_the_same_configuration(config: RunConfig) ->
     for key, value in table.items():
         expected = getattr(config, key)
         assert value == (list(expected) if isinstance(expected, tuple) else expected)
-    assert set(KEYS) - set(table) <= {"run_dir", "racks", "network"}
+    assert set(KEYS) - set(table) <= {"run_dir", "racks", "network", "checkpoint_every"}
 
 
 def test_the_saved_file_is_read_back_by_resolve(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from psdist.errors import InvariantError
 from psdist.protocol.control import (
     Absent,
+    Busy,
     Collected,
     Control,
     Done,
@@ -20,6 +21,7 @@ from psdist.protocol.control import (
     Failure,
     Finish,
     Finished,
+    Held,
     Metrics,
     Progress,
     Resume,
@@ -216,7 +218,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
-        *(Written, WriteFailed),
+        *(Written, WriteFailed, Held, Busy),
     }
 
 

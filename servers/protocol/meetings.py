@@ -1,0 +1,151 @@
+"""The registrar's side of a meeting: all workers at a boundary of iterations, without a call of
+the script's; pure.
+
+Who has a reason (a checkpoint is due, a signal came) holds at its next boundary and says so; the
+others are told, and hold at theirs. One that cannot come to a boundary because somebody holds (it
+waits in a step for what that one has still to push, or in a collective) says what it waits in, and
+those who are in its way are released to their next boundary. When all hold, it is committed. A
+worker whose script has finished holds never again: the meeting is cancelled.
+
+    meetings = Meetings(num_workers=2, groups=((0,), (1,)), staleness=0)
+    meetings.on_held(Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7]))   # Propose
+    meetings.on_busy(Busy(worker=1, number=1, set_index=0, clock=7))                    # Release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psdist.errors import ProtocolError
+from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
+from psdist.protocol.ids import worker_id
+from psdist.servers.protocol.actions import SendControl
+
+REASONS = ("checkpoint", "requeue", "end")
+"""What a meeting is for, the weakest first: a checkpoint, and whether the job ends behind it."""
+
+
+class Meetings:
+    TAKES = (Held, Busy)
+
+    def __init__(
+        self, *, num_workers: int, groups: Sequence[Sequence[int]], staleness: int | None
+    ) -> None:
+        """``staleness``: how many iterations a group may be ahead of another before it waits for
+        it: 0 in sync, None in async."""
+        self._num_workers = num_workers
+        self._group_of = {worker: index for index, each in enumerate(groups) for worker in each}
+        self._staleness = staleness
+        self._number = 0
+        """Of the last meeting that is over."""
+        self._is_open = False
+        self._what = 0
+        self._held: dict[int, Held] = {}
+        """By worker, those that hold now."""
+        self._last_hold: dict[int, int] = {}
+        self._busy: dict[int, int] = {}
+        """By parameter set, the latest iteration in which somebody waits."""
+        self._busy_in_group: dict[tuple[int, int], int] = {}
+        self._done: set[int] = set()
+
+    def on_told(
+        self, worker: int, message: Held | Busy, *, is_collecting: bool
+    ) -> list[SendControl]:
+        """``is_collecting``: somebody waits in a collective. Raises :class:`ProtocolError` for what
+        no worker says."""
+        if message.number <= self._number:
+            return []  # it crossed the end of that one
+        if message.number > self._number + 1 or worker in self._done:
+            raise ProtocolError(
+                f"worker {worker} speaks of meeting {message.number} after {self._number}"
+                f"{', and its script has finished' if worker in self._done else ''}"
+            )
+        if isinstance(message, Held):
+            return self._on_held(message, is_collecting=is_collecting)
+        return self._on_busy(message)
+
+    def _on_held(self, message: Held, *, is_collecting: bool) -> list[SendControl]:
+        worker = message.worker
+        if message.what not in REASONS or not message.clocks or min(message.clocks) < 0:
+            raise ProtocolError(
+                f"worker {worker} holds for {message.what[:40]!r} at clocks {message.clocks[:8]}"
+            )
+        if message.hold <= self._last_hold.get(worker, 0):
+            return []  # a second delivery
+        self._last_hold[worker] = message.hold
+        self._held[worker] = message
+        if self._done:
+            return self._end(Cancel(number=message.number))
+        actions = [] if self._is_open else self._open(worker, message.number)
+        self._what = max(self._what, REASONS.index(message.what))
+        if len(self._held) == self._num_workers:
+            return actions + self._end(Commit(number=message.number, what=REASONS[self._what]))
+        if is_collecting or self._is_in_the_way(message):
+            actions += self._release([worker])
+        return actions
+
+    def _open(self, worker: int, number: int) -> list[SendControl]:
+        self._is_open = True
+        others = (each for each in range(self._num_workers) if each != worker)
+        return [SendControl(worker_id(each), Propose(number=number)) for each in others]
+
+    def _on_busy(self, message: Busy) -> list[SendControl]:
+        if message.clock < 0 or not self._is_open:
+            raise ProtocolError(
+                f"worker {message.worker} waits in iteration {message.clock} of a meeting that "
+                f"{'is' if self._is_open else 'is not'} open"
+            )
+        self._held.pop(message.worker, None)
+        index = message.set_index
+        self._busy[index] = max(self._busy.get(index, -1), message.clock)
+        key = self._group(message.worker), index
+        self._busy_in_group[key] = max(self._busy_in_group.get(key, -1), message.clock)
+        return self._release(
+            [each for each, held in sorted(self._held.items()) if self._is_in_the_way(held)]
+        )
+
+    def _group(self, worker: int) -> int:
+        return self._group_of.get(worker, -1 - worker)
+
+    def _is_in_the_way(self, held: Held) -> bool:
+        """Whether somebody waits for what this one pushes next."""
+        group = self._group(held.worker)
+        for index, clock in enumerate(held.clocks):
+            if clock <= self._busy_in_group.get((group, index), -1):
+                return True
+            latest = self._busy.get(index, -1)
+            if self._staleness is not None and clock <= latest - self._staleness:
+                return True
+        return False
+
+    def _release(self, workers: Sequence[int]) -> list[SendControl]:
+        return [
+            SendControl(
+                worker_id(each), Release(number=self._number + 1, hold=self._held.pop(each).hold)
+            )
+            for each in workers
+        ]
+
+    def on_entered(self) -> list[SendControl]:
+        """Somebody waits in a collective, to which those who hold must come."""
+        return self._release(sorted(self._held)) if self._is_open else []
+
+    def on_done(self, worker: int) -> list[SendControl]:
+        """A worker's script has finished."""
+        self._done.add(worker)
+        self._held.pop(worker, None)
+        if not self._is_open:
+            return []
+        return self._end(Cancel(number=self._number + 1))
+
+    def _end(self, message: Commit | Cancel) -> list[SendControl]:
+        self._number += 1
+        self._is_open, self._what = False, 0
+        self._held.clear()
+        self._busy.clear()
+        self._busy_in_group.clear()
+        return [
+            SendControl(worker_id(each), message)
+            for each in range(self._num_workers)
+            if each not in self._done
+        ]

@@ -1,0 +1,108 @@
+"""A training with everything that a resumed run must go on with: dropout, batch norm, augmentation
+in loader processes, two schedulers, values of its own.
+
+    psdist run --workers 2 --run-dir DIR -m tests.support.programs.resumable OUT [options]
+
+Every worker writes what it has seen, and at the end all that it holds, to OUT-W.json;
+``--die-at N`` ends the job with SIGKILL after N iterations; ``--checkpoint-at N`` makes a
+checkpoint there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import psdist
+
+
+class Noisy(Dataset[Any]):
+    """Samples with noise of all three kinds, drawn in the loader's process."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(8, generator=generator)
+        noise = torch.randn(8) + random.random() + float(np.random.rand())
+        return x + 0.1 * noise, (x.sum() > 0).float()
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=5)
+    parser.add_argument("--loader-processes", type=int, default=2)
+    parser.add_argument("--die-at", type=int, default=0)
+    parser.add_argument("--checkpoint-at", type=int, default=0)
+    given = parser.parse_args()
+
+    job = psdist.init()
+    seed = 100 + job.worker
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    model = nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1)
+    )
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = job.loader(
+        Noisy(),
+        batch_size=given.batch_size,
+        shuffle=True,
+        num_workers=given.loader_processes,
+        persistent_workers=given.loader_processes > 0,
+    )
+    model, optimizer = job.prepare(model, optimizer)
+    per_step = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    per_epoch = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], gamma=0.7)
+    job.attach(per_step=per_step, per_epoch=per_epoch)
+    losses = job.state.setdefault("losses", [])
+    for epoch in job.epochs(given.epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y)
+            loss.backward()
+            optimizer.step()
+            per_step.step()
+            losses.append([epoch, loss.item()])
+            if job.clock == given.checkpoint_at:
+                job.checkpoint()
+            if job.clock == given.die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        per_epoch.step()
+    path = given.out.with_name(f"{given.out.name}-{job.worker}.json")
+    found = {
+        "losses": job.state["losses"],
+        "model": digest(dict(model.state_dict())),
+        "lr": optimizer.param_groups[0]["lr"],
+        "next": torch.rand(1).item(),
+        "clock": job.clock,
+    }
+    path.write_text(json.dumps(found))
+    job.save(given.out.with_suffix(".safetensors"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""When this worker has a reason to hold for a checkpoint that the script does not call for; pure.
+
+occasions = Occasions(every="100", is_leading=True, now_s=0.0)
+occasions.reason(clock=100, now_s=7.0)        # "checkpoint"
+occasions.have_met(clock=100, now_s=7.5)      # made, or called off: the next one is at 200
+occasions.ask("requeue")                      # a signal has come
+"""
+
+from __future__ import annotations
+
+from psdist.sizes import parse_interval
+
+_STRONGEST_LAST = ("", "checkpoint", "requeue", "end")
+
+
+class Occasions:
+    def __init__(self, *, every: str | None, is_leading: bool, now_s: float) -> None:
+        """``every``: so many iterations ("100") or so long ("10m"); ``is_leading``: whether this
+        worker says when, as all do in sync and the chief does where clocks differ."""
+        found = parse_interval(every) if every is not None and is_leading else None
+        self._iterations = found if isinstance(found, int) else None
+        self._seconds = found if isinstance(found, float) else None
+        self._next_clock = self._iterations
+        self._next_s = now_s + (self._seconds or 0.0)
+        self._asked = ""
+
+    def begin_at(self, clock: int) -> None:
+        """The job goes on from a checkpoint."""
+        if self._iterations is not None:
+            self._next_clock = (clock // self._iterations + 1) * self._iterations
+
+    def ask(self, what: str) -> None:
+        """A signal wants it at the next boundary."""
+        self._asked = max(self._asked, what, key=_STRONGEST_LAST.index)
+
+    def reason(self, *, clock: int, now_s: float) -> str:
+        """Why it holds at this boundary; nothing where it has no reason."""
+        if self._asked:
+            return self._asked
+        is_due = self._next_clock is not None and clock >= self._next_clock
+        is_time = self._seconds is not None and now_s >= self._next_s
+        return "checkpoint" if is_due or is_time else ""
+
+    def have_met(self, *, clock: int, now_s: float) -> None:
+        """A checkpoint was made, or cannot be made any more."""
+        self._asked = ""
+        self.begin_at(clock)
+        if self._seconds is not None:
+            self._next_s = now_s + self._seconds
