@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from psdist.checkpoint import index as indexes
 from psdist.checkpoint.disk import DISK, Disk
 from psdist.checkpoint.index import Index, encode
-from psdist.checkpoint.reading import INDEX_NAME, Checkpoint
+from psdist.checkpoint.reading import Checkpoint
 from psdist.checkpoint.strict import quoted, read_text
 from psdist.errors import CheckpointError
 
@@ -70,7 +71,7 @@ class Folder:
             raise CheckpointError(
                 f"{error}; run_dir must lie on a file system that all hosts of the job share"
             ) from None
-        self._write(partial / INDEX_NAME, encode(index))
+        self._write(partial / indexes.NAME, encode(index))
         self._disk.sync_folder(partial)
         if path.exists():
             self._disk.rename(path, path.with_name(name + _OLD))

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from psdist.checkpoint import plain as plain_values
+from psdist.checkpoint import strict
 from psdist.checkpoint.strict import parse_json
 from psdist.errors import CheckpointError, PlacementError
 from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
@@ -31,6 +32,7 @@ from psdist.topology.text.models import (
     validated,
 )
 
+NAME: Final = "index.json"
 FORMAT: Final = "psdist checkpoint"
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 28
@@ -173,9 +175,10 @@ _ADAPTER: Final = TypeAdapter(Index)
 def encode(index: Index) -> str:
     """Raises :class:`CheckpointError` for what :func:`decode` would refuse."""
     content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(index)}
-    text = json.dumps({**content, "crc32": _checksum(content)}, indent=1) + "\n"
+    # In one line: a model of many parameters would have more lines than a text may have.
+    text = json.dumps({**content, "crc32": _checksum(content)}) + "\n"
     try:
-        decode(text, where="index.json")
+        decode(strict.decode(text.encode(), where=NAME, max_bytes=MAX_BYTES), where=NAME)
     except CheckpointError as error:
         raise CheckpointError(f"this run cannot have checkpoints: {error}") from None
     return text

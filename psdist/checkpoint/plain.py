@@ -52,7 +52,7 @@ def _pack(value: Any, path: str, other: Callable[[Any, str], object], depth: int
     if kind is float:
         return value if isfinite(value) else {"float": repr(value)}
     if depth == MOST_DEPTH:
-        raise UsageError(f"{path} lies more than {MOST_DEPTH} levels deep, or holds itself")
+        raise UsageError(f"{path:.80} ... lies more than {MOST_DEPTH} levels deep, or holds itself")
     if kind in (list, tuple):
         items = [
             _pack(item, f"{path}[{index}]", other, depth + 1) for index, item in enumerate(value)

@@ -31,7 +31,6 @@ from psdist.protocol.partition import master_dtype
 if TYPE_CHECKING:
     import torch
 
-INDEX_NAME: Final = "index.json"
 VALUE: Final = "value"
 STATE: Final = "state."
 _READ_BYTES: Final = 8 << 20
@@ -69,7 +68,7 @@ class Checkpoint:
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
         """Reads the index. Raises :class:`CheckpointError`."""
-        where = path / INDEX_NAME
+        where = path / indexes.NAME
         text = read_text(where, max_bytes=indexes.MAX_BYTES)
         return cls(path, indexes.decode(text, where=quoted(where)))
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from psdist.checkpoint import index as indexes
 from psdist.checkpoint.folder import FOLDER, Folder
-from psdist.checkpoint.reading import INDEX_NAME, Checkpoint
+from psdist.checkpoint.reading import Checkpoint
 from psdist.checkpoint.strict import quoted
 from psdist.errors import CheckpointError
 
@@ -18,7 +19,7 @@ from psdist.errors import CheckpointError
 def find_folder(path: Path) -> Folder | None:
     """The run's, where ``path`` is a run's directory or its folder of checkpoints; None where it
     is a checkpoint. Raises :class:`CheckpointError` where it is neither."""
-    if (path / INDEX_NAME).exists():
+    if (path / indexes.NAME).exists():
         return None
     for run_dir in (path, path.parent) if path.name == FOLDER else (path,):
         folder = Folder(run_dir)

@@ -45,6 +45,14 @@ def test_an_index_says_the_same_after_it_was_written() -> None:
     assert (index.step, index.num_workers, index.num_bytes) == (100, 2, 10)
 
 
+def test_an_index_of_many_parameters_is_read_back() -> None:
+    records = an_index().sets[0]
+    many = dataclasses.replace(records, pieces=records.pieces * 3000)
+    text = encode(an_index(sets=(many,)))
+    assert text.count("\n") == 1  # a text from outside has a limit of lines
+    assert len(decode(text, where="index.json").sets[0].pieces) == 6000
+
+
 def test_any_flipped_bit_is_noticed_or_changes_nothing() -> None:
     index = an_index(sets=an_index().sets[1:])
     data = encode(index).encode()

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 
-from psdist.checkpoint import plain, tree
+from psdist.checkpoint import plain, strict, tree
 from psdist.errors import CheckpointError, UsageError
 
 
@@ -54,6 +56,42 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
     assert back == value
     assert type(back) is type(value)
     assert repr(back) == repr(value)  # also -0.0 and the order of keys
+
+
+KEYS = some.one_of(
+    some.none(),
+    some.booleans(),
+    some.integers(),
+    some.floats(allow_nan=False),
+    some.text(some.characters(exclude_categories=["Cs"])),
+    some.binary(),
+)
+
+
+@given(
+    some.recursive(
+        KEYS,
+        lambda inner: some.one_of(
+            some.lists(inner),
+            some.lists(inner).map(tuple),
+            some.dictionaries(KEYS, inner),
+            some.dictionaries(KEYS, inner).map(OrderedDict),
+        ),
+    )
+)
+def test_any_tree_of_plain_values_comes_back_as_it_was(value: Any) -> None:
+    assert repr(there_and_back(value)) == repr(value)
+
+
+def test_the_deepest_tree_that_is_taken_can_be_read_from_a_file() -> None:
+    value: Any = math.inf
+    for _ in range(plain.MOST_DEPTH):
+        value = {-math.inf: value}
+    kept, tensors = tree.pack(value)
+    text = json.dumps(kept)
+    assert tree.unpack(strict.parse_json(text, where="it"), tensors) == value
+    with pytest.raises(UsageError, match="more than 64 levels deep"):
+        tree.pack([value])
 
 
 def test_nan_comes_back() -> None:
