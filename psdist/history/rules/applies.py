@@ -18,8 +18,8 @@ from psdist.history.rules.replay import ServerReplay
 
 def check_applies(replay: ServerReplay, findings: Findings) -> None:
     """By (chunk, group) the applies are stamped 0, 1, 2 ... (or on from a checkpoint); the chunk is
-    this server's; the group has joined and is not beyond the clock at which it said it stopped; none comes or is missing
-    when it says that it had finished them."""
+    this server's; the group has joined and is not beyond the clock at which it said it stopped;
+    none comes or is missing when it says that it had finished them."""
     owners = np.asarray(replay.run.owners, np.int64)
     findings.add_each(
         Rule.APPLIES,

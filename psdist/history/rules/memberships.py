@@ -28,8 +28,9 @@ _ALLOWED_AFTER = {
 
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
     """A group joins once, at 0 or where a checkpoint has it; is suspended and resumed by turns;
-    nothing comes after LEAVE or DEATH; the clocks that it states do not go back, and are where its updates stand; every event
-    names the workers that run.json says it has; and a whole log ends when all groups have gone."""
+    nothing comes after LEAVE or DEATH; the clocks that it states do not go back, and are where its
+    updates stand; every event names the workers that run.json says it has; and a whole log ends
+    when all groups have gone."""
     latest: dict[int, EventKind] = {}
     stated: dict[int, int] = {}  # the clock of each group's last SUSPEND or LEAVE
     members = zip(

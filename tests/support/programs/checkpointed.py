@@ -1,9 +1,10 @@
 """A training with checkpoints, that may be killed on the way: two optimizers, batches by clock.
 
-    psdist run --resume --run-dir RUN ... -m tests.support.programs.checkpointed OUT OPTIMIZER STEPS KILL
+    psdist run ... -m tests.support.programs.checkpointed OUT OPTIMIZER STEPS KILL
 
-makes STEPS iterations, with a checkpoint after every third, and saves the model to OUT; where RUN has
-a checkpoint, the rest of them. After iteration KILL worker 1 is killed (-1: never).
+makes STEPS iterations, with a checkpoint after every third, and saves the model to OUT; where it
+goes on from a checkpoint, the rest of them. After iteration KILL the last worker is killed (-1:
+never), in the middle of a checkpoint, which waits for the one before: that is complete.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ def main(out: str, optimizer: str, steps: int, kill: int, dtype: str = "float32"
             each.step()
         if job.clock % EVERY == 0:
             job.checkpoint()
-        if job.clock == kill and job.worker == job.num_workers - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if job.clock == kill:
+            job.checkpoint()
+            if job.worker == job.num_workers - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
     job.save(out)
 
 
