@@ -7,19 +7,31 @@
     disk.rename(partial, path)
     disk.sync_folder(path.parent)
 
-Each raises OSError as the system does.
+Each raises OSError as the system does, with the file's name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
 _WRITE_BYTES: Final = 16 << 20
 """A write of more would keep a thread in the kernel for long."""
+
+
+@contextlib.contextmanager
+def _named(file: FileIO) -> Iterator[None]:
+    """An error says which file it is about, as the one of opening it does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(file.name)
+        raise
 
 
 class Disk:
@@ -33,12 +45,14 @@ class Disk:
     def write(self, file: FileIO, data: bytes | memoryview) -> None:
         """All of ``data``."""
         rest = memoryview(data)
-        while len(rest):
-            rest = rest[file.write(rest[:_WRITE_BYTES]) :]
+        with _named(file):
+            while len(rest):
+                rest = rest[file.write(rest[:_WRITE_BYTES]) :]
 
     def sync(self, file: FileIO) -> None:
         """What was written is on the disk when this returns."""
-        os.fsync(file.fileno())
+        with _named(file):
+            os.fsync(file.fileno())
 
     def rename(self, source: Path, target: Path) -> None:
         os.replace(source, target)

@@ -90,6 +90,16 @@ def test_more_plain_values_than_a_header_takes_are_refused(
         write_tensors(tmp_path / "worker-0.safetensors", {}, ["x" * 1000])
 
 
+def test_a_disk_that_is_full_is_said_with_the_file(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full, whose writes fail as on a full disk")
+    path = tmp_path / "worker-0.safetensors"
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_tensors(path, {}, [])
+    assert caught.value.filename == str(path)
+
+
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
