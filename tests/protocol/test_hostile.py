@@ -54,6 +54,8 @@ from psdist.protocol.control import (
     Suspend,
     WhoIsAbsent,
     WhoIsMissing,
+    WriteFailed,
+    Written,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
@@ -90,6 +92,7 @@ GROUPS = ((0, 1), (2,), (3,))
 CHUNKS = (0, 2)
 STATE = (StatePart(0, 0, 8), StatePart(2, 0, 8))
 HYPER = pack_hyperparameters([{"lr": 0.1}])
+STEP = "step-00000007"
 MIB = 2**20
 MOST_GROWTH = 10 * MIB
 
@@ -161,6 +164,7 @@ class Hostile:
                 optimizer="x",
                 hyper=self.data(),
                 order=self.pick(([], [0, 2, 1], numbers())),
+                restore=self.pick(("", "", STEP)),
             ),
             lambda: Register(
                 group=self.pick((0, 1, 2, number())),
@@ -170,7 +174,13 @@ class Hostile:
             lambda: Registered(group=number(), server=number()),
             lambda: Settings(version=number(), hyper=self.data(), absent=numbers()),
             lambda: Suspend(group=number(), clock=number(), seq=number()),
-            lambda: Resume(seq=number()),
+            lambda: Resume(seq=number(), checkpoint=self.pick(("", "", STEP, "step-1", "../x"))),
+            lambda: Written(
+                checkpoint=self.pick((STEP, "x")), num_bytes=number(), crc32=self.pick(SMALL)
+            ),
+            lambda: WriteFailed(
+                checkpoint=self.pick((STEP, "x")), problem="\n" * self.pick((0, 1))
+            ),
             lambda: Resumed(seq=number(), server=number()),
             lambda: SumsOfSquares(round=number(), values=self.data()),
             lambda: StateValues(chunk=number(), start=number(), values=self.data()),
@@ -266,6 +276,7 @@ TO_SERVER: tuple[Said, ...] = (
     (worker_id(2), Suspend(group=1, clock=1, seq=1)),
     (worker_id(2), Leave(group=1, clock=1)),
     (REGISTRAR, Resume(seq=1)),
+    (REGISTRAR, Resume(seq=1, checkpoint=STEP)),
     *(
         (server_id(0), SumsOfSquares(round=number, values=struct.pack("<3d", *values)))
         for number in (0, 0, 1)
@@ -294,6 +305,20 @@ TO_REGISTRAR: tuple[Said, ...] = (
             WhoIsAbsent(worker=worker, seq=1),
             Metrics(line={"worker": worker, "values": {"a": 1.0}}),
             Done(worker=worker, statistics={}),
+        )
+    ),
+    *(
+        (worker_id(worker), Enter(worker=worker, seq=seq, name="checkpoint", payload=clocks))
+        for worker in range(4)
+        for seq in (1, 2)
+        for clocks in (b"7", b"7 1", b"-1")
+    ),
+    *(
+        (peer, said)
+        for peer in (*map(server_id, range(2)), *map(worker_id, range(4)))
+        for said in (
+            Written(checkpoint=STEP, num_bytes=1, crc32=1),
+            WriteFailed(checkpoint=STEP, problem="no space"),
         )
     ),
     *((server_id(server), Resumed(seq=1, server=server)) for server in (0, 1)),
@@ -463,8 +488,9 @@ class HostileRegistrar:
         come, done = (
             (range(4), ()) if stage < 0.2 else ((), range(4)) if stage < 0.4 else ((0,), ())
         )
+        name, payload = self.hostile.pick((("mean", b""), ("checkpoint", b"7")))
         for worker in come:
-            enter = Enter(worker=worker, seq=1, name="mean", payload=b"")
+            enter = Enter(worker=worker, seq=1, name=name, payload=payload)
             self.registrar.handle(worker_id(worker), enter)
         for worker in done:
             self.registrar.handle(worker_id(worker), Done(worker=worker, statistics={}))

@@ -1,0 +1,256 @@
+"""Checkpoints as servers and the registrar decide about them: when one begins, what is kept, when
+it is whole, and where clocks begin that go on from one."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.errors import ProtocolError
+from psdist.protocol.checkpoints import (
+    FirstClocks,
+    checkpoint_name,
+    number_of,
+    pack_clocks,
+    unpack_clocks,
+)
+from psdist.protocol.control import (
+    Collected,
+    Done,
+    Enter,
+    Leave,
+    Register,
+    Resume,
+    Resumed,
+    Setup,
+    Suspend,
+    WriteFailed,
+    Written,
+)
+from psdist.protocol.events import Arrived, ControlArrived, Frame
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.servers.protocol.actions import Fail, MembershipEvent, SendControl, TakeSnapshot
+from psdist.servers.protocol.checkpoints import (
+    BeginCheckpoint,
+    CompleteCheckpoint,
+    DropCheckpoint,
+)
+from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.state import ServerCore
+from tests.unit.servers.test_state import built, core_of
+
+PEERS = (server_id(0), worker_id(0), worker_id(1))
+STEP = "step-00000003"
+
+
+# -- names and clocks ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clock", [0, 7, 12345678, 123456789])
+def test_a_name_says_its_clock(clock: int) -> None:
+    assert number_of(checkpoint_name(clock)) == clock
+
+
+@pytest.mark.parametrize(
+    "name", ["", "step-7", "step-000000007", "step-0000000x", "../step-00000007"]
+)
+def test_what_is_no_name_has_no_clock(name: str) -> None:
+    assert number_of(name) is None
+
+
+def test_clocks_travel_as_they_are() -> None:
+    assert unpack_clocks(pack_clocks([3, 0, 12])) == (3, 0, 12)
+    for data in (b"", b"-1", b"1  2", b"x", b"1 " * 5000, b"9" * 30):
+        assert unpack_clocks(data) is None
+
+
+# -- the registrar ---------------------------------------------------------------------------------
+
+
+def enter(registrar: Registrar, seq: int, *clocks: str) -> list[RegistrarAction]:
+    actions: list[RegistrarAction] = []
+    for worker, each in enumerate(clocks):
+        message = Enter(worker=worker, seq=seq, name="checkpoint", payload=each.encode())
+        actions += registrar.handle(worker_id(worker), message)
+    return actions
+
+
+def written(name: str = STEP) -> Written:
+    return Written(checkpoint=name, num_bytes=9, crc32=1)
+
+
+def begun() -> Registrar:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    resume = SendControl(server_id(0), Resume(seq=1, checkpoint=STEP))
+    assert enter(registrar, 1, "3 8", "5 1") == [BeginCheckpoint(STEP), resume]
+    return registrar
+
+
+def test_a_checkpoint_is_named_after_the_lowest_clock_and_told_to_all() -> None:
+    registrar = begun()
+    actions = registrar.handle(server_id(0), Resumed(seq=1, server=0))
+    answer = Collected(seq=1, payloads=[STEP.encode()], runs=[0, 2], values=b"", error="")
+    assert actions == [SendControl(worker_id(worker), answer) for worker in (0, 1)]
+
+
+def test_it_is_complete_when_everybody_has_written() -> None:
+    registrar = begun()
+    assert not registrar.handle(PEERS[0], written())
+    assert not registrar.handle(PEERS[2], written())
+    files = dict.fromkeys((PEERS[0], PEERS[2], PEERS[1]), (9, 1))
+    assert registrar.handle(PEERS[1], written()) == [
+        CompleteCheckpoint(STEP, [(3, 8), (5, 1)], files)
+    ]
+
+
+def test_one_file_that_is_missing_drops_it_once_all_have_told() -> None:
+    registrar = begun()
+    problem = WriteFailed(checkpoint=STEP, problem="no space left")
+    assert not registrar.handle(PEERS[1], problem)
+    assert not registrar.handle(PEERS[0], written())
+    assert registrar.handle(PEERS[2], written()) == [
+        DropCheckpoint(STEP, {PEERS[1]: "no space left"})
+    ]
+
+
+def test_the_next_one_waits_until_the_one_before_is_written() -> None:
+    registrar = begun()
+    registrar.handle(server_id(0), Resumed(seq=1, server=0))
+    registrar.handle(PEERS[1], written())
+    registrar.handle(PEERS[2], written())
+    assert not enter(registrar, 2, "6 8", "6 8")
+    complete, begin, resume = registrar.handle(PEERS[0], written())
+    assert isinstance(complete, CompleteCheckpoint)
+    assert begin == BeginCheckpoint("step-00000006")
+    assert resume == SendControl(server_id(0), Resume(seq=2, checkpoint="step-00000006"))
+
+
+@pytest.mark.parametrize(
+    ("peer", "message"),
+    [
+        (worker_id(0), written("step-00000004")),
+        (worker_id(2), written()),
+        (server_id(1), written()),
+        (worker_id(0), Written(checkpoint=STEP, num_bytes=-1, crc32=1)),
+        (worker_id(0), Written(checkpoint=STEP, num_bytes=1, crc32=2**32)),
+        (worker_id(0), WriteFailed(checkpoint=STEP, problem="x" * 3000)),
+        (worker_id(0), WriteFailed(checkpoint=STEP, problem="two\nlines")),
+        (worker_id(0), Done(worker=0, statistics={})),
+    ],
+)
+def test_who_may_not_say_so_is_named(peer: int, message: Written | WriteFailed | Done) -> None:
+    registrar = begun()
+    registrar.handle(server_id(0), Resumed(seq=1, server=0))
+    with pytest.raises(ProtocolError, match="the registrar: (worker|server) . "):
+        registrar.handle(peer, message)
+
+
+def test_nobody_tells_of_a_file_twice_or_of_none() -> None:
+    registrar = begun()
+    registrar.handle(PEERS[0], written())
+    with pytest.raises(ProtocolError, match="told of its file twice"):
+        registrar.handle(PEERS[0], written())
+    with pytest.raises(ProtocolError, match="none is being written"):
+        Registrar(num_workers=1, num_servers=1).handle(PEERS[0], written())
+
+
+def test_what_are_no_clocks_is_refused_and_other_numbers_of_sets_fail_for_all() -> None:
+    registrar = Registrar(num_workers=2, num_servers=1)
+    with pytest.raises(ProtocolError, match="worker 0 entered a checkpoint with what are no clo"):
+        enter(registrar, 1, "-3")
+    actions = enter(Registrar(num_workers=2, num_servers=1), 1, "3", "3 4")
+    errors = [each.message.error for each in actions if isinstance(each, SendControl)]  # type: ignore[union-attr]
+    assert len(errors) == 2
+    assert "different numbers of prepared optimizers: 1, 2" in errors[0]
+
+
+# -- a server --------------------------------------------------------------------------------------
+
+
+def loaded(core: ServerCore, chunks: int) -> ServerCore:
+    for chunk in range(chunks):
+        core.handle(
+            Arrived(
+                worker_id(0),
+                Header(kind=Kind.INIT, sender=worker_id(0), chunk=chunk, length=4, dtype=1),
+                Frame(capacity=4),
+            )
+        )
+    return core
+
+
+def resume(checkpoint: str) -> ControlArrived:
+    return ControlArrived(REGISTRAR, Resume(seq=1, checkpoint=checkpoint))
+
+
+def test_a_snapshot_is_taken_before_anybody_counts_again() -> None:
+    core = loaded(core_of("ssp", chunks=2), 2)
+    for group in (0, 1):
+        suspend = Suspend(group=group, clock=0, seq=1)
+        core.handle(ControlArrived(worker_id(group), suspend))
+    actions = core.handle(resume("step-00000000"))
+    assert actions == [
+        TakeSnapshot(0, (0, 1)),
+        MembershipEvent("resume", 0, 0, 1),
+        MembershipEvent("resume", 1, 0, 1),
+    ]
+
+
+def test_a_checkpoint_in_the_middle_of_something_is_refused() -> None:
+    core = core_of("ssp", chunks=1)
+    (failed,) = core.handle(resume("step-00000000"))
+    assert isinstance(failed, Fail)
+    assert "before there were any values" in str(failed.error)
+    (failed,) = loaded(core_of("sync", chunks=1), 1).handle(resume("step-7"))
+    assert isinstance(failed, Fail)
+    assert "wants a checkpoint 'step-7'" in str(failed.error)
+
+
+def restored(mode: str = "sync", clocks: tuple[int, ...] = (5, 7)) -> ServerCore:
+    core = ServerCore(
+        server=0,
+        policy=policy_for(mode, staleness=1),
+        groups=[(0,), (1,)],
+        first=FirstClocks(checkpoint="step-00000005", clocks=clocks),
+    )
+    setup = Setup(partition=b"", optimizer="", hyper=b"", restore="step-00000005")
+    core.handle(ControlArrived(worker_id(0), setup))
+    core.handle(built(1, [Frame(capacity=4) for _ in range(4)]))
+    return core
+
+
+def register(core: ServerCore, group: int, clock: int) -> list[object]:
+    message = Register(group=group, workers=[group], clock=clock)
+    return list(core.handle(ControlArrived(worker_id(group), message)))
+
+
+def test_groups_begin_where_the_checkpoint_has_them() -> None:
+    core = restored()
+    assert register(core, 0, 5)[0] == MembershipEvent("join", 0, 5, 1)
+    assert register(core, 1, 7)[0] == MembershipEvent("join", 1, 7, 1)
+    core.check_invariants()
+    clock = core._chunks[0].clock
+    clock.catch_up()
+    assert (clock.done, clock.min_done) == ([5, 7], 5)
+    assert core.statistics().updates == 0
+    left = core.handle(ControlArrived(worker_id(1), Leave(group=1, clock=7)))
+    assert left[0] == MembershipEvent("leave", 1, 7, 1)
+
+
+@pytest.mark.parametrize("clock", [0, 4, 6])
+def test_a_group_that_begins_elsewhere_is_refused(clock: int) -> None:
+    (failed,) = register(restored(), 0, clock)
+    assert isinstance(failed, Fail)
+    assert f"registered group 0 at clock {clock}, not at 5" in str(failed.error)
+
+
+def test_the_chief_and_the_server_go_on_from_the_same_or_not_at_all() -> None:
+    for first, told in ((None, STEP), (FirstClocks(checkpoint=STEP, clocks=(3,)), "")):
+        core = ServerCore(
+            server=0, policy=policy_for("sync", staleness=0), groups=[(0,)], first=first
+        )
+        setup = Setup(partition=b"", optimizer="", hyper=b"", restore=told)
+        (failed,) = core.handle(ControlArrived(worker_id(0), setup))
+        assert isinstance(failed, Fail)
+        assert "sent Setup that goes on from checkpoint" in str(failed.error)
