@@ -600,6 +600,7 @@ class Job:
             raise OptimizerRefusedError(problem.decode())
         return found
 
+    @span_of_call(Span.CHECKPOINT, _tracer_of)
     def checkpoint(self) -> str:
         """Keep what is needed to go on from here, in RUN_DIR/checkpoints; the checkpoint's name.
 

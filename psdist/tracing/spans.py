@@ -50,6 +50,7 @@ class Span(IntEnum):
     PULL_ALL = 19
     """``job.pull()``."""
     OPTIMIZER_STATE = 20
+    CHECKPOINT = 21
     RECEIVE = 32
     """On a server: a chunk of a worker (``other``), from its acceptance until it is here."""
     FOLD = 33
@@ -71,12 +72,13 @@ NAMES: Final = {
     Span.PULL_ALL: "job.pull",
     Span.SAVE: "job.save",
     Span.OPTIMIZER_STATE: "job.optimizer_state",
+    Span.CHECKPOINT: "checkpoint",
 }
 """Of kinds that are called otherwise than in lower case."""
 
 COLLECTIVES: Final = (
     *("prepare", "save", "mean", "barrier", "push", "optimizer_state"),
-    *("any", "all", "loader", "finish", "start", "pull"),
+    *("any", "all", "loader", "finish", "start", "pull", "checkpoint"),
 )
 
 WAITS: Final = (

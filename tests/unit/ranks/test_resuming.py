@@ -1,4 +1,4 @@
-"""What becomes of an attempt's files when the next one begins, and which checkpoint it goes on from."""
+"""What becomes of an attempt's files when the next one begins; what it goes on from."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_the_next_one_waits_until_the_one_before_is_written() -> None:
 def test_who_may_not_say_so_is_named(peer: int, message: Written | WriteFailed | Done) -> None:
     registrar = begun()
     registrar.handle(server_id(0), Resumed(seq=1, server=0))
-    with pytest.raises(ProtocolError, match="the registrar: (worker|server) . "):
+    with pytest.raises(ProtocolError, match=r"the registrar: (worker|server) . "):
         registrar.handle(peer, message)
 
 
