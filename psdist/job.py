@@ -613,6 +613,9 @@ class Job:
         Raises :class:`UsageError` between backward() and step() where gradients have left.
         """
         sets = self._prepared_between_steps("checkpoint")
+        for each in sets.sets:
+            if each.history is not None:
+                each.history.flush()
         return self._checkpoints.make(
             self._collective, [trainer.clock for trainer in sets.trainers]
         )

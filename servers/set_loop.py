@@ -287,6 +287,8 @@ class SetLoop:
             regions += self._built.snapshot(chunk)
             self._log.kept(EventKind.SNAPSHOT, chunk, action.number, self._value_checksum(chunk))
         keeper.keep(self.set_index, regions)
+        if self._history is not None:
+            self._history.flush()  # who goes on from this checkpoint is proved against the log
 
     def _value_checksum(self, chunk: int) -> int | None:
         """Taken where there is a history, and bytes."""
