@@ -260,9 +260,7 @@ class Job:
         chosen = self._config.overlap if overlap is None else self._checked_overlap(overlap)
         self._script.before_prepare(model)
         served = self._sets.prepare(model, optimizers, max_norm=max_norm, overlap=chosen)
-        self._script.prepared(
-            self._sets.model_of(model, "prepare").for_checkpoints(self._sets.sets)
-        )
+        self._script.prepared(self._sets.model_of(model, "prepare").for_checkpoints())
         if is_first:
             self._prepared_s = time.monotonic()
             self._occasions.begin_at(self.clock)

@@ -118,18 +118,23 @@ class PreparedModel:
                     names.setdefault(name, value)
         write_tensors(path, names)
 
-    def for_checkpoints(self, sets: Sequence[ParameterSet]) -> ScriptModel:
-        """``sets``: all of the job's, whose places among them a checkpoint names."""
+    def for_checkpoints(self) -> ScriptModel:
+        """What a checkpoint has of it."""
+        groups = [each.optimizer.param_groups for each in self.sets]
+        return ScriptModel(module=self.module, names=self._names_by_place, groups=groups)
+
+    def _names_by_place(self) -> dict[str, tuple[int, int] | torch.Tensor]:
+        """Of its state_dict as it is now: scripts put other tensors in the place of buffers."""
         names: dict[str, tuple[int, int] | torch.Tensor] = {}
         for each in self.sets:
-            place = sets.index(each)
-            for name, value in each.description.saved_names(self.module).items():
+            place = each.loop.core.set_index
+            saved = each.description.saved_names(self.module, skips_others=True)
+            for name, value in saved.items():
                 if isinstance(value, int):
                     names[name] = place, value
                 else:
                     names.setdefault(name, value)
-        groups = [each.optimizer.param_groups for each in self.sets]
-        return ScriptModel(module=self.module, names=names, groups=groups)
+        return names
 
     def set_values(self) -> None:
         """What is in memory becomes the servers'; on the chief, while everybody is in a

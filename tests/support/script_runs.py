@@ -22,6 +22,7 @@ from psdist.protocol.collected import Brought
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.seen import Pass
+from psdist.workers.model.description import ModelDescription
 from psdist.workers.script.state import ScriptModel, ScriptState
 
 
@@ -87,11 +88,15 @@ class Worker:
         self.script.attached.add(objects, has_begun=False)
 
     def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        names = {
-            name: (0, 0) if id(value) in trained else value.detach()
-            for name, value in model.state_dict(keep_vars=True).items()
-        }
+        description = ModelDescription.of(model, optimizer)
+
+        def names() -> dict[str, Any]:
+            saved = description.saved_names(model, skips_others=True)
+            return {
+                name: (0, value) if isinstance(value, int) else value
+                for name, value in saved.items()
+            }
+
         self.script.before_prepare(model)
         self.script.prepared(
             ScriptModel(module=model, names=names, groups=[optimizer.param_groups])

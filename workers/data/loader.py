@@ -11,6 +11,8 @@ samples are whose is the plan's (``sharding``), a sampler's that all workers dra
         on_batch=lambda num_samples, batch_size: None, loader_options={"num_workers": 2},
     )
     for x, y in loader: ...     # again: the next epoch, in another order
+
+Longer than other modules: a pass from its order of samples to its end, and where it goes on.
 """
 
 from __future__ import annotations

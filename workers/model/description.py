@@ -128,13 +128,18 @@ class ModelDescription:
             )
         return Partition.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=is_whole)
 
-    def saved_names(self, module: torch.nn.Module) -> dict[str, torch.Tensor | int]:
+    def saved_names(
+        self, module: torch.nn.Module, *, skips_others: bool = False
+    ) -> dict[str, torch.Tensor | int]:
         """The names of the module's own state_dict: a piece's index where it is trained (tied
-        parameters have several names), else the tensor itself."""
+        parameters have several names), else the tensor itself. What is no tensor (a module's extra
+        state) is an error, or left out with ``skips_others``."""
         index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         names: dict[str, torch.Tensor | int] = {}
         for name, value in module.state_dict(keep_vars=True).items():
             if not isinstance(value, torch.Tensor):
+                if skips_others:
+                    continue
                 raise ModelError(
                     f"state_dict entry {name} is a {type(value).__name__}, not a tensor, and "
                     "cannot be saved as safetensors"

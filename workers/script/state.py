@@ -35,8 +35,8 @@ class ScriptModel:
     """A prepared model as a checkpoint sees it."""
 
     module: torch.nn.Module
-    names: Mapping[str, tuple[int, int] | torch.Tensor]
-    """Of its ``state_dict()``: (set, piece) where servers have the values, else the tensor."""
+    names: Callable[[], Mapping[str, tuple[int, int] | torch.Tensor]]
+    """Of its ``state_dict()`` now: (set, piece) where servers have the values, else the tensor."""
     groups: Sequence[list[dict[str, Any]]]
     """Of each of its optimizers, the ``param_groups``."""
 
@@ -61,8 +61,9 @@ class ScriptState:
         self._is_chief = is_chief
         self._tell = tell
         self._models: list[ScriptModel] = []
-        self._versions: dict[int, int] = {}
-        """Of frozen parameters after ``prepare``, which has made them the chief's."""
+        self._versions: dict[tuple[int, str], int] = {}
+        """Of frozen parameters, by module and name, after ``prepare``, which has made them the
+        chief's."""
         self._restored: Mapping[str, Any] | None = None
         self._name = ""
         self._is_moved = False
@@ -81,6 +82,7 @@ class ScriptState:
             "format": FORMAT,
             "models": [self._told_of(each) for each in self._models],
             "buffers": [_unsaved_buffers(each) for each in self._models],
+            "extra": [_extra_states(each.module) for each in self._models],
             "groups": [[_plain(group) for group in each] for each in self._groups()],
             "state": self.values,
             "attached": self.attached.collect(),
@@ -95,13 +97,15 @@ class ScriptState:
     def _told_of(self, model: ScriptModel) -> dict[str, Any]:
         return {
             name: value
-            for name, value in model.names.items()
-            if self._is_chief or not isinstance(value, torch.Tensor) or self._is_own(value)
+            for name, value in model.names().items()
+            if self._is_chief
+            or not isinstance(value, torch.Tensor)
+            or self._is_own(model, name, value)
         }
 
-    def _is_own(self, tensor: torch.Tensor) -> bool:
+    def _is_own(self, model: ScriptModel, name: str, tensor: torch.Tensor) -> bool:
         """Whether it may differ from the chief's; frozen parameters are large, and seldom do."""
-        return self._versions.get(id(tensor)) != tensor._version
+        return self._versions.get((id(model.module), name)) != tensor._version
 
     # -- going on from one -----------------------------------------------------------------------
 
@@ -139,9 +143,9 @@ class ScriptState:
             self._models[known[0]] = model
         else:
             self._models.append(model)
-        for parameter in model.module.parameters():
+        for name, parameter in model.module.named_parameters(remove_duplicate=False):
             if not parameter.requires_grad:
-                self._versions[id(parameter)] = parameter._version
+                self._versions[id(model.module), name] = parameter._version
         if self._restored is not None:
             self._set_tensors(self._models.index(model), model.module)
 
@@ -152,6 +156,7 @@ class ScriptState:
             return
         for place, model in enumerate(self._models):
             self._set_tensors(place, model.module)
+            self._set_extra_states(tree, place, model.module)
         self._set_groups(tree)
         _make_equal(self.values, tree["state"])
         self.attached.go_on()
@@ -185,6 +190,19 @@ class ScriptState:
             if not torch.equal(tensor.detach().cpu(), value):
                 with torch.no_grad():
                     tensor.copy_(value)
+
+    def _set_extra_states(
+        self, tree: Mapping[str, Any], place: int, module: torch.nn.Module
+    ) -> None:
+        saved = tree["extra"][place] if place < len(tree["extra"]) else {}
+        within = dict(module.named_modules())
+        for name, value in saved.items():
+            if name not in within:
+                raise CheckpointError(
+                    f"checkpoint {self._name} has extra state of a module {name!r}, which the "
+                    "script's model has not"
+                )
+            within[name].set_extra_state(copy.deepcopy(value))
 
     def _set_groups(self, tree: Mapping[str, Any]) -> None:
         now, saved = self._groups(), tree["groups"]
@@ -226,4 +244,14 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unsaved_buffers(model: ScriptModel) -> dict[str, torch.Tensor]:
     """Those that its ``state_dict()`` leaves out."""
-    return {name: each for name, each in model.module.named_buffers() if name not in model.names}
+    saved = model.names()
+    return {name: each for name, each in model.module.named_buffers() if name not in saved}
+
+
+def _extra_states(module: torch.nn.Module) -> dict[str, Any]:
+    """By the name of each module within that has some of its own (``get_extra_state``)."""
+    return {
+        name: each.get_extra_state()
+        for name, each in module.named_modules()
+        if type(each).get_extra_state is not torch.nn.Module.get_extra_state
+    }

@@ -77,7 +77,8 @@ def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         RunDirectory.create(tmp_path)
     assert str(caught.value) == (
-        f"run_dir = {tmp_path}: it holds a run already; choose another directory or remove this one"
+        f"run_dir = {tmp_path}: it holds a run already; choose another directory, remove this "
+        "one, or go on with it (--resume)"
     )
 
 

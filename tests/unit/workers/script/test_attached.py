@@ -112,3 +112,60 @@ def test_damaged_random_numbers_are_a_checkpoint_error(key: str) -> None:
     tree["random"][key] = [1, torch.zeros(3), None]
     with pytest.raises(CheckpointError, match="random numbers cannot be set"):
         resume(_with_buffer(3), tree)
+
+
+class Tallied(nn.Module):
+    """With state of its own that is no tensor, and a buffer that each pass puts another one for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Parameter(torch.zeros(5), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(2))
+        self.tally = {"passes": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + 1
+        self.tally["passes"] += 1
+        return x
+
+    def get_extra_state(self) -> dict[str, int]:
+        return dict(self.tally)
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.tally = dict(state)
+
+
+def tallied(job: Worker) -> None:
+    model = nn.Sequential(nn.Linear(1, 2), Tallied())
+    job.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    for _ in job.epochs(4):
+        model(torch.ones(1, 1))
+        job.step(model[1].seen, str(model[1].tally))
+
+
+def test_what_a_module_keeps_in_python_and_buffers_that_are_replaced_go_on() -> None:
+    whole = play(tallied)
+    first = play(tallied, cut_at=3)
+    assert first.tree is not None
+    assert first.trace + resume(tallied, first.tree).trace == whole.trace
+
+
+def test_frozen_parameters_are_in_the_chiefs_file_alone_while_they_are_alike() -> None:
+    def changed(job: Worker) -> None:
+        model = nn.Sequential(nn.Linear(1, 2), Tallied())
+        job.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+        for epoch in job.epochs(4):
+            if epoch == 2:
+                with torch.no_grad():
+                    model[1].frozen += 1
+            job.step()
+
+    def names(share: tuple[int, int], cut_at: int) -> set[str]:
+        tree = play(changed, cut_at=cut_at, share=share).tree
+        assert tree is not None
+        return set(tree["models"][0])
+
+    assert "1.frozen" in names((0, 2), 1)
+    assert "1.frozen" not in names((1, 2), 1)
+    assert "1.seen" in names((1, 2), 1)
+    assert "1.frozen" in names((1, 2), 3)
