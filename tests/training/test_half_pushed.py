@@ -47,6 +47,7 @@ CALLS: dict[str, Callable[[Job, Path], Any]] = {
     "push": lambda job, _path: job.push(),
     "save": lambda job, path: job.save(path / "model.safetensors"),
     "optimizer_state": lambda job, _path: job.optimizer_state(),
+    "checkpoint": lambda job, _path: job.checkpoint(),
 }
 
 

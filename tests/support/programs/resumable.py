@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -46,6 +47,13 @@ def digest(tensors: dict[str, Tensor]) -> str:
         found.update(name.encode())
         found.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
+
+
+def die() -> None:
+    """Loader processes would notice that they are orphans some seconds later."""
+    for each in multiprocessing.active_children():
+        each.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
@@ -90,7 +98,7 @@ def main() -> None:
             if job.clock == given.checkpoint_at:
                 job.checkpoint()
             if job.clock == given.die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
         per_epoch.step()
     path = given.out.with_name(f"{given.out.name}-{job.worker}.json")
     found = {
