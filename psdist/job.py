@@ -196,7 +196,7 @@ class Job:
         optimizer: torch.optim.Optimizer,
         *,
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict"] | None = None,
+        overlap: Literal["auto", "off", "strict", "full"] | None = None,
     ) -> tuple[_Module, ServedOptimizer]: ...
 
     @overload
@@ -206,7 +206,7 @@ class Job:
         optimizer: Sequence[torch.optim.Optimizer],
         *,
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict"] | None = None,
+        overlap: Literal["auto", "off", "strict", "full"] | None = None,
     ) -> tuple[_Module, list[ServedOptimizer]]: ...
 
     @overload
@@ -216,7 +216,7 @@ class Job:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict"] | None = None,
+        overlap: Literal["auto", "off", "strict", "full"] | None = None,
     ) -> tuple[Any, ...]: ...
 
     def prepare(
@@ -225,7 +225,7 @@ class Job:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict"] | None = None,
+        overlap: Literal["auto", "off", "strict", "full"] | None = None,
     ) -> tuple[Any, ...]:
         """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
 
@@ -240,7 +240,7 @@ class Job:
         clips to that L2 norm, as torch's clip_grad_norm_ clips a process's, the gradient of the
         parameters of each optimizer: in sync that of the joint batch, in ssp and async the mean
         gradient of the worker's group. ``overlap``: instead of the setting of that name, whether
-        gradients may leave during backward.
+        gradients may leave during backward (and with "full" replies come during forward).
 
         Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
         a parameter or servers cannot hold the model, :class:`OptimizerRefusedError` for an
@@ -268,9 +268,9 @@ class Job:
         return model, (served[0] if is_one else served), *shared
 
     def _checked_overlap(
-        self, overlap: Literal["auto", "off", "strict"]
-    ) -> Literal["auto", "off", "strict"]:
-        if overlap not in ("auto", "off", "strict"):
+        self, overlap: Literal["auto", "off", "strict", "full"]
+    ) -> Literal["auto", "off", "strict", "full"]:
+        if overlap not in ("auto", "off", "strict", "full"):
             raise UsageError(
                 f"job.prepare(overlap={overlap!r}): it must be {allowed_values('overlap')}"
             )
@@ -506,6 +506,7 @@ class Job:
         self._sets.take_over()
         self._loop.log({**line, "values": plain})
         self._send_progress()
+        self._sets.resume()
 
     # -- collectives ---------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -31,7 +31,7 @@ from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
 from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
-from psdist.protocol.send_order import backward_order
+from psdist.protocol.send_order import backward_order, round_order
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
@@ -42,6 +42,7 @@ from psdist.workers.early.progress import BackgroundProgress, PollingProgress, P
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
+    EndHook,
     ModelDescription,
     UseHook,
     agree_on_model,
@@ -63,8 +64,16 @@ from psdist.workers.trainer import Trainer
 
 logger = logging.getLogger("psdist")
 
-Setting = Literal["auto", "off", "strict"]
+Setting = Literal["auto", "off", "strict", "full"]
 """Of ``overlap``."""
+
+ORDERS: Final[dict[Setting, Callable[[Partition], Sequence[int]]]] = {
+    "off": lambda _partition: (),
+    "auto": backward_order,
+    "strict": backward_order,
+    "full": round_order,
+}
+"""In which all groups send: known before anything was watched, so it is the same on all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +218,14 @@ class ParameterSets:
         """As :meth:`take_over`, for ``call``, which waits for the other workers."""
         self.take_over()
         for trainer in self.trainers:
+            trainer.finish_late()
+        for trainer in self.trainers:
             trainer.end_dropped(call)
+
+    def resume(self) -> None:
+        """The script has used the loop, and computes again."""
+        for trainer in self.trainers:
+            trainer.resume()
 
     def _driver(self) -> Progress:
         """What drives the loop during backward, for all sets."""
@@ -328,7 +344,8 @@ class ParameterSets:
         for each in added:
             hook = UseHook(self._use_of(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-            self._at_end += [handle.remove, each.optimizer.end]
+            read = model.register_forward_hook(EndHook(each.trainer.finish_late), always_call=True)
+            self._at_end += [handle.remove, read.remove, each.optimizer.end]
         if self._passes is not None and all(each.module is not model for each in self.models):
             self._at_end += [handle.remove for handle in self._passes.attach(model)]
         for optimizer in optimizers:
@@ -478,12 +495,13 @@ class ParameterSets:
             clips_itself=config.mode != "sync",
             history=history,
             on_iteration=lambda: self._end_iteration(index),
-            order=backward_order(partition) if overlap != "off" else (),
+            order=ORDERS[overlap](partition),
             overlap=overlap,
             progress=self._driver() if may_overlap else None,
             is_training=lambda: model.training,
             beside=self._another_end() if may_overlap and self._group.size > 1 else None,
             first_clock=first_clock,
+            module=model,
         )
         setup = Setup(
             partition=partition.encode(),

@@ -63,11 +63,12 @@ def make_trainer(
     history: WorkerHistory | None = None,
     on_iteration: Callable[[], None] = lambda: None,
     order: Sequence[int] = (),
-    overlap: Literal["auto", "strict", "off"] = "off",
+    overlap: Literal["auto", "strict", "off", "full"] = "off",
     progress: Driver | None = None,
     is_training: Callable[[], bool] = lambda: True,
     beside: GroupChannel | None = None,
     first_clock: int = 0,
+    module: torch.nn.Module | None = None,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -75,8 +76,9 @@ def make_trainer(
     ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; ``wire``:
     the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
     none of them for ascending; ``beside``: another end of ``group``, over which gradients are
-    reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from; the
-    rest as in :class:`Trainer`.
+    reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from;
+    ``module``: whose parameters are awaited where they are read, after step(); the rest as in
+    :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters, allocate=group.allocate)
     sums = None
@@ -112,4 +114,5 @@ def make_trainer(
         beside=beside,
         sums=sums,
         first_clock=first_clock,
+        module=module,
     )

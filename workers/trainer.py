@@ -26,6 +26,8 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+import torch
+
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.ids import describe_workers
@@ -39,6 +41,7 @@ from psdist.workers.early.overlap import Left, Overlap
 from psdist.workers.early.progress import Driver
 from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.late.steps import LateSteps
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.reduction import Reduced, Reduction
@@ -87,12 +90,13 @@ class Trainer:
         clips_itself: bool,
         history: WorkerHistory | None,
         on_iteration: Callable[[], None] = lambda: None,
-        overlap: Literal["auto", "strict", "off"] = "off",
+        overlap: Literal["auto", "strict", "off", "full"] = "off",
         progress: Driver | None = None,
         is_training: Callable[[], bool] = lambda: True,
         beside: GroupChannel | None = None,
         sums: Sums | None = None,
         first_clock: int = 0,
+        module: torch.nn.Module | None = None,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
@@ -100,7 +104,8 @@ class Trainer:
         every step clips, 0 for none: the group's gradient here (``clips_itself``), or the joint one
         on the servers; ``progress``: drives the loop during backward, where gradients may leave
         then, but not while the model is evaluated (``is_training()``); in a group of several
-        ``beside`` reduces them, and they are pushed out of ``sums``."""
+        ``beside`` reduces them, and they are pushed out of ``sums``; with overlap = full ``module``
+        is the model whose parameters are awaited where they are read."""
         self.clock = first_clock
         self._partition = partition
         self._flat = flat
@@ -130,6 +135,7 @@ class Trainer:
             "terms": self._terms,
             "driver": progress,
             "is_training": is_training,
+            "before_gradient": self.finish_late,
         }
         look = self._values.look_for_writes
         if beside is not None and sums is not None:
@@ -151,6 +157,18 @@ class Trainer:
             ),
             **common,
         )
+        self._late: LateSteps | None = None
+        if overlap == "full" and progress is not None and module is not None:
+            self._late = LateSteps(
+                partition,
+                self._mine,
+                flat,
+                loop,
+                self._values,
+                module=module,
+                overlap=self._overlap,
+                driver=progress,
+            )
         self._reduction = Reduction(
             partition, flat, group, self._steps, slices=slices, overlap=self._in_group
         )
@@ -167,7 +185,10 @@ class Trainer:
         ends in a step; passes over the same parameters are one use. ``num_samples``: of the pass,
         which count (but do not weigh) where the script has batches of its own."""
         self._batches.use(num_samples)
-        self._values.record_use(self.clock)
+        if self._late is not None and self._late.is_pending:
+            self._late.use(self.clock)
+        else:
+            self._values.record_use(self.clock)
 
     def _terms(self) -> Terms:
         """Under which this worker would push now."""
@@ -193,6 +214,21 @@ class Trainer:
         if self._progress is not None:
             self._progress.take_over()
 
+    def finish_late(self) -> None:
+        """What the last step() has left to be done is done; before whatever needs it."""
+        if self._late is not None:
+            self._late.finish_now()
+
+    def _finish_late(self) -> Generator[Wait, None, None]:
+        """As :meth:`finish_late`; the loop is the script's."""
+        if self._late is not None:
+            yield from self._late.finish()
+
+    def resume(self) -> None:
+        """The script has used the loop, and computes again."""
+        if self._late is not None:
+            self._late.resume()
+
     def step(self, gradient_scale: float, is_skipped: bool, has_scaler: bool = False) -> None:
         """End iteration ``clock``: push, and bring the parameters for the next one.
 
@@ -210,6 +246,7 @@ class Trainer:
         """As :meth:`step`, but hands out what there is to wait for."""
         self._overlap.compare()
         self.take_over()
+        yield from self._finish_late()
         self._loop.begin_waiting(self.clock)
         if self._reduced is None:
             yield from self._reduce(gradient_scale, is_skipped=is_skipped, has_scaler=has_scaler)
@@ -231,7 +268,7 @@ class Trainer:
                 f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
                 f"nothing{more} was pushed. {_NON_FINITE_REMEDY}"
             )
-        yield from self._exchange(reduced)
+        yield from self._exchange(reduced, may_end_later=True)
 
     def clip(self, max_norm: float) -> float:
         """Reduce this iteration's gradients in the group, and clip what comes of it: the push of
@@ -251,6 +288,7 @@ class Trainer:
                 "called once, last before optimizer.step()"
             )
         self._overlap.compare()
+        self.finish_late()
         self.take_over()
         self._loop.begin_waiting(self.clock)
         for wait in self._reduce(1.0, clip_to=max_norm):
@@ -269,6 +307,8 @@ class Trainer:
     def iterate_for_others(self, others: Sequence[Trainer] = ()) -> Iterator[Wait]:
         """As :meth:`sit_out`, but hands out what there is to wait for."""
         trainers = (self, *others)
+        for trainer in trainers:
+            yield from trainer._finish_late()
         while True:
             self._loop.begin_waiting(self.clock)
             begun = [each._overlap.num_begun for each in trainers]
@@ -332,11 +372,19 @@ class Trainer:
             who = describe_workers(worker for worker, row in members if not row.is_finite)
             self._reduced.problem = f"{who}, in this worker's group,"
 
-    def _exchange(self, reduced: Reduced) -> Generator[Wait, None, None]:
-        """Push and bring; the iteration is over."""
+    def _exchange(
+        self, reduced: Reduced, *, may_end_later: bool = False
+    ) -> Generator[Wait, None, None]:
+        """Push and bring; the iteration is over, though values may be brought later."""
         if self._in_group is not None:
             yield from self._in_group.settle_in_group()
         self._begin_push(reduced)
+        late = self._late
+        if late is not None and may_end_later and late.may_begin():
+            self._end_iteration()
+            self._on_iteration()
+            late.begin()
+            return
         yield from self._await_replies("optimizer.step")
         self._on_iteration()
 
@@ -346,6 +394,9 @@ class Trainer:
         yield self._loop.wait_for_replies()
         self._waited_s += time.monotonic() - pushed_s
         yield from self._values.take_new(call, self._overlap.move_values)
+        self._end_iteration()
+
+    def _end_iteration(self) -> None:
         self._values.commit(self.clock)
         self._batches.end_iteration()
         self.clock += 1
@@ -401,14 +452,18 @@ class Trainer:
         """The script ends: so does an iteration of which chunks have left and that sees no step,
         which the other groups may wait for."""
         self.take_over()
+        self.finish_late()
         meeting = self._overlap.meet_at_end()
         for wait in self._end_what_left(meeting, self._overlap.finish_open, "finish"):
             self._loop.carry_on(wait)
         self._overlap.stop()
+        if self._late is not None:
+            self._late.stop()
 
     def end_dropped(self, call: str) -> None:
         """The script calls ``call``, which others may come to after their step() only: an iteration
         whose gradients it has dropped ends before, since they may wait for the rest of it."""
+        self.finish_late()
         if self._in_group is None and self._group.size > 1:
             return
         meeting = self._overlap.meet_dropped(call)
@@ -448,6 +503,7 @@ class Trainer:
 
     def bring(self) -> Iterator[Wait]:
         """As :meth:`pull`, but hands out what there is to wait for."""
+        yield from self._finish_late()
         self._loop.begin_waiting(self.clock)
         yield from in_group(self._group.agree("pull"), "pull")
         self._values.look_for_writes()
@@ -463,6 +519,7 @@ class Trainer:
 
     def begin_setting_values(self) -> Iterator[Wait]:
         """As :meth:`set_values`, but hands out what there is to wait for."""
+        yield from self._finish_late()
         self._flat.values_to_host()
         self._loop.begin_load(clock=self.clock)
         yield self._loop.wait_for_replies()
@@ -478,14 +535,20 @@ class Trainer:
         return self._batches.samples
 
     @property
+    def late_steps(self) -> int:
+        """Steps that have returned before their replies had come."""
+        return self._late.num_late if self._late is not None else 0
+
+    @property
     def waited_s(self) -> float:
         """Seconds in which this worker has pushed and waited for replies."""
-        return self._waited_s
+        return self._waited_s + (self._late.waited_s if self._late is not None else 0.0)
 
     @property
     def staleness(self) -> int:
-        """Of what is in memory, at its stalest."""
-        return self._values.staleness(self.clock)
+        """Of what is in memory, at its stalest; before values have come, of the last iteration."""
+        is_pending = self._late is not None and self._late.is_pending
+        return self._values.staleness(self.clock - is_pending)
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()

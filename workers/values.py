@@ -4,13 +4,14 @@ values = Values(partition, owners, flat, loop, group, history, slices=slices)
 values.record_use(clock)                   # a forward pass reads what is in memory
 values.look_for_writes()                   # before a push or a pull
 yield from values.take_new("pull", move)   # replies have landed: into place, in the group
+values.place([3], {0, 1}, move)            # of some chunks, without a group
 values.commit(clock)                       # the iteration counts
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
@@ -40,6 +41,7 @@ class Values:
         self._loop = loop
         self._group = group
         self._mine = slices[group.place]
+        self._index_of = {chunk: index for index, chunk in enumerate(self._mine)}
         self._min_done = [NEVER] * len(self._mine)
         self._spans = [partition.spans(chunks) for chunks in slices]
         """The slice of every worker of the group."""
@@ -93,15 +95,34 @@ class Values:
         All workers of a group use the same version of a chunk, that of its slice's owner.
         """
         move(self._mine)
-        for index, chunk in enumerate(self._mine):
-            version = self._loop.core.versions[chunk]
-            self._min_done[index] = version.min_done
-            if self._is_recorded:
-                self._uses.versions[chunk, 0] = version.position
-                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
+        self._note(self._mine)
         flats, spans = self._flat.values, self._spans
         if self._is_recorded:
             flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
         yield from in_group(self._group.all_gather(flats, spans), call)
         self._flat.values_changed()
         self._uses.values_changed()
+
+    def place(
+        self,
+        chunks: Sequence[int],
+        pieces: Collection[int],
+        move: Callable[[Sequence[int]], None],
+    ) -> None:
+        """As :meth:`take_new`, of some of its chunks, on a worker that is alone in its group.
+        ``pieces``: those that have a part there."""
+        if not chunks:
+            return
+        move(chunks)
+        self._note(chunks)
+        self._flat.values_changed(pieces)
+        self._uses.values_changed()
+
+    def _note(self, chunks: Sequence[int]) -> None:
+        """The newest versions of ``chunks`` lie in place."""
+        for chunk in chunks:
+            version = self._loop.core.versions[chunk]
+            self._min_done[self._index_of[chunk]] = version.min_done
+            if self._is_recorded:
+                self._uses.versions[chunk, 0] = version.position
+                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed

@@ -209,10 +209,11 @@ class RunConfig(BaseModel):
         allowed="error or skip",
         description="A gradient with NaN or infinity: end with an error, or skip the iteration.",
     )
-    overlap: Literal["auto", "off", "strict"] = _setting(
+    overlap: Literal["auto", "off", "strict", "full"] = _setting(
         "auto",
-        allowed="auto, off or strict",
-        description="Gradients leave during backward; off: in step(); strict: late changes fail.",
+        allowed="auto, off, strict or full",
+        description="Gradients leave during backward; off: in step(); strict: late changes fail; "
+        "full: forward waits for the replies.",
     )
     threads: _Count | Literal["auto"] = _setting(
         "auto",

@@ -8,6 +8,7 @@ share it. The chief tells servers in Setup, and nothing where it is the ascendin
     order.sorted([0, 1, 2])                     # [2, 0, 1]
     SendOrder([], num_chunks=3).chunks          # (0, 1, 2)
     backward_order(partition)                   # in which backward passes complete them
+    round_order(partition)                      # where the next forward pass waits for them
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ def backward_order(partition: Partition) -> list[int]:
         return -first, -chunk.index
 
     return [chunk.index for chunk in sorted(partition.chunks, key=place)]
+
+
+def round_order(partition: Partition) -> list[int]:
+    """The chunks where replies are awaited by the next forward pass: half of the bytes from the
+    back, while backward goes on; then from the front, since the next forward begins there."""
+    order = backward_order(partition)
+    sizes = [partition.chunks[chunk].num_bytes for chunk in order]
+    half, num_back, so_far = sum(sizes) / 2, 0, 0
+    while so_far < half:
+        so_far += sizes[num_back]
+        num_back += 1
+    return order[:num_back] + order[num_back:][::-1]
 
 
 class SendOrder:

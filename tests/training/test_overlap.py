@@ -425,8 +425,8 @@ def test_the_call_wins_over_the_setting(tmp_path: Path) -> None:
 
 
 def test_what_prepare_is_told_must_be_a_setting(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"overlap='full'\): it must be auto, off or strict"):
-        run(training(overlap="full"), tmp_path, record=False)
+    with pytest.raises(UsageError, match=r"overlap='on'\): it must be auto, off, strict or full"):
+        run(training(overlap="on"), tmp_path, record=False)
 
 
 # -- what is sent too soon -------------------------------------------------------------------------

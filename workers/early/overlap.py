@@ -54,7 +54,7 @@ class Left:
 class Overlap:
     def __init__(
         self,
-        setting: Literal["auto", "strict", "off"],
+        setting: Literal["auto", "strict", "off", "full"],
         *,
         partition: Partition,
         flat: FlatModel,
@@ -63,10 +63,12 @@ class Overlap:
         terms: Callable[[], Terms],
         driver: Driver | None,
         is_training: Callable[[], bool],
+        before_gradient: Callable[[], None] = lambda: None,
     ) -> None:
         """``terms()``: under which an iteration would be pushed now; ``driver``: None where
         gradients of other groups may leave early, but not of this worker's; ``is_training()``:
-        gradients of a model that is evaluated, as for a saliency map, lead to no step as a rule."""
+        gradients of a model that is evaluated, as for a saliency map, lead to no step as a rule;
+        ``before_gradient()`` is called while the flat gradients may still be those of before."""
         self.corrections = 0
         """Iterations of which something was sent that step() did not find again."""
         self._is_strict = setting == "strict"
@@ -76,7 +78,12 @@ class Overlap:
         self._terms = terms
         self._driver = driver
         self.early = early
-        self._hooks = GradientHooks(flat, on_gradient=self._on_gradient, is_training=is_training)
+        self._hooks = GradientHooks(
+            flat,
+            on_gradient=self._on_gradient,
+            is_training=is_training,
+            before_gradient=before_gradient,
+        )
         self._is_expected = False
         """Whether servers count this group in collectives: gradients of an iteration have come."""
         self._is_watching = setting != "off" and driver is not None
@@ -357,15 +364,29 @@ class Overlap:
         if self._shadow is None:
             self._flat.host_to_device(self._partition.chunks[chunk] for chunk in chunks)
             return
-        written = set(self._flat.written_by_others())
+        pieces_of = self.early.pieces_of
+        written = set(self._flat.written_by_others({p for c in chunks for p in pieces_of[c]}))
         moving = []
         for chunk in chunks:
             number = self._loop.core.versions[chunk].number
             is_new = not number or self._moved.get(chunk) != number
             self._moved[chunk] = number
-            if is_new or not written.isdisjoint(self.early.pieces_of[chunk]):
+            if is_new or not written.isdisjoint(pieces_of[chunk]):
                 moving.append(chunk)
         self._shadow.move(moving)
+
+    @property
+    def may_end_later(self) -> bool:
+        """Whether replies land beside the parameters, of this iteration and of the next one."""
+        return self._is_on and not self._reason
+
+    def move_written(self) -> None:
+        """The next :meth:`move_values` brings the servers' values back where the script has written
+        until now."""
+        written = set(self._flat.written_by_others())
+        for chunk, pieces in self.early.pieces_of.items():
+            if not written.isdisjoint(pieces):
+                self._moved.pop(chunk, None)
 
     def end_iteration(self) -> None:
         """The new parameters are in place, and the loop is idle."""

@@ -169,6 +169,21 @@ class UseHook:
         return UseHook, ()
 
 
+class EndHook:
+    """A forward hook that tells when the model has read its parameters. A copied or pickled model's
+    tells nobody."""
+
+    def __init__(self, on_end: Callable[[], None] | None = None) -> None:
+        self._on_end = on_end
+
+    def __call__(self, *_arguments: Any) -> None:
+        if self._on_end is not None and not torch.compiler.is_compiling():
+            self._on_end()
+
+    def __reduce__(self) -> tuple[type[EndHook], tuple[()]]:
+        return EndHook, ()
+
+
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         yield tree

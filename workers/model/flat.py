@@ -247,12 +247,12 @@ class FlatModel:
         """Zero, of a piece that has none."""
         self._gradient_views[piece].zero_()
 
-    def written_by_others(self) -> list[int]:
-        """Pieces whose parameter torch has seen written since :meth:`values_changed`."""
+    def written_by_others(self, pieces: Collection[int] | None = None) -> list[int]:
+        """Pieces (of these) whose parameter torch has seen written since :meth:`values_changed`."""
         return [
             piece
-            for piece, parameter in enumerate(self._parameters)
-            if parameter._version != self._versions[piece]
+            for piece in (range(len(self._parameters)) if pieces is None else pieces)
+            if self._parameters[piece]._version != self._versions[piece]
         ]
 
     def is_finite(self, chunk: Chunk) -> bool:
@@ -332,11 +332,13 @@ class FlatModel:
         """Before anything may land again from where :meth:`land` has copied last."""
         self._landing.wait()
 
-    def values_changed(self) -> None:
-        """Tell autograd, which sees no writes by MPI: a backward pass through the old values then
-        raises, as it does after any optimizer's step."""
-        torch.autograd.graph.increment_version(self._parameters)
-        self._versions = [parameter._version for parameter in self._parameters]
+    def values_changed(self, pieces: Collection[int] | None = None) -> None:
+        """Tell autograd, which sees no writes by MPI, of all ``pieces`` or these: a backward pass
+        through the old values then raises, as it does after any optimizer's step."""
+        chosen = range(len(self._parameters)) if pieces is None else pieces
+        torch.autograd.graph.increment_version([self._parameters[piece] for piece in chosen])
+        for piece in chosen:
+            self._versions[piece] = self._parameters[piece]._version
 
     def parameter_bytes(self, chunk: Chunk) -> memoryview:
         """Host memory of a chunk's parameters."""

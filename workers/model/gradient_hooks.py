@@ -29,17 +29,20 @@ class GradientHooks:
         *,
         on_gradient: Callable[[int, int], None],
         is_training: Callable[[], bool],
+        before_gradient: Callable[[], None] = lambda: None,
     ) -> None:
         """``on_gradient(piece, count)``: its gradient has come, for the count-th time in this
         iteration, and lies in the flat memory, or an earlier one, or none (:attr:`copies`); not
         called for a gradient that is not dense where it should be copied. What comes while the
-        model is evaluated (``is_training()``) is neither copied nor counted."""
+        model is evaluated (``is_training()``) is neither copied nor counted; ``before_gradient()``
+        is called before any of that."""
         self.copies: Literal["all", "first", "none"] = "all"
         """Only the first of an iteration where its bytes may be under way when another comes."""
         self.counts = [0] * len(flat.parameters)
         self._flat = flat
         self._on_gradient = on_gradient
         self._is_training = is_training
+        self._before_gradient = before_gradient
         self._noted: list[tuple[int, int] | None] = [None] * len(flat.parameters)
         self._handles: dict[int, RemovableHandle] = {}
 
@@ -69,6 +72,7 @@ class GradientHooks:
         return noted is not None and noted == self._flat.identity(piece)
 
     def _note(self, piece: int, _parameter: torch.Tensor) -> None:
+        self._before_gradient()
         if not self._is_training():
             return
         count = self.counts[piece] = self.counts[piece] + 1

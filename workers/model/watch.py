@@ -45,10 +45,10 @@ class ModelWatch:
         self._frozen = frozen
         self._is_held = is_held
         self._places = [
-            (table, key, value, f"{path}.{key}" if path else key)
+            (each, table, key, value, f"{path}.{key}" if path else key)
             for path, each in module.named_modules()
-            for table in (each._modules, each._parameters)
-            for key, value in table.items()
+            for table in ("_modules", "_parameters")
+            for key, value in getattr(each, table).items()
             if value is not None
         ]
         """What lay where: tables of the modules, their keys and values, and names."""
@@ -90,8 +90,8 @@ class ModelWatch:
 
     def require_same(self, *, clock: int) -> None:
         """Raises :class:`UsageError` unless every parameter is the object that was prepared."""
-        for table, key, value, name in self._places:
-            if table.get(key) is not value:
+        for module, table, key, value, name in self._places:
+            if getattr(module, table).get(key) is not value:
                 raise UsageError(
                     f"iteration {clock}: {name} is not any more what job.prepare() was given "
                     "(replaced, or loaded with assign=True), and what is there now is not trained; "

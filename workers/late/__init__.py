@@ -1,0 +1,6 @@
+"""What of an iteration is finished after ``step()`` has returned (``overlap = full``).
+
+``tail`` waits for replies and moves them into place, ``guarded`` tells it who is about to read
+which parameter, ``aliases`` looks for readers that nobody could tell it of, ``limits`` says where
+``step()`` must not return early. What leaves during backward is psdist.workers.early's.
+"""

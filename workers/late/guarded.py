@@ -1,0 +1,150 @@
+"""Parameters whose values have not come yet: whoever reads one waits for them first.
+
+A parameter that is guarded is of the class :class:`Guarded` for a while, so torch hands every
+operation on it, wherever it was found (a list, a closure, an optimizer), to ``__torch_function__``,
+which waits and then runs the operation on a plain parameter. What goes past torch's Python side (a
+C++ extension, a wrapper of torch.func) is given the parameter by ``module.weight``: a table in
+place of ``module._parameters`` waits there.
+
+    guard = Guard(parameters, on_read=lambda index: ...)   # must open() it
+    guard.use_tables(module)
+    guard.close()
+    guard.open([0, 3])                       # their values are in place
+    guard.remove_tables()
+
+What reads no value (``p.grad``, ``p.shape``) does not wait. Copies of a guarded parameter, and of a
+module with tables, are plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.nn import Parameter
+
+_ATTRIBUTES: Final = (
+    *("shape", "dtype", "device", "layout", "ndim", "_version", "is_leaf", "grad_fn", "names"),
+    *("is_sparse", "is_cuda", "is_cpu", "is_meta", "is_quantized", "is_mkldnn", "is_nested"),
+    *("grad", "requires_grad", "retains_grad", "output_nr", "_backward_hooks", "itemsize"),
+    *("_post_accumulate_grad_hooks", "nbytes"),
+)
+_METHODS: Final = (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset"),
+    *("element_size", "is_floating_point", "is_complex", "is_contiguous", "get_device"),
+    *("requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "__len__"),
+)
+
+
+def _without_values() -> Iterator[Any]:
+    for name in _ATTRIBUTES:
+        attribute: Any = getattr(torch.Tensor, name, None)
+        if hasattr(attribute, "__get__"):
+            yield attribute.__get__
+    for name in ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"):
+        yield getattr(torch.Tensor, name).__set__
+    for name in _METHODS:
+        yield getattr(torch.Tensor, name)
+
+
+_READS_NO_VALUE: Final = frozenset(_without_values())
+
+_READERS: Final[dict[int, tuple[Callable[[int], None], int]]] = {}
+"""By id of a guarded parameter: whom to tell, and its index there."""
+
+
+def _read(parameter: Guarded) -> None:
+    on_read, index = _READERS[id(parameter)]
+    on_read(index)
+
+
+def _guarded_in(tree: Any) -> Iterator[Guarded]:
+    if isinstance(tree, Guarded):
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from _guarded_in(list(tree.values()))
+    elif isinstance(tree, list | tuple):
+        for each in tree:
+            yield from _guarded_in(each)
+
+
+class Guarded(Parameter):
+    """Never made: a parameter becomes one, and is a plain one again when its values are there."""
+
+    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
+        """For whoever has kept ``type(p)``."""
+        return Parameter(data, requires_grad)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS_NO_VALUE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        for parameter in _guarded_in([args, kwargs]):
+            if type(parameter) is cls:  # else it has come with one before it
+                _read(parameter)
+        return func(*args, **(kwargs or {}))
+
+    # These ask for the class before they read.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        _read(self)
+        return self.__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _read(self)
+        return self.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:  # type: ignore[override] # torch's takes the contents, too
+        _read(self)
+        return repr(self)
+
+
+class ParameterTable(dict[str, "Parameter | None"]):
+    """``module._parameters``, of which an item that is looked up is there."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Parameter | None:
+        value = super().__getitem__(name)
+        if type(value) is Guarded:
+            _read(value)
+        return value
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return dict, (dict(self),)
+
+
+class Guard:
+    def __init__(self, parameters: Sequence[Parameter], *, on_read: Callable[[int], None]) -> None:
+        """``on_read(index)`` comes back when that parameter is open, and its values are there."""
+        self._parameters = parameters
+        self._on_read = on_read
+        self._with_tables: list[torch.nn.Module] = []
+
+    def use_tables(self, module: torch.nn.Module) -> None:
+        """In ``module`` and all below it, where there is none yet."""
+        for each in module.modules():
+            if type(each._parameters) is dict:
+                each._parameters = ParameterTable(each._parameters)
+                self._with_tables.append(each)
+
+    def remove_tables(self) -> None:
+        for module in self._with_tables:
+            if type(module._parameters) is ParameterTable:
+                module._parameters = dict(module._parameters)
+        self._with_tables.clear()
+
+    def close(self) -> None:
+        """From now on a read of any of them is told."""
+        for index, parameter in enumerate(self._parameters):
+            _READERS[id(parameter)] = self._on_read, index
+            parameter.__class__ = Guarded
+
+    def open(self, indices: Iterable[int]) -> None:
+        """The values of these are in place."""
+        for index in indices:
+            parameter = self._parameters[index]
+            parameter.__class__ = Parameter
+            del _READERS[id(parameter)]

@@ -1,0 +1,35 @@
+"""Where ``step()`` must not return before the replies have come, though gradients leave early."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import torch
+
+from psdist.workers.late.guarded import ParameterTable
+
+
+def why_not_late(module: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> str:
+    """Why reads of these parameters cannot be told; nothing where they can."""
+    if has_compiled() or any(_is_compiled(each) for each in module.modules()):
+        return "torch.compile reads parameters unseen"
+    for name, each in module.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            return f"{name or 'the model'} is compiled by torch.jit, which reads parameters unseen"
+        if type(each.__dict__.get("_parameters")) not in (dict, ParameterTable):
+            return f"{name or 'the model'} keeps its parameters in a table of its own"
+    for parameter in parameters:
+        if type(parameter) is not torch.nn.Parameter:
+            return f"a parameter is a {type(parameter).__name__}, a class of its own"
+    return ""
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"])

@@ -1,0 +1,114 @@
+"""Steps of one parameter set that return before their replies have come (``overlap = full``).
+
+They do so once overlap is on and the model is one whose reads can be told; until then, and from
+whatever speaks against it on, ``full`` is ``auto``, and the log says so once.
+
+    late = LateSteps(partition, chunks, flat, loop, values, module=..., overlap=..., driver=...)
+    if late.may_begin(): late.begin()          # at the end of step()
+    late.use(clock)                            # while late.is_pending
+    yield from late.finish()
+    late.stop()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+
+import torch
+
+from psdist.protocol.partition import Partition
+from psdist.workers.early.overlap import Overlap
+from psdist.workers.early.progress import Driver
+from psdist.workers.late.limits import has_compiled, why_not_late
+from psdist.workers.late.tail import Tail
+from psdist.workers.loop import Wait, WorkerLoop
+from psdist.workers.model.flat import FlatModel
+from psdist.workers.values import Values
+
+logger = logging.getLogger("psdist")
+
+
+class LateSteps:
+    def __init__(
+        self,
+        partition: Partition,
+        chunks: Sequence[int],
+        flat: FlatModel,
+        loop: WorkerLoop,
+        values: Values,
+        *,
+        module: torch.nn.Module,
+        overlap: Overlap,
+        driver: Driver,
+    ) -> None:
+        """``chunks``: those that this worker pushes; ``overlap`` says when gradients leave early;
+        ``driver``: of the loop while the script computes."""
+        self.num_late = 0
+        """Steps that have returned early."""
+        self._module = module
+        self._flat = flat
+        self._loop = loop
+        self._overlap = overlap
+        self._tail = Tail(
+            partition, chunks, flat, loop, values, move=overlap.move_values, driver=driver
+        )
+        self._is_on = False
+        self._why_not = ""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the last step has left something to be done."""
+        return self._tail.is_pending
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which reads have waited for replies."""
+        return self._tail.waited_s
+
+    def may_begin(self) -> bool:
+        """Whether the step that has pushed everything may return now."""
+        if self._why_not or not self._overlap.may_end_later:
+            return False
+        if has_compiled():
+            self._why_not = "torch.compile reads parameters unseen"
+        elif not self._is_on:
+            self._why_not = why_not_late(self._module, self._flat.parameters)
+        set_index = self._loop.core.set_index
+        if self._why_not:
+            logger.info("parameter set %d: overlap = full is as auto: %s", set_index, self._why_not)
+            self._tail.guard.remove_tables()
+            return False
+        if not self._is_on:
+            self._is_on = True
+            self._tail.guard.use_tables(self._module)
+            logger.info(
+                "parameter set %d: overlap is full: step() returns before the replies", set_index
+            )
+        return True
+
+    def begin(self) -> None:
+        """Everything was pushed, and the iteration is over for the script."""
+        self.num_late += 1
+        self._overlap.move_written()
+        self._tail.begin()
+
+    def use(self, clock: int) -> None:
+        """A forward pass of iteration ``clock`` begins."""
+        self._tail.use(clock)
+
+    def finish(self) -> Generator[Wait, None, None]:
+        """Until the values are in place. The loop is the script's."""
+        yield from self._tail.finish()
+
+    def finish_now(self) -> None:
+        """As :meth:`finish`, whoever has the loop."""
+        self._tail.finish_now()
+
+    def resume(self) -> None:
+        """The script has used the loop, and computes again."""
+        self._tail.resume()
+
+    def stop(self) -> None:
+        """The job is over: nothing is pending, and the model is the script's again."""
+        self._tail.guard.remove_tables()
