@@ -168,6 +168,7 @@ class Trainer:
                 module=module,
                 overlap=self._overlap,
                 driver=progress,
+                group_size=group.size,
             )
         self._reduction = Reduction(
             partition, flat, group, self._steps, slices=slices, overlap=self._in_group

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.mpi
 
 PROGRAM = str(REPOSITORY / "tests" / "support" / "programs" / "overlap_script.py")
 WORKERS = 2
+LATE = 5
+"""Steps that return early: all but those that are watched."""
 
 
 @pytest.mark.parametrize(
@@ -57,9 +59,12 @@ def overlap_on_ranks(
     assert done.returncode == 0, done.text
     assert len(set(re.findall(r"parameters ([0-9a-f]{64})", done.stdout))) == 1, done.text
     assert re.findall(r"has a thread: (\w+)", done.stdout) == [str(not polling)] * WORKERS
-    off, auto = json.loads((tmp_path / "run" / "summary.json").read_text())["sets"]
+    off, auto, full = json.loads((tmp_path / "run" / "summary.json").read_text())["sets"]
     assert off["early_pushes"] == 0
     assert auto["early_pushes"] > (WORKERS if group == "rank" else 1) * auto["chunks"]
-    assert auto["overlap_corrections"] == 0
+    assert full["early_pushes"] > 0
+    assert auto["overlap_corrections"] == full["overlap_corrections"] == 0
+    late = str(LATE if group == "rank" else 0)
+    assert re.findall(r"late steps: (\w+)", done.stdout) == [late] * WORKERS
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert report.proved, report

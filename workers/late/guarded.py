@@ -24,6 +24,8 @@ from typing import Any, Final
 import torch
 from torch.nn import Parameter
 
+from psdist.errors import InvariantError
+
 _ATTRIBUTES: Final = (
     *("shape", "dtype", "device", "layout", "ndim", "_version", "is_leaf", "grad_fn", "names"),
     *("is_sparse", "is_cuda", "is_cpu", "is_meta", "is_quantized", "is_mkldnn", "is_nested"),
@@ -57,6 +59,8 @@ _READERS: Final[dict[int, tuple[Callable[[int], None], int]]] = {}
 def _read(parameter: Guarded) -> None:
     on_read, index = _READERS[id(parameter)]
     on_read(index)
+    if type(parameter) is Guarded:
+        raise InvariantError(f"parameter {index} was awaited, and is not there")
 
 
 def _guarded_in(tree: Any) -> Iterator[Guarded]:

@@ -10,6 +10,14 @@ import torch
 from psdist.workers.late.guarded import ParameterTable
 
 
+def why_not_late_here(*, group_size: int, has_mirrors: bool) -> str:
+    """Why not on this worker, whatever its model does; nothing where it may. ``has_mirrors``: the
+    parameters lie on a device."""
+    if group_size > 1:
+        return "step() of a worker in a group of several gathers the others' slices"
+    return "the model is on a device, to which values are brought as a whole" if has_mirrors else ""
+
+
 def why_not_late(module: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> str:
     """Why reads of these parameters cannot be told; nothing where they can."""
     if has_compiled() or any(_is_compiled(each) for each in module.modules()):

@@ -20,7 +20,7 @@ import torch
 from psdist.protocol.partition import Partition
 from psdist.workers.early.overlap import Overlap
 from psdist.workers.early.progress import Driver
-from psdist.workers.late.limits import has_compiled, why_not_late
+from psdist.workers.late.limits import has_compiled, why_not_late, why_not_late_here
 from psdist.workers.late.tail import Tail
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
@@ -41,6 +41,7 @@ class LateSteps:
         module: torch.nn.Module,
         overlap: Overlap,
         driver: Driver,
+        group_size: int,
     ) -> None:
         """``chunks``: those that this worker pushes; ``overlap`` says when gradients leave early;
         ``driver``: of the loop while the script computes."""
@@ -54,7 +55,11 @@ class LateSteps:
             partition, chunks, flat, loop, values, move=overlap.move_values, driver=driver
         )
         self._is_on = False
-        self._why_not = ""
+        self._why_not = why_not_late_here(
+            group_size=group_size, has_mirrors=flat.transfers.has_mirrors
+        )
+        if self._why_not:
+            self._say_why_not()
 
     @property
     def is_pending(self) -> bool:
@@ -74,18 +79,22 @@ class LateSteps:
             self._why_not = "torch.compile reads parameters unseen"
         elif not self._is_on:
             self._why_not = why_not_late(self._module, self._flat.parameters)
-        set_index = self._loop.core.set_index
         if self._why_not:
-            logger.info("parameter set %d: overlap = full is as auto: %s", set_index, self._why_not)
+            self._say_why_not()
             self._tail.guard.remove_tables()
             return False
         if not self._is_on:
             self._is_on = True
             self._tail.guard.use_tables(self._module)
             logger.info(
-                "parameter set %d: overlap is full: step() returns before the replies", set_index
+                "parameter set %d: overlap is full: step() returns before the replies",
+                self._loop.core.set_index,
             )
         return True
+
+    def _say_why_not(self) -> None:
+        set_index = self._loop.core.set_index
+        logger.info("parameter set %d: overlap = full is as auto: %s", set_index, self._why_not)
 
     def begin(self) -> None:
         """Everything was pushed, and the iteration is over for the script."""

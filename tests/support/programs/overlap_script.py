@@ -1,8 +1,9 @@
-"""The same model twice, with and without overlap; its layers sleep, and what has left travels.
+"""The same model without and with overlap; its layers sleep, and what has left travels.
 
-Prints a digest of the parameters of each, and whether a thread drives the loop. POLLING=1: as where
-MPI has no THREAD_MULTIPLE. DEVICE: cpu; cuda; or "late", which is the CPU as a device whose copies
-come late and whose gradients come in a thread of their own, as a GPU's do.
+Prints a digest of the parameters of each, whether a thread drives the loop, and how many steps have
+returned before their replies. POLLING=1: as where MPI has no THREAD_MULTIPLE. DEVICE: cpu; cuda; or
+"late", which is the CPU as a device whose copies come late and whose gradients come in a thread of
+their own, as a GPU's do.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Model(nn.Module):
         return x
 
 
-def train(job: psdist.Job, overlap: Literal["auto", "off"]) -> set[str]:
+def train(job: psdist.Job, overlap: Literal["auto", "off", "full"]) -> set[str]:
     model = Model().to("cuda" if DEVICE == "cuda" else "cpu")
     device = next(model.parameters()).device
     made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -72,6 +73,8 @@ def train(job: psdist.Job, overlap: Literal["auto", "off"]) -> set[str]:
             job.log(step=step)
             job.barrier()
         optimizer.step()
+        if step % 3:
+            job.log(step=step)
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
@@ -83,6 +86,8 @@ def main() -> None:
     job = psdist.init()
     train(job, "off")
     print(f"has a thread: {'psdist-loop' in train(job, 'auto')}", flush=True)
+    train(job, "full")
+    print(f"late steps: {job._sets.trainers[-1].late_steps}", flush=True)
 
 
 with ExitStack() as stack:
