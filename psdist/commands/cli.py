@@ -504,7 +504,10 @@ def step(
             help="Sleep of the layers in a step: seconds (0.5), or times the raw exchange (2x)."
         ),
     ] = "0",
-    repeats: Annotated[int, typer.Option(min=1, help="Steps of each kind.")] = 10,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 10,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps in a turn, one behind the other: their mean.")
+    ] = 1,
     servers: Annotated[
         int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
     ] = None,
@@ -536,6 +539,7 @@ def step(
         layers=layers,
         compute=seconds,
         repeats=repeats,
+        steps=steps,
         servers=servers,
         json_path=json_path,
         plot_path=plot_path,

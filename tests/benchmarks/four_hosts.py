@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--compute", default="0")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--steps", default="1")
     parser.add_argument("--set", nargs="*", action="append", default=[])
     parser.add_argument("--env", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
@@ -64,8 +65,8 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
         file = Path(folder) / "step.json"
         model = ("--size", size, "--layers", str(options.layers), "--compute", options.compute)
         if options.trace is None:
-            words = ["bench", "step", *model, "--repeats", str(options.repeats), "--servers", "4",
-                     "--json", str(file)]  # fmt: skip
+            words = ["bench", "step", *model, "--repeats", str(options.repeats),
+                     "--steps", options.steps, "--servers", "4", "--json", str(file)]  # fmt: skip
         else:
             words = ["run", "--servers", "4", "--group", "rank", "--trace",
                      "-m", "tests.benchmarks.traced_step", *model,

@@ -44,6 +44,8 @@ class StepOptions:
     servers: int | None
     json_path: Path | None
     plot_path: Path | None = None
+    steps: int = 1
+    """In a row, of which each repetition is the mean."""
 
 
 def result_of(
@@ -55,9 +57,10 @@ def result_of(
     rows = []
     for way in WAYS:
         slowest = [max(each) for each in zip(*(it["times"][way] for it in workers), strict=True)]
-        most_sent = max(each["sent"][way] for each in everybody) / options.repeats
+        num_steps = options.repeats * (options.steps if way in (PSDIST, DDP, DDP_FP16) else 1)
+        most_sent = max(each["sent"][way] for each in everybody) / num_steps
         user_s, system_s = (
-            sum(each["cpu"][way][part] for each in everybody) / options.repeats for part in (0, 1)
+            sum(each["cpu"][way][part] for each in everybody) / num_steps for part in (0, 1)
         )
         rows.append(
             {
@@ -94,6 +97,7 @@ def result_of(
         "receive_buffers": config.receive_buffers,
         "slots": [each["slots"] for each in everybody if "slots" in each],
         "compute_s": workers[0]["compute_s"],
+        "steps": options.steps,
         "prepare_s": max(each["prepare_s"] for each in workers),
         "repeats": options.repeats,
         "link_limit_s": link_s,
