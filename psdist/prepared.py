@@ -344,8 +344,11 @@ class ParameterSets:
         for each in added:
             hook = UseHook(self._use_of(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-            read = model.register_forward_hook(EndHook(each.trainer.finish_late), always_call=True)
-            self._at_end += [handle.remove, read.remove, each.optimizer.end]
+            self._at_end += [handle.remove, each.optimizer.end]
+            if overlap == "full":
+                end = EndHook(each.trainer.finish_late)
+                handle = model.register_forward_hook(end, always_call=True)
+                self._at_end.append(handle.remove)
         if self._passes is not None and all(each.module is not model for each in self.models):
             self._at_end += [handle.remove for handle in self._passes.attach(model)]
         for optimizer in optimizers:

@@ -49,6 +49,7 @@ class Uses:
         self.versions = torch.zeros((len(partition.chunks), 2), dtype=torch.int64)
         """Of what is in memory, by chunk: position; twice the clock of the reply, and 1 more where
         it has a checksum. Kept when recording."""
+        self._numbers = self.versions.numpy()  # now: not within a transformation of torch.func
         self._partition = partition
         self._flat = flat
         self._owners = np.asarray(owners, dtype=np.int64)
@@ -61,7 +62,7 @@ class Uses:
             return
         positions = replies = has_crc = crcs = np.empty(0, dtype=np.int64)
         if self._history is not None:
-            positions, stamps = self.versions.numpy().T.copy()
+            positions, stamps = self._numbers.T.copy()
             replies, has_crc = stamps >> 1, stamps & 1 != 0
             crcs = self._checksums(np.flatnonzero(has_crc))
         self._uses.append(_Use(staleness(), positions, replies, has_crc, crcs))

@@ -212,8 +212,8 @@ class RunConfig(BaseModel):
     overlap: Literal["auto", "off", "strict", "full"] = _setting(
         "auto",
         allowed="auto, off, strict or full",
-        description="Gradients leave during backward; off: in step(); strict: late changes fail; "
-        "full: forward waits for the replies.",
+        description="Gradients leave in backward; off: in step(); strict: late changes fail; full: "
+        "forward awaits the replies.",
     )
     threads: _Count | Literal["auto"] = _setting(
         "auto",

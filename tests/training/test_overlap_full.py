@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
@@ -263,6 +264,44 @@ def as_text(turn: Turn) -> list[Tensor]:
     return [torch.tensor(list(words.encode()))]
 
 
+def inferred(turn: Turn) -> list[Tensor]:
+    with torch.inference_mode():
+        logits = turn.model(torch.linspace(-1, 1, PROBLEM.num_inputs).unsqueeze(0))
+    return [torch.from_numpy(logits.numpy().copy())]
+
+
+def for_each_sample(turn: Turn) -> list[Tensor]:
+    def loss(x: Tensor) -> Tensor:
+        return turn.model(x.unsqueeze(0)).square().sum()
+
+    return [torch.func.vmap(torch.func.grad(loss))(torch.linspace(-1, 1, 60).view(3, 20))]
+
+
+def as_fakes(turn: Turn) -> list[Tensor]:
+    """What looks at shapes alone still brings the values."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        turn.model(torch.ones(1, PROBLEM.num_inputs))
+    return by_data(turn)
+
+
+def traced(turn: Turn) -> list[Tensor]:
+    x = torch.linspace(-1, 1, PROBLEM.num_inputs).unsqueeze(0)
+    if turn.step < 6:
+        return [turn.model(x)]
+    if turn.step == 6:
+        with torch.no_grad():
+            turn.job.__dict__["traced"] = torch.jit.trace(turn.model, x)  # type: ignore[no-untyped-call]
+        assert "copy_" not in str(turn.job.__dict__["traced"].inlined_graph)
+    return [turn.job.__dict__["traced"](x)]
+
+
+def kept_views(turn: Turn) -> list[Tensor]:
+    """Made once: nobody is told who reads them."""
+    if turn.step == 6:
+        turn.job.__dict__["kept"] = [each.detach() for each in turn.model.parameters()]
+    return [each.clone() for each in turn.job.__dict__.get("kept", [])]
+
+
 def in_the_job(turn: Turn) -> list[Tensor]:
     means = turn.job.mean([each.detach() for each in turn.model.parameters()])
     turn.job.barrier()
@@ -293,6 +332,7 @@ def in_a_fork(turn: Turn) -> list[Tensor]:
 READERS = [
     *(ema, copied, pickled, evaluated, stated, stated_with_variables, saved_by_torch, by_data),
     *(by_numpy, by_foreach, by_out, as_text, in_the_job, after_a_pull, in_a_fork),
+    *(inferred, for_each_sample, as_fakes, traced, kept_views),
 ]
 
 
@@ -315,13 +355,15 @@ def seen_by(read: Callable[[Turn], list[Tensor]]) -> Script:
     return script
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 @pytest.mark.parametrize("read", READERS)
 def test_who_reads_between_two_steps_sees_the_new_values(
     read: Callable[[Turn], list[Tensor]], tmp_path: Path
 ) -> None:
-    full = both(seen_by(read), tmp_path, groups=((0,), (1,)))
-    assert num_late(full) == {ALL_LATE}
+    groups = ((0,), (1,)) if read is not traced else ((0,),)  # torch traces in one thread
+    is_recorded = read is not for_each_sample  # no memory is looked at within torch.func
+    full = both(seen_by(read), tmp_path, groups=groups, record=is_recorded)
+    assert num_late(full) == {6 - WATCHED if read in (traced, kept_views) else ALL_LATE}
 
 
 def penalty_first(job: Job, _stage: Stage) -> Result:

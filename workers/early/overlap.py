@@ -366,14 +366,17 @@ class Overlap:
             return
         pieces_of = self.early.pieces_of
         written = set(self._flat.written_by_others({p for c in chunks for p in pieces_of[c]}))
-        moving = []
-        for chunk in chunks:
-            number = self._loop.core.versions[chunk].number
-            is_new = not number or self._moved.get(chunk) != number
-            self._moved[chunk] = number
-            if is_new or not written.isdisjoint(pieces_of[chunk]):
-                moving.append(chunk)
-        self._shadow.move(moving)
+        numbers = {chunk: self._loop.core.versions[chunk].number for chunk in chunks}
+        self._shadow.move(
+            [
+                chunk
+                for chunk, number in numbers.items()
+                if not number
+                or self._moved.get(chunk) != number
+                or not written.isdisjoint(pieces_of[chunk])
+            ]
+        )
+        self._moved.update(numbers)
 
     @property
     def may_end_later(self) -> bool:

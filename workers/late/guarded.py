@@ -3,8 +3,9 @@
 A parameter that is guarded is of the class :class:`Guarded` for a while, so torch hands every
 operation on it, wherever it was found (a list, a closure, an optimizer), to ``__torch_function__``,
 which waits and then runs the operation on a plain parameter. What goes past torch's Python side (a
-C++ extension, a wrapper of torch.func) is given the parameter by ``module.weight``: a table in
-place of ``module._parameters`` waits there.
+C++ extension, a function of torch.jit) is given the parameter by ``module.weight``: a table in
+place of ``module._parameters`` waits there. The values of before lie elsewhere meanwhile: who still
+reads past both, out of a list of its own, finds NaN, never what was there before.
 
     guard = Guard(parameters, on_read=lambda index: ...)   # must open() it
     guard.use_tables(module)
@@ -18,11 +19,14 @@ module with tables, are plain ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 from psdist.errors import InvariantError
 
@@ -61,6 +65,28 @@ def _read(parameter: Guarded) -> None:
     on_read(index)
     if type(parameter) is Guarded:
         raise InvariantError(f"parameter {index} was awaited, and is not there")
+
+
+def _there(value: Any) -> Any:
+    if type(value) is Guarded:
+        _read(value)
+    return value
+
+
+def plainly() -> ExitStack:
+    """Values come whoever reads, also where a transformation looks at what is computed (torch.func,
+    a trace, fake tensors): it shall not see that."""
+    stack = ExitStack()
+    stack.enter_context(torch._C._DisableFuncTorch())
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(torch.inference_mode(False))
+    if torch._C._len_torch_dispatch_stack():
+        stack.enter_context(_disable_current_modes())
+    if (tracing := torch._C._get_tracing_state()) is not None:
+        c: Any = torch._C  # of which this is not declared
+        stack.callback(c._set_tracing_state, tracing)
+        c._set_tracing_state(None)
+    return stack
 
 
 def _guarded_in(tree: Any) -> Iterator[Guarded]:
@@ -106,15 +132,19 @@ class Guarded(Parameter):
 
 
 class ParameterTable(dict[str, "Parameter | None"]):
-    """``module._parameters``, of which an item that is looked up is there."""
+    """``module._parameters``, of which an item that is looked up is there. (Not one that is come
+    across: ``model.zero_grad()`` goes through all, and reads none.)"""
 
     __slots__ = ()
 
-    def __getitem__(self, name: str) -> Parameter | None:
-        value = super().__getitem__(name)
-        if type(value) is Guarded:
-            _read(value)
-        return value
+    def __getitem__(self, name: str) -> Any:
+        return _there(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return _there(super().get(name, default))
+
+    def pop(self, name: str, *default: Any) -> Any:
+        return _there(super().pop(name, *default))
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         return dict, (dict(self),)
@@ -126,6 +156,10 @@ class Guard:
         self._parameters = parameters
         self._on_read = on_read
         self._with_tables: list[torch.nn.Module] = []
+        self._values: dict[int, torch.Tensor] = {}
+        """Where the values of those that are guarded lie."""
+        self._nothing: list[torch.Tensor] | None = None
+        """NaN, in the shape of each."""
 
     def use_tables(self, module: torch.nn.Module) -> None:
         """In ``module`` and all below it, where there is none yet."""
@@ -142,7 +176,11 @@ class Guard:
 
     def close(self) -> None:
         """From now on a read of any of them is told."""
+        if self._nothing is None:
+            self._nothing = self._made_nothing()
         for index, parameter in enumerate(self._parameters):
+            self._values[index] = parameter.data
+            parameter.data = self._nothing[index]
             _READERS[id(parameter)] = self._on_read, index
             parameter.__class__ = Guarded
 
@@ -152,3 +190,12 @@ class Guard:
             parameter = self._parameters[index]
             parameter.__class__ = Parameter
             del _READERS[id(parameter)]
+            parameter.data = self._values.pop(index)
+
+    def _made_nothing(self) -> list[torch.Tensor]:
+        """What lies where the values of each would: of one memory for all of a dtype."""
+        numbers: dict[torch.dtype, int] = {}
+        for each in self._parameters:
+            numbers[each.dtype] = max(numbers.get(each.dtype, 0), each.numel())
+        nan = {dtype: torch.full((n,), math.nan, dtype=dtype) for dtype, n in numbers.items()}
+        return [nan[each.dtype].as_strided(each.shape, each.stride()) for each in self._parameters]

@@ -20,6 +20,7 @@ import torch
 from psdist.protocol.partition import Partition
 from psdist.workers.early.overlap import Overlap
 from psdist.workers.early.progress import Driver
+from psdist.workers.late.aliases import first_shared
 from psdist.workers.late.limits import has_compiled, why_not_late, why_not_late_here
 from psdist.workers.late.tail import Tail
 from psdist.workers.loop import Wait, WorkerLoop
@@ -54,6 +55,8 @@ class LateSteps:
         self._tail = Tail(
             partition, chunks, flat, loop, values, move=overlap.move_values, driver=driver
         )
+        self._partition = partition
+        self._has_said_shared = False
         self._is_on = False
         self._why_not = why_not_late_here(
             group_size=group_size, has_mirrors=flat.transfers.has_mirrors
@@ -83,6 +86,10 @@ class LateSteps:
             self._say_why_not()
             self._tail.guard.remove_tables()
             return False
+        shared = first_shared(self._flat.parameters)
+        if shared is not None:
+            self._say_shared(shared)
+            return False
         if not self._is_on:
             self._is_on = True
             self._tail.guard.use_tables(self._module)
@@ -95,6 +102,17 @@ class LateSteps:
     def _say_why_not(self) -> None:
         set_index = self._loop.core.set_index
         logger.info("parameter set %d: overlap = full is as auto: %s", set_index, self._why_not)
+
+    def _say_shared(self, piece: int) -> None:
+        """Its values must be in place when this step returns; the next one may be another."""
+        if not self._has_said_shared:
+            self._has_said_shared = True
+            logger.info(
+                "parameter set %d: overlap = full is as auto while a view, .data or a graph of "
+                "parameter %s is kept",
+                self._loop.core.set_index,
+                self._partition.pieces[piece].name,
+            )
 
     def begin(self) -> None:
         """Everything was pushed, and the iteration is over for the script."""

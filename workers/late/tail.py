@@ -26,7 +26,7 @@ from typing import Any, Final
 from psdist.errors import UsageError
 from psdist.protocol.partition import Partition
 from psdist.workers.early.progress import Driver
-from psdist.workers.late.guarded import Guard
+from psdist.workers.late.guarded import Guard, plainly
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.values import Values
@@ -42,7 +42,7 @@ def finish_all() -> None:
     parameters. Of this thread's scripts."""
     me = threading.get_ident()
     for tail in [each for each in _TAILS if each.owner == me]:
-        tail.finish_now()
+        tail.finish_before()
 
 
 os.register_at_fork(before=finish_all)
@@ -96,6 +96,8 @@ class Tail:
         """Chunks that are not in place."""
         self._guarded: set[int] = set()
         """Pieces of which a part is not in place."""
+        self._problem: BaseException | None = None
+        """What has gone wrong where nobody could be told."""
         self._use_at: int | None = None
         """The iteration whose forward pass has begun."""
 
@@ -134,6 +136,7 @@ class Tail:
                 f"parameter {name} is read in another thread than that of optimizer.step(), before "
                 f"its values have come (overlap = full); {_REMEDY}, or read it once before"
             )
+        self._raise_problem()
         self._driver.take_over()
         began_s = time.monotonic()
         for chunk in self._chunks_of[piece]:
@@ -148,12 +151,13 @@ class Tail:
 
     def _move(self, chunks: Sequence[int]) -> None:
         """These have landed: into place, and free to be read where they complete a piece."""
-        self._left.difference_update(chunks)
         touched = {s.piece for chunk in chunks for s in self._partition.chunks[chunk].segments}
-        self._values.place(chunks, touched, self._move_values)
-        self._open(each for each in touched if self._left.isdisjoint(self._chunks_of[each]))
-        if not self._left:
-            self._complete()
+        with plainly():
+            self._values.place(chunks, touched, self._move_values)
+            self._left.difference_update(chunks)
+            self._open(each for each in touched if self._left.isdisjoint(self._chunks_of[each]))
+            if not self._left:
+                self._complete()
 
     def _open(self, pieces: Iterable[int]) -> None:
         opened = self._guarded.intersection(pieces)
@@ -173,6 +177,7 @@ class Tail:
     def finish(self) -> Generator[Wait, None, None]:
         """Until everything is in place. The loop is the script's."""
         if self.is_pending:
+            self._raise_problem()
             began_s = time.monotonic()
             yield self._loop.wait_for_replies()
             self.waited_s += time.monotonic() - began_s
@@ -181,6 +186,22 @@ class Tail:
     def finish_now(self) -> None:
         """As :meth:`finish`, whoever has the loop."""
         if self.is_pending:
+            if threading.get_ident() != self.owner:
+                raise UsageError(
+                    "the script goes on in another thread than that of optimizer.step(), before "
+                    f"new values have come (overlap = full); {_REMEDY}"
+                )
             self._driver.take_over()
             for wait in self.finish():
                 self._loop.carry_on(wait)
+
+    def finish_before(self) -> None:
+        """As :meth:`finish_now`, where no error may be raised: the next call raises it."""
+        try:
+            self.finish_now()
+        except BaseException as error:
+            self._problem = error
+
+    def _raise_problem(self) -> None:
+        if self._problem is not None:
+            raise self._problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.protocol.partition import Partition, Piece
-from psdist.protocol.send_order import SendOrder, backward_order
+from psdist.protocol.send_order import SendOrder, backward_order, round_order
 
 
 def test_an_order_ranks_chunks_and_sorts_some_of_them() -> None:
@@ -87,3 +87,17 @@ def test_what_is_frozen_has_its_place_as_well() -> None:
     partition = cut(piece(0, 128), piece(1, 128, is_frozen=True), piece(2, 128))
     assert [chunk.segments[0].piece for chunk in partition.chunks] == [0, 2, 1]
     assert backward_order(partition) == [1, 2, 0]
+
+
+def test_in_a_round_half_of_the_bytes_go_from_the_back_and_the_rest_from_the_front() -> None:
+    even = cut(*(piece(index, 128) for index in range(6)))
+    assert round_order(even) == [5, 4, 3, 0, 1, 2]
+    odd = cut(*(piece(index, length) for index, length in enumerate([64, 300, 10, 128])))
+    assert [chunk.length for chunk in odd.chunks] == [128, 128, 128, 128, 64]
+    assert round_order(odd) == [4, 3, 2, 0, 1]
+    assert round_order(cut(piece(0, 128))) == [0]
+
+
+def test_it_is_bytes_that_are_halved_and_not_chunks() -> None:
+    partition = cut(*(piece(index, 128 if index < 2 else 32, group=index) for index in range(6)))
+    assert round_order(partition) == [5, 4, 3, 2, 0, 1]
