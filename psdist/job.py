@@ -337,7 +337,7 @@ class Job:
         reason = self._occasions.reason(clock=clock, now_s=time.monotonic())
         if not reason and not self._loop.core.meetings.is_open:
             return
-        self._sets.take_over()
+        self._sets.finish_late()  # who waits for others must not hold
         found = self._loop.hold(reason or "checkpoint", self.clocks)
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary

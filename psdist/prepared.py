@@ -216,11 +216,15 @@ class ParameterSets:
 
     def take_over_for(self, call: str) -> None:
         """As :meth:`take_over`, for ``call``, which waits for the other workers."""
+        self.finish_late()
+        for trainer in self.trainers:
+            trainer.end_dropped(call)
+
+    def finish_late(self) -> None:
+        """As :meth:`take_over`; what the last steps have left to be done is done."""
         self.take_over()
         for trainer in self.trainers:
             trainer.finish_late()
-        for trainer in self.trainers:
-            trainer.end_dropped(call)
 
     def resume(self) -> None:
         """The script has used the loop, and computes again."""

@@ -384,7 +384,7 @@ class Trainer:
         if late is not None and may_end_later and late.may_begin():
             self._end_iteration()
             self._on_iteration()
-            late.begin()
+            late.begin(self.clock - 1)
             return
         yield from self._await_replies("optimizer.step")
         self._on_iteration()

@@ -4,7 +4,7 @@ They do so once overlap is on and the model is one whose reads can be told; unti
 whatever speaks against it on, ``full`` is ``auto``, and the log says so once.
 
     late = LateSteps(partition, chunks, flat, loop, values, module=..., overlap=..., driver=...)
-    if late.may_begin(): late.begin()          # at the end of step()
+    if late.may_begin(): late.begin(clock)     # at the end of step()
     late.use(clock)                            # while late.is_pending
     yield from late.finish()
     late.stop()
@@ -114,11 +114,11 @@ class LateSteps:
                 self._partition.pieces[piece].name,
             )
 
-    def begin(self) -> None:
-        """Everything was pushed, and the iteration is over for the script."""
+    def begin(self, clock: int) -> None:
+        """Everything of iteration ``clock`` was pushed, and it is over for the script."""
         self.num_late += 1
         self._overlap.move_written()
-        self._tail.begin()
+        self._tail.begin(clock)
 
     def use(self, clock: int) -> None:
         """A forward pass of iteration ``clock`` begins."""

@@ -4,8 +4,8 @@ Parameters are guarded meanwhile (psdist.workers.late.guarded): who reads one wa
 Whatever else needs the loop, the gradients or the versions finishes the whole tail first.
 
     tail = Tail(partition, chunks, loop, values, guard_of=..., move=..., driver=driver)
-    tail.begin()                               # everything of the iteration was handed over
-    tail.use(clock)                            # a forward pass begins: it reads what is to come
+    tail.begin(clock)                          # everything of the iteration was handed over
+    tail.use(clock + 1)                        # a forward pass begins: it reads what is to come
     yield from tail.finish()                   # the loop is the script's
     tail.finish_now()                          # whoever's it is
 
@@ -92,6 +92,8 @@ class Tail:
             for segment in partition.chunks[chunk].segments:
                 if chunk not in self._chunks_of[segment.piece]:
                     self._chunks_of[segment.piece].append(chunk)
+        self._clock = 0
+        """The iteration whose replies are awaited."""
         self._left: set[int] = set()
         """Chunks that are not in place."""
         self._guarded: set[int] = set()
@@ -101,8 +103,9 @@ class Tail:
         self._use_at: int | None = None
         """The iteration whose forward pass has begun."""
 
-    def begin(self) -> None:
-        """All of an iteration was pushed: from here on replies land, and wait to be read."""
+    def begin(self, clock: int) -> None:
+        """All of iteration ``clock`` was pushed: from here on replies land, and wait to be read."""
+        self._clock = clock
         self._flat.values_changed()  # backward through the old ones raises, as after any step()
         self._left.update(self._chunks)
         self._guarded.update(self._chunks_of)
@@ -138,6 +141,7 @@ class Tail:
             )
         self._raise_problem()
         self._driver.take_over()
+        self._loop.begin_waiting(self._clock)
         began_s = time.monotonic()
         for chunk in self._chunks_of[piece]:
             if chunk in self._left:
@@ -178,6 +182,7 @@ class Tail:
         """Until everything is in place. The loop is the script's."""
         if self.is_pending:
             self._raise_problem()
+            self._loop.begin_waiting(self._clock)
             began_s = time.monotonic()
             yield self._loop.wait_for_replies()
             self.waited_s += time.monotonic() - began_s
