@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.data import TensorDataset
 
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
@@ -707,3 +708,43 @@ def two_sets(job: Job, _stage: Stage) -> Result:
 
 def test_two_optimizers_of_one_model_have_each_a_tail(tmp_path: Path) -> None:
     assert num_late(both(two_sets, tmp_path)) == {2 * ALL_LATE}
+
+
+def looping(job: Job, stage: Stage) -> Result:
+    """With a loader of the job's, behind whose batches workers may meet."""
+    torch.manual_seed(3)
+    model = PROBLEM.model()
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(*PROBLEM.data())
+    for _ in range(2):
+        for x, y in job.loader(data, batch_size=BATCH, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            stage.sleep(30e-3 * job.worker)
+            job.log(hears_of=1)
+    return {"parameters": flat(model), "clock": job.clock}
+
+
+def test_workers_meet_for_checkpoints_behind_steps_that_have_returned_early(
+    tmp_path: Path,
+) -> None:
+    full = both(looping, tmp_path, checkpoint_every="2")
+    assert full.summary["checkpoints"] > 2
+
+
+@pytest.mark.parametrize("worker", range(3))
+def test_who_holds_alone_for_a_checkpoint_does_not_wait_for_what_others_hold_back(
+    worker: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is signalled, as it were, at any boundary; the others are elsewhere."""
+
+    def script(job: Job, stage: Stage) -> Result:
+        def reason(*, clock: int, now_s: float) -> str:  # noqa: ARG001
+            return "checkpoint" if job.worker == worker and clock > WATCHED and clock % 2 else ""
+
+        monkeypatch.setattr(job._occasions, "reason", reason)
+        return looping(job, stage)
+
+    full = both(script, tmp_path)
+    assert full.summary["checkpoints"] > 2
