@@ -26,8 +26,8 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
-from psdist.config.settings import allowed_values
-from psdist.errors import OptimizerRefusedError, UsageError, UserError
+from psdist.config.settings import allowed_values, contradiction
+from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
@@ -104,6 +104,8 @@ class Job:
         self.num_servers = roles.num_servers
         self.servers = self.num_servers
         self.is_chief = self.worker == 0
+        if wrong := contradiction(context.config):
+            raise ConfigError(wrong)
         self.mode = context.config.mode
         self.staleness = context.config.staleness if self.mode == "ssp" else None
         """The bound of mode ssp, else None."""
@@ -337,7 +339,7 @@ class Job:
         reason = self._occasions.reason(clock=clock, now_s=time.monotonic())
         if not reason and not self._loop.core.meetings.is_open:
             return
-        self._sets.finish_late()  # who waits for others must not hold
+        self._sets.land_late()  # who waits for others must not hold
         found = self._loop.hold(reason or "checkpoint", self.clocks)
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary

@@ -32,6 +32,7 @@ def init(
     *,
     mode: Literal["sync", "ssp", "async"] | None = None,
     staleness: int | None = None,
+    pipeline: Literal[0, 1] | None = None,
     on_nonfinite: Literal["error", "skip"] | None = None,
     seed: int | None = None,
     checksum_every: int | None = None,
@@ -45,13 +46,15 @@ def init(
     nor file say otherwise; every worker must pass the same. No other settings are taken (``others``
     is there to say so). Called again it returns the same Job, after :meth:`Job.close` another one.
 
-    Raises :class:`ConfigError` for a value that is not allowed, :class:`UsageError` for a setting
+    Raises :class:`ConfigError` for a value that is not allowed or settings that do not go together,
+    :class:`UsageError` for a setting
     that must be known before scripts run, :class:`CollectiveError` where workers differ.
     """
     global _job, _settings, _is_plain
     passed = {
         "mode": mode,
         "staleness": staleness,
+        "pipeline": pipeline,
         "on_nonfinite": on_nonfinite,
         "seed": seed,
         "checksum_every": checksum_every,

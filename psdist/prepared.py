@@ -216,15 +216,17 @@ class ParameterSets:
 
     def take_over_for(self, call: str) -> None:
         """As :meth:`take_over`, for ``call``, which waits for the other workers."""
-        self.finish_late()
-        for trainer in self.trainers:
-            trainer.end_dropped(call)
-
-    def finish_late(self) -> None:
-        """As :meth:`take_over`; what the last steps have left to be done is done."""
         self.take_over()
         for trainer in self.trainers:
             trainer.finish_late()
+        for trainer in self.trainers:
+            trainer.end_dropped(call)
+
+    def land_late(self) -> None:
+        """As :meth:`take_over`; the last steps wait for no other group any more."""
+        self.take_over()
+        for trainer in self.trainers:
+            trainer.land_late()
 
     def resume(self) -> None:
         """The script has used the loop, and computes again."""
@@ -470,11 +472,14 @@ class ParameterSets:
         self._held = list(map(add, self._held, held))
         self._at_end.append(watch.stop)
         loop = self._loop.next_set() if index else self._loop
+        is_alone = self._context.network is not None
+        is_pipelined = config.pipeline > 0 and not is_alone
         never = why_never(
             mode=config.mode,
             on_nonfinite=config.on_nonfinite,
             max_norm=max_norm,
-            is_alone=self._context.network is not None,
+            is_alone=is_alone,
+            pipeline=config.pipeline,
         )
         device = description.parameters[0].device.type
         why_not = never or why_not_here(
@@ -504,11 +509,12 @@ class ParameterSets:
             on_iteration=lambda: self._end_iteration(index),
             order=ORDERS[overlap](partition),
             overlap=overlap,
-            progress=self._driver() if may_overlap else None,
+            progress=self._driver() if may_overlap or is_pipelined else None,
             is_training=lambda: model.training,
             beside=self._another_end() if may_overlap and self._group.size > 1 else None,
             first_clock=first_clock,
             module=model,
+            is_pipelined=is_pipelined,
         )
         setup = Setup(
             partition=partition.encode(),

@@ -69,6 +69,7 @@ def make_trainer(
     beside: GroupChannel | None = None,
     first_clock: int = 0,
     module: torch.nn.Module | None = None,
+    is_pipelined: bool = False,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -115,4 +116,5 @@ def make_trainer(
         sums=sums,
         first_clock=first_clock,
         module=module,
+        is_pipelined=is_pipelined,
     )

@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Final, Literal
 
 import torch
@@ -41,6 +42,7 @@ from psdist.workers.early.overlap import Left, Overlap
 from psdist.workers.early.progress import Driver
 from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateSteps
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
@@ -97,6 +99,7 @@ class Trainer:
         sums: Sums | None = None,
         first_clock: int = 0,
         module: torch.nn.Module | None = None,
+        is_pipelined: bool = False,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
@@ -105,7 +108,8 @@ class Trainer:
         on the servers; ``progress``: drives the loop during backward, where gradients may leave
         then, but not while the model is evaluated (``is_training()``); in a group of several
         ``beside`` reduces them, and they are pushed out of ``sums``; with overlap = full ``module``
-        is the model whose parameters are awaited where they are read."""
+        is the model whose parameters are awaited where they are read; ``is_pipelined``: the next
+        step awaits the replies to this one's push (with overlap = off)."""
         self.clock = first_clock
         self._partition = partition
         self._flat = flat
@@ -170,6 +174,18 @@ class Trainer:
                 driver=progress,
                 group_size=group.size,
             )
+        self._pipelined: Pipelined | None = None
+        if is_pipelined and progress is not None:
+            self._pipelined = Pipelined(
+                partition,
+                self._mine,
+                flat,
+                loop,
+                self._values,
+                group,
+                driver=progress,
+                to_device=self._overlap.move_values,
+            )
         self._reduction = Reduction(
             partition, flat, group, self._steps, slices=slices, overlap=self._in_group
         )
@@ -219,16 +235,37 @@ class Trainer:
         """What the last step() has left to be done is done; before whatever needs it."""
         if self._late is not None:
             self._late.finish_now()
+        if self._pipelined is not None and self._pipelined.is_pending:
+            self.take_over()
+            for wait in self._finish_late():
+                self._loop.carry_on(wait)
 
     def _finish_late(self) -> Generator[Wait, None, None]:
         """As :meth:`finish_late`; the loop is the script's."""
+        yield from self._land_late()
+        if self._pipelined is not None:
+            yield from self._pipelined.gather()
+
+    def land_late(self) -> None:
+        """What of :meth:`finish_late` waits for other groups; of its own group for nobody."""
+        self.take_over()
+        for wait in self._land_late():
+            self._loop.carry_on(wait)
+
+    def _land_late(self) -> Generator[Wait, None, None]:
+        """As :meth:`land_late`; the loop is the script's."""
         if self._late is not None:
             yield from self._late.finish()
+        if self._pipelined is not None and self._pipelined.is_pending:
+            self._loop.begin_waiting(self.clock)  # the next iteration uses these replies
+            yield from self._pipelined.land()
 
     def resume(self) -> None:
         """The script has used the loop, and computes again."""
         if self._late is not None:
             self._late.resume()
+        if self._pipelined is not None:
+            self._pipelined.resume()
 
     def step(self, gradient_scale: float, is_skipped: bool, has_scaler: bool = False) -> None:
         """End iteration ``clock``: push, and bring the parameters for the next one.
@@ -247,7 +284,7 @@ class Trainer:
         """As :meth:`step`, but hands out what there is to wait for."""
         self._overlap.compare()
         self.take_over()
-        yield from self._finish_late()
+        yield from self._land_late()
         self._loop.begin_waiting(self.clock)
         if self._reduced is None:
             yield from self._reduce(gradient_scale, is_skipped=is_skipped, has_scaler=has_scaler)
@@ -289,10 +326,9 @@ class Trainer:
                 "called once, last before optimizer.step()"
             )
         self._overlap.compare()
-        self.finish_late()
         self.take_over()
         self._loop.begin_waiting(self.clock)
-        for wait in self._reduce(1.0, clip_to=max_norm):
+        for wait in chain(self._land_late(), self._reduce(1.0, clip_to=max_norm)):
             self._loop.carry_on(wait)
         self._flat.note_gradients()
         assert self._reduced is not None
@@ -309,7 +345,7 @@ class Trainer:
         """As :meth:`sit_out`, but hands out what there is to wait for."""
         trainers = (self, *others)
         for trainer in trainers:
-            yield from trainer._finish_late()
+            yield from trainer._land_late()
         while True:
             self._loop.begin_waiting(self.clock)
             begun = [each._overlap.num_begun for each in trainers]
@@ -321,6 +357,7 @@ class Trainer:
             yield from stepped._take_part(table, mine)
 
     def _take_part(self, table: Sequence[Row], mine: Row) -> Iterator[Wait]:
+        yield from self._land_late()
         self._flat.clear_gradients()
         reduced = yield from self._reduction.run(table, mine, clock=self.clock)
         if self._on_nonfinite == "error" and not all(row.is_finite for row in table):
@@ -379,6 +416,13 @@ class Trainer:
         """Push and bring; the iteration is over, though values may be brought later."""
         if self._in_group is not None:
             yield from self._in_group.settle_in_group()
+        if self._pipelined is not None:
+            yield from self._pipelined.before_push()
+            self._begin_push(reduced)
+            self._end_iteration()
+            self._on_iteration()
+            self._pipelined.begin()
+            return
         self._begin_push(reduced)
         late = self._late
         if late is not None and may_end_later and late.may_begin():
@@ -510,7 +554,9 @@ class Trainer:
         self._values.look_for_writes()
         self._loop.begin_pull(clock=self.clock, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()
-        yield from self._values.take_new("pull", self._overlap.move_values)
+        pipelined = self._pipelined
+        move = self._overlap.move_values if pipelined is None else pipelined.move
+        yield from self._values.take_new("pull", move)
 
     def set_values(self) -> None:
         """The parameters in this worker's memory become the servers'; on the chief, while everybody
@@ -543,7 +589,9 @@ class Trainer:
     @property
     def waited_s(self) -> float:
         """Seconds in which this worker has pushed and waited for replies."""
-        return self._waited_s + (self._late.waited_s if self._late is not None else 0.0)
+        return self._waited_s + sum(
+            each.waited_s for each in (self._late, self._pipelined) if each is not None
+        )
 
     @property
     def staleness(self) -> int:

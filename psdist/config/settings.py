@@ -86,6 +86,11 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
         description="Mode ssp: how many iterations a group may be ahead of the slowest one.",
     )
+    pipeline: Literal[0, 1] = _setting(
+        0,
+        allowed="0 or 1",
+        description="Modes ssp, async: 1: the next step awaits the replies, not the one that asks.",
+    )
     servers: _Count | Literal["auto"] = _setting(
         "auto",
         allowed=f"{_COUNT}, or auto",
@@ -247,6 +252,21 @@ def allowed_values(key: str) -> str:
     """What `key` may be, in words: ``"sync, ssp or async"``."""
     extra = RunConfig.model_fields[key].json_schema_extra
     return str(extra["allowed"]) if isinstance(extra, dict) else ""
+
+
+def contradiction(config: RunConfig) -> str:
+    """Settings that do not go together, and what to do; "" where all do."""
+    if config.pipeline and config.mode == "sync":
+        return (
+            "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
+            "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
+        )
+    if config.pipeline and config.mode == "ssp" and not config.staleness:
+        return (
+            "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
+            "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
+        )
+    return ""
 
 
 def to_toml(config: RunConfig) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import ValidationError
 
-from psdist.config.settings import KEYS, RunConfig, allowed_values
+from psdist.config.settings import KEYS, RunConfig, allowed_values, contradiction
 from psdist.errors import ConfigError, UsageError
 
 CommandLineValue: TypeAlias = "str | int | float | bool | tuple[str, ...] | None"
@@ -50,7 +50,7 @@ NOT_SETTINGS_PREFIXES: Final = (
     "PSDIST_TEST_",  # tests: marks of a run's processes
 )
 
-SCRIPT_KEYS: Final = ("mode", "staleness", "on_nonfinite", "seed", "checksum_every")
+SCRIPT_KEYS: Final = (*("mode", "staleness", "pipeline", "on_nonfinite", "seed", "checksum_every"),)
 """What psdist.init takes: no rank needs these before scripts call it. All others decide what ranks
 are and where, or what servers may construct, and are known before a script runs."""
 SCRIPT: Final = "psdist.init"
@@ -118,6 +118,8 @@ def resolve(
             "(--run-dir RUN_DIR)"
         )
     sources = {key: given[key].source if key in given else "default" for key in KEYS}
+    if "mode" in given and (wrong := contradiction(config)):  # else the script may choose another
+        raise ConfigError(wrong)
     return Resolved(config=config, sources=MappingProxyType(sources))
 
 

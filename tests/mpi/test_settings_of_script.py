@@ -154,7 +154,7 @@ def test_settings_that_only_one_worker_passes_are_a_difference(tmp_path: Path) -
             '{"servers": 2}',
             "psdist.init(servers=2): servers is decided before scripts run, so it is set on the "
             "command line (--set servers=2), by PSDIST_SERVERS=2 or in the TOML file; psdist.init "
-            "takes mode, staleness, on_nonfinite, seed, checksum_every",
+            "takes mode, staleness, pipeline, on_nonfinite, seed, checksum_every",
             marks=pytest.mark.slow,  # tests/unit/config has all the words
         ),
         pytest.param(

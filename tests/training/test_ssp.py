@@ -56,10 +56,11 @@ def test_the_bound_holds_on_a_network_that_reorders_and_repeats(
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("name", ["collectives-ssp-4", "pipelined-ssp-4"])
 def test_collectives_and_pulls_within_training_keep_the_bound(
-    outcomes: dict[str, Outcome],
+    outcomes: dict[str, Outcome], name: str
 ) -> None:
-    assert_ahead_within(outcomes["collectives-ssp-4"], 4)
+    assert_ahead_within(outcomes[name], 4)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -47,6 +47,7 @@ configs = st.builds(
     RunConfig,
     mode=st.sampled_from(["sync", "ssp", "async"]),
     staleness=st.integers(0, 2**31 - 1),
+    pipeline=st.sampled_from([0, 1]),
     servers=counts | st.just("auto"),
     group=st.sampled_from(["node", "socket", "numa", "rank"]),
     placement=paths,
@@ -377,7 +378,7 @@ def test_the_description_lists_chosen_values_before_defaults() -> None:
     assert words[0] == ["mode", "=", "ssp", "(environment", "PSDIST_MODE)"]
     assert words[1] == ["seed", "=", "4", "(command", "line)"]
     assert words[2] == ["record", "=", "true", "(command", "line)"]
-    assert lines[3].startswith("defaults: staleness = 3, servers = auto, ")
+    assert lines[3].startswith("defaults: staleness = 3, pipeline = 0, servers = auto, ")
     told = " ".join(lines)
     assert all(f"{key} " in told or f"{key}," in told for key in KEYS)
     assert all(len(line) <= 90 for line in lines)

@@ -58,7 +58,7 @@ def test_settings_that_must_be_known_earlier_say_where_they_are_set(key: str) ->
     assert str(caught.value) == (
         f"psdist.init({key}=2): {key} is decided before scripts run, so it is set on the command "
         f"line (--set {key}=2), by PSDIST_{key.upper()}=2 or in the TOML file; psdist.init takes "
-        "mode, staleness, on_nonfinite, seed, checksum_every"
+        "mode, staleness, pipeline, on_nonfinite, seed, checksum_every"
     )
 
 

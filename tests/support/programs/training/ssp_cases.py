@@ -125,9 +125,18 @@ def groups_of_one(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def case(
-    name: str, script: Script, *, mode: str, groups: int, staleness: int = 0, servers: int = 2
+    name: str,
+    script: Script,
+    *,
+    mode: str,
+    groups: int,
+    staleness: int = 0,
+    servers: int = 2,
+    **settings: object,
 ) -> Case:
-    settings = {"mode": mode, "staleness": staleness, "record": True, "checksum_every": 2}
+    settings = {
+        "mode": mode, "staleness": staleness, "record": True, "checksum_every": 2, **settings
+    }  # fmt: skip
     return Case(
         name=name, script=script, servers=servers, groups=groups_of_one(groups), settings=settings
     )
@@ -145,6 +154,10 @@ CASES = [
     case(
         "collectives-ssp-4", with_a_slow_group(slow=2, has_collectives=True),
         mode="ssp", groups=3, staleness=4,
+    ),
+    case(
+        "pipelined-ssp-4", with_a_slow_group(slow=2, has_collectives=True),
+        mode="ssp", groups=3, staleness=4, pipeline=1,
     ),
     case("slow-async", with_a_slow_group(slow=1), mode="async", groups=2),
     case("plain-sync", PLAIN, mode="sync", groups=3),
