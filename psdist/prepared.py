@@ -352,7 +352,7 @@ class ParameterSets:
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
             if overlap == "full":
-                end = EndHook(each.trainer.finish_late)
+                end = EndHook(each.trainer.finish_reads)
                 handle = model.register_forward_hook(end, always_call=True)
                 self._at_end.append(handle.remove)
         if self._passes is not None and all(each.module is not model for each in self.models):

@@ -139,7 +139,7 @@ class Trainer:
             "terms": self._terms,
             "driver": progress,
             "is_training": is_training,
-            "before_gradient": self.finish_late,
+            "before_gradient": self.finish_reads,
         }
         look = self._values.look_for_writes
         if beside is not None and sums is not None:
@@ -231,10 +231,14 @@ class Trainer:
         if self._progress is not None:
             self._progress.take_over()
 
-    def finish_late(self) -> None:
-        """What the last step() has left to be done is done; before whatever needs it."""
+    def finish_reads(self) -> None:
+        """The values that readers await are in place."""
         if self._late is not None:
             self._late.finish_now()
+
+    def finish_late(self) -> None:
+        """What the last step() has left to be done is done; before whatever needs it."""
+        self.finish_reads()
         if self._pipelined is not None and self._pipelined.is_pending:
             self.take_over()
             for wait in self._finish_late():
@@ -257,7 +261,7 @@ class Trainer:
         if self._late is not None:
             yield from self._late.finish()
         if self._pipelined is not None and self._pipelined.is_pending:
-            self._loop.begin_waiting(self.clock)  # the next iteration uses these replies
+            self._loop.begin_waiting(self.clock - 1)
             yield from self._pipelined.land()
 
     def resume(self) -> None:

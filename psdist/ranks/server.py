@@ -213,7 +213,9 @@ def _registrar(context: RankContext) -> Registrar:
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
         mode=context.config.mode,
-        staleness=context.config.staleness,
+        # Replies to iteration c are used in c + 1 + pipeline, so who waits for them waits for as
+        # many more of the others' iterations.
+        staleness=context.config.staleness - context.config.pipeline,
         groups=roles.groups,
     )
 

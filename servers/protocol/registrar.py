@@ -127,7 +127,8 @@ class Registrar:
         staleness: int = 0,
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``groups``: the workers of each; without them every worker is one of its own."""
+        """``staleness``: how many iterations a group may be ahead of what it waits for in a step
+        (ssp); ``groups``: the workers of each; without them every worker is one of its own."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode

@@ -184,6 +184,39 @@ def test_workers_of_a_group_whose_data_ends_earlier_sit_out(
     assert all(torch.equal(each["parameters"], first["parameters"]) for each in others[:1])
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("mode", "bound"), [("async", 3), ("ssp", 1)])
+def test_workers_meet_for_a_checkpoint_behind_outstanding_replies(
+    mode: str, bound: int, seed: int, tmp_path: Path
+) -> None:
+    def script(job: Job, stage: Stage) -> Result:
+        model = PROBLEM.model()
+        x, y = PROBLEM.data()
+        data = DataLoader(TensorDataset(x[: 36 * SIZE], y[: 36 * SIZE]), batch_size=SIZE)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=LR)
+        model, optimizer, loader = job.prepare(model, optimizer, data)
+        for _ in job.epochs(2):
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                stage.sleep(2e-3 if job.worker == 1 else 5e-4)
+                optimizer.step()
+        return {"clock": job.clock}
+
+    outcome = run(
+        script,
+        tmp_path,
+        seed=seed,
+        groups=((0, 1), (2,)),
+        mode=mode,
+        staleness=bound,
+        checkpoint_every="3",
+        overlap="full",  # which pipeline = 1 leaves nothing to do
+    )
+    assert [each["clock"] for each in outcome.results] == [24, 24, 24]
+    assert outcome.summary["checkpoints"] > 2
+
+
 def test_two_sets_are_late_apart(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
