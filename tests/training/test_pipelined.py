@@ -4,6 +4,7 @@ later."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,33 @@ def test_workers_of_a_group_whose_data_ends_earlier_sit_out(
     first, *others = outcome.results
     assert [each["clock"] for each in outcome.results] == [6, 6, 6, 6]
     assert all(torch.equal(each["parameters"], first["parameters"]) for each in others[:1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_sits_out_several_iterations_brings_what_the_others_bring(
+    seed: int, tmp_path: Path
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=LR))
+        read = []
+        count = STEPS if job.worker == 0 else 3
+        for x, y in PROBLEM.batches(size=SIZE, count=count):
+            optimizer.zero_grad()
+            read.append(flat(model))
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        (trainer,) = job._sets.trainers
+        trainer.sit_out()
+        job.barrier()
+        return {"parameters": flat(model), "clock": job.clock, "read": read}
+
+    outcome = run(script, tmp_path, seed=seed, groups=((0, 1, 2),))
+    assert [each["clock"] for each in outcome.results] == [STEPS] * 3
+    first, *others = (each["parameters"] for each in outcome.results)
+    assert all(torch.equal(each, first) for each in others)
+    read = outcome.results[0]["read"]
+    assert all(torch.equal(a, b) == (step == 0) for step, (a, b) in enumerate(pairwise(read)))
 
 
 @pytest.mark.parametrize("seed", range(3))
