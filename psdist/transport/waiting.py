@@ -28,8 +28,8 @@ class Waiting:
     LONGEST_SLEEP_S = 20e-3
     LONG_SHARE = 0.0025
     RELAXED_SHARE = 0.01
-    SPINS = 64
-    """Empty polls before the first sleep: a reply that is on its way comes within these."""
+    SPINS = 4
+    """Empty polls before the first sleep; more of them take the core from whom one waits for."""
     LONGEST_POLL_S = 60.0
     """More than this between two polls was no waiting: this process was stopped, as by Ctrl-Z."""
 
