@@ -154,7 +154,7 @@ def test_generators_go_on_where_they_were() -> None:
         (2**9000, "is a number of 9001 bits"),
         ("\ud800", "lone surrogate"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) and value.isascii() else type(value).__name__,
 )
 def test_what_cannot_be_kept_is_refused_by_its_place(value: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
