@@ -72,7 +72,7 @@ def main() -> int:
             values = [row[key] for row in rows]
             print(f"{key}: least {min(values):.3f}, median {statistics.median(values):.3f}")
     if options.json is not None:
-        told = {
+        report = {
             "date": time.strftime("%Y-%m-%d"),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "load": round(os.getloadavg()[0], 1),
@@ -82,7 +82,7 @@ def main() -> int:
             "steps": options.steps,
             "rows": rows,
         }
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -142,20 +142,28 @@ def chars(seeds: int, steps: int, usual_s: float, optimizer: str) -> list[dict[s
             {
                 "seed": seed,
                 "bits": round(wanted, 4),
-                **{f"{mode}_s": round(seconds, 2) for mode, seconds in took.items()},
-                "ssp_steps": round(needed, 1),
+                **{f"{mode}_s": in_json(seconds, 2) for mode, seconds in took.items()},
+                "ssp_steps": in_json(needed, 1),
                 "faster": round(faster, 3),
                 "curves": {
                     mode: [[round(x, 3) for x in at] for at in its] for mode, its in curves.items()
                 },
             }
         )
-        print(
-            f"seed {seed}: {wanted:.3f} bits a character after {took['sync']:.1f} s in sync and "
-            f"{took['ssp']:.1f} s and {needed:.0f} for {steps} steps in ssp ({BOUND}): "
-            f"{faster:.2f} times as fast"
-        )
+        what = f"seed {seed}: {wanted:.3f} bits a character after {took['sync']:.1f} s in sync"
+        if faster:
+            print(
+                f"{what} and {took['ssp']:.1f} s and {needed:.0f} for {steps} steps in ssp "
+                f"({BOUND}): {faster:.2f} times as fast"
+            )
+        else:
+            print(f"{what}, and not within the steps of ssp ({BOUND})")
     return rows
+
+
+def in_json(value: float, digits: int) -> float | None:
+    """As JSON has it: what was not reached is null."""
+    return None if math.isinf(value) else round(value, digits)
 
 
 def below_from(curve: Sequence[tuple[float, float]], wanted: float) -> float:
