@@ -126,9 +126,12 @@ class Exchanging(GroupChannel, Protocol):
         to: Sequence[int],
         taken: torch.Tensor,
         of: Sequence[int],
+        *,
+        in_turns: int = 1,
     ) -> Pending[None]:
         """The first ``to[0]`` bytes of ``given`` go to place 0, the next ``to[1]`` to place 1, and
-        so on; ``of[p]`` bytes of place p come into ``taken``, one place behind the other."""
+        so on; ``of[p]`` bytes of place p come into ``taken``, one place behind the other.
+        ``in_turns``: in so many parts, the same number on all workers; how, not what."""
         ...
 
 

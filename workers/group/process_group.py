@@ -229,11 +229,33 @@ class ProcessGroupChannel:
         to: Sequence[int],
         taken: torch.Tensor,
         of: Sequence[int],
+        *,
+        in_turns: int = 1,
     ) -> Pending[None]:
-        work = dist.all_to_all_single(
-            taken, given, list(of), list(to), group=self._group, async_op=True
-        )
-        return _Works("exchange between the hosts", _begun(work), [given, taken], lambda: None)
+        works: list[dist.Work] = []
+        copies: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+        num_turns = 1 if given.is_cuda else in_turns
+        for turn in range(num_turns):
+            out, sizes = _parts(given, to, turn, num_turns), _sizes(to, turn, num_turns)
+            into, taken_sizes = _parts(taken, of, turn, num_turns), _sizes(of, turn, num_turns)
+            # Parts of several places lie apart, and have to lie together.
+            brought = into[0] if len(into) == 1 else taken.new_empty(sum(taken_sizes))
+            sent = out[0] if len(out) == 1 else torch.cat([given[:0], *out])
+            works += _begun(
+                dist.all_to_all_single(
+                    brought, sent, taken_sizes, sizes, group=self._group, async_op=True
+                )
+            )
+            if len(into) > 1:
+                copies.append((into, brought))
+
+        def finish() -> None:
+            for parts, brought in copies:
+                pieces = torch.split(brought, [len(part) for part in parts])
+                for part, piece in zip(parts, pieces, strict=True):
+                    part.copy_(piece)
+
+        return _Works("exchange between the hosts", works, [given, taken], finish)
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         source = self._rank_of(place)
@@ -252,6 +274,28 @@ class ProcessGroupChannel:
             rows = torch.empty((self.size, len(mine)), dtype=mine.dtype, device=mine.device)
             self._received[key] = rows
         return rows
+
+
+def _bounds(size: int, turn: int, num_turns: int) -> tuple[int, int]:
+    return size * turn // num_turns, size * (turn + 1) // num_turns
+
+
+def _sizes(sizes: Sequence[int], turn: int, num_turns: int) -> list[int]:
+    """Bytes of each place in this turn."""
+    return [stop - start for start, stop in (_bounds(each, turn, num_turns) for each in sizes)]
+
+
+def _parts(
+    memory: torch.Tensor, sizes: Sequence[int], turn: int, num_turns: int
+) -> list[torch.Tensor]:
+    """Those stretches of ``memory``, where places lie one behind the other, of this turn."""
+    found, end = [], 0
+    for size in sizes:
+        start, stop = _bounds(size, turn, num_turns)
+        if stop > start:
+            found.append(memory[end + start : end + stop])
+        end += size
+    return found
 
 
 def _begun(work: dist.Work | None) -> list[dist.Work]:

@@ -44,6 +44,10 @@ from psdist.workers.group.channel import (
 
 _ALIGN: Final = 16
 """Of spans in staging memory: the largest element."""
+_TURN_BYTES: Final = 256 << 10
+"""A long message each way between two hosts at once shares a link's time among both directions, now
+and then, over TCP: measured, twice the time. Short ones alternate (docs/performance.md)."""
+_MOST_TURNS: Final = 64
 _MOST_CUTS: Final = 256
 _SHORT_S: Final = 1e-3
 
@@ -137,7 +141,10 @@ class TwoLevelChannel:
         partial = [_part(there, at, span, flats) for at, span in zip(cut.at, spans, strict=True)]
         yield from _of_host(_done(self.inner.reduce_scatter(flats, cut.inner, partial)))
         given, taken = there[: sum(cut.num_there)], rows[: sum(cut.num_here)]
-        yield from _done(self._over.exchange(given, cut.num_there, taken, cut.num_here))
+        pending = self._over.exchange(
+            given, cut.num_there, taken, cut.num_here, in_turns=cut.num_turns
+        )
+        yield from _done(pending)
         for index, span in enumerate(slices[self.place]):
             total = flats[span.buffer][span.start : span.stop] if sums is None else sums[index]
             parts = [
@@ -160,7 +167,10 @@ class TwoLevelChannel:
                     own = flats[span.buffer][span.start : span.stop]
                     _part(rows, begin + at, span, flats).copy_(own)
         given, taken = rows[: sum(cut.num_here)], there[: sum(cut.num_there)]
-        yield from _done(self._over.exchange(given, cut.num_here, taken, cut.num_there))
+        pending = self._over.exchange(
+            given, cut.num_here, taken, cut.num_there, in_turns=cut.num_turns
+        )
+        yield from _done(pending)
         for at, span in zip(cut.at, cut.inner[self.inner.place], strict=True):
             if at < len(taken):
                 part = flats[span.buffer][span.start : span.stop]
@@ -208,6 +218,7 @@ class TwoLevelChannel:
         for takes, place in enumerate(here):
             inner[takes] += slices[place]
         at += [end + start for start in own_at]
+        most = max(_laid_out(flats, spans)[1] for spans in slices)
         begins = [sum(rows_of[:place]) for place in range(self.size)]
         rows_at = [
             -1 if other == host else begins[members[index % len(members)]]
@@ -221,6 +232,7 @@ class TwoLevelChannel:
             own_at=own_at,
             num_own=num_own,
             rows_at=rows_at,
+            num_turns=min(max(-(-most // _TURN_BYTES), 1), _MOST_TURNS),
         )
 
     def _staging(self, which: int, num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -249,6 +261,8 @@ class _Cut(NamedTuple):
     num_own: int
     rows_at: list[int]
     """Where each host's row begins, in the order of hosts; -1: this worker's own host."""
+    num_turns: int
+    """Of an exchange: by the largest slice, so the same on all workers."""
 
 
 def _laid_out(flats: Sequence[torch.Tensor], spans: Sequence[Span]) -> tuple[list[int], int]:

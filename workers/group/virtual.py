@@ -158,6 +158,8 @@ class VirtualChannel:
         to: Sequence[int],
         taken: torch.Tensor,
         of: Sequence[int],
+        *,
+        in_turns: int = 1,
     ) -> Pending[None]:
         def copy(brought: list[Tensors]) -> None:
             arrived = [tensors[self.place] for tensors in brought]
@@ -168,7 +170,7 @@ class VirtualChannel:
                 )
             taken.copy_(torch.cat(arrived))
 
-        return self._begin("exchange", (), list(torch.split(given, list(to))), copy)
+        return self._begin("exchange", (in_turns,), list(torch.split(given, list(to))), copy)
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         def copy(brought: list[Tensors]) -> None:

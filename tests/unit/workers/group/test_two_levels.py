@@ -13,6 +13,7 @@ from psdist.errors import CollectiveError, InvariantError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.workers.group import two_levels
 from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.tier import Tier
 from psdist.workers.group.virtual import VirtualChannel
@@ -29,10 +30,16 @@ class Counted(VirtualChannel):
     given: list[int]
 
     def exchange(
-        self, given: torch.Tensor, to: Sequence[int], taken: torch.Tensor, of: Sequence[int]
+        self,
+        given: torch.Tensor,
+        to: Sequence[int],
+        taken: torch.Tensor,
+        of: Sequence[int],
+        *,
+        in_turns: int = 1,
     ) -> Pending[None]:
         self.given = list(to)
-        return super().exchange(given, to, taken, of)
+        return super().exchange(given, to, taken, of, in_turns=in_turns)
 
 
 class OverHosts:
@@ -170,6 +177,7 @@ def test_slices_that_overlap_are_refused_before_anything_is_sent() -> None:
 
 def all_operations(channel: GroupChannel) -> Any:
     assert type(channel).__name__ == "TwoLevelChannel"
+    two_levels._TURN_BYTES = 48  # type: ignore[misc] # so that exchanges take several turns
     return finish(operations(channel, channel.beside()))
 
 
