@@ -29,10 +29,12 @@ from torch.utils.data import DataLoader
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.prepared import ParameterSets
+from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
+from psdist.ranks.script_signals import ScriptSignals, end_behind
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.ranks.worker_checkpoints import WorkerCheckpoints
@@ -187,7 +189,14 @@ class Job:
             is_leading=self.mode == "sync" or self.is_chief,
             now_s=time.monotonic(),
         )
+        self._signals = ScriptSignals(
+            self._occasions.ask,
+            on_usr1=self._config.on_usr1,
+            grace_s=self._config.grace_s,
+            parent=context.parent,
+        )
         self._restore()
+        self._signals.begin()
 
     # -- set-up --------------------------------------------------------------------------------
 
@@ -332,6 +341,7 @@ class Job:
         elif a_pass is None and not self._loaders.seen.awaits_pass:
             self._script.go_on()
         if self._sets.sets and not self._script.is_resuming:
+            self._signals.has_boundary()
             self._hold_if_wanted(a_pass)
 
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
@@ -351,6 +361,10 @@ class Job:
             self.checkpoint()
         finally:
             self._is_at_boundary, self._cut_at = False, None
+        if found != "checkpoint":
+            self._checkpoints.finish()
+            self._collective(WRITTEN)
+            end_behind(found, self._context.folder.latest())
 
     def _end_iteration(self) -> None:
         self._has_trained = True
@@ -769,6 +783,7 @@ class Job:
 
     def _end(self) -> None:
         self._is_finished = True
+        self._signals.end()
         self._sets.end()
         group_tier.stop(self._group)
         self._context.end_job()

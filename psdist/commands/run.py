@@ -80,6 +80,7 @@ def run(request: RunRequest) -> int:
                 run_arguments(request),
                 script=request.program.name,
                 progress=outcome.config.progress,
+                grace_s=outcome.config.grace_s,
             )
 
     from psdist.commands.run_rank import run_program
@@ -88,18 +89,24 @@ def run(request: RunRequest) -> int:
 
 
 def start_mpirun(
-    num_ranks: int, arguments: Sequence[str], *, script: str, progress: str = "auto"
+    num_ranks: int,
+    arguments: Sequence[str],
+    *,
+    script: str,
+    progress: str = "auto",
+    grace_s: float = 0.0,
 ) -> int:
     """Run ``mpirun -n num_ranks python -m psdist run ARGUMENTS``; the job's exit status.
 
-    ``script`` and ``progress`` (the setting) are for the display. Raises LaunchError if there is no
+    ``script`` and ``progress`` (the setting) are for the display, ``grace_s`` (the setting) is the
+    time that scripts have to end. Raises LaunchError if there is no
     mpirun that belongs to the MPI library in use, or if it cannot be started.
     """
     from psdist.commands.launch.parent import make_parent
 
     environment = launch_environment(os.environ)
     with make_parent(
-        num_ranks=num_ranks, script=Path(script).name, progress=progress
+        num_ranks=num_ranks, script=Path(script).name, progress=progress, grace_s=grace_s
     ) as parent:  # from now on a terminal shows that something happens
         mpirun = find_mpirun(loaded_library(environment), environment)
         command = mpirun_command(mpirun, num_ranks, environment)

@@ -151,6 +151,16 @@ class RunConfig(BaseModel):
         allowed="a number of iterations (100) or a time (30s, 10m, 2h)",
         description="How often psdist itself makes a checkpoint; unset, only the script does.",
     )
+    on_usr1: Literal["checkpoint", "requeue"] = _setting(
+        "checkpoint",
+        allowed="checkpoint or requeue",
+        description="SIGUSR1: make a checkpoint; requeue: and end the job with status 75.",
+    )
+    grace_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
+        30.0,
+        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
+        description="SIGTERM to psdist run -n: how long it waits for a last checkpoint; 0: none.",
+    )
     checkpoint_keep: _Count = _setting(
         2,
         allowed=_COUNT,

@@ -15,6 +15,8 @@ from psdist.protocol.header import MOST_SETS, NEVER
 
 CHECKPOINT: Final = "checkpoint"
 """The collective in which one is made."""
+WRITTEN: Final = "written"
+"""The collective that ends when its files are there, or cannot be."""
 MOST_PROBLEM_CHARACTERS: Final = 2000
 """Of what a rank says about a file that it could not write."""
 _NAME: Final = re.compile(r"step-([0-9]{8,18})")

@@ -36,6 +36,9 @@ logger = logging.getLogger("psdist")
 _SIGNAL_STATUS = 128
 """A shell reports this, and the signal's number, for a program that a signal has ended."""
 _INTERRUPTED = "interrupted"
+_REQUEUE = "requeue"
+REQUEUE_STATUS = 75
+"""EX_TEMPFAIL of sysexits.h: try again later."""
 _READ_TIMEOUT_S = 2.0
 _FORWARD_S = 0.1
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -49,6 +52,15 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+class Requeued(KeyboardInterrupt):
+    """SIGUSR1 has asked this job to make a checkpoint and end, so that it may be started again."""
+
+    def __init__(self, newest: str | None) -> None:
+        super().__init__(newest)
+        self.newest = newest
+        """The checkpoint that ``--resume`` goes on from."""
 
 
 class CanFail(Protocol):
@@ -126,6 +138,9 @@ def format_error(error: BaseException) -> tuple[str, int]:
         if isinstance(error.code, int):
             return f"exited with status {int(error.code)}", (error.code & 0xFF) or 1
         return printable(str(error.code)), 1
+    if isinstance(error, Requeued):
+        from_where = f"goes on from {error.newest}" if error.newest else "starts afresh"
+        return f"{_REQUEUE}: ended by SIGUSR1; --resume {from_where}", REQUEUE_STATUS
     if isinstance(error, KeyboardInterrupt):
         return interruption(error.number if isinstance(error, Interrupted) else signal.SIGINT)
     if isinstance(error, PsdistError) and not isinstance(error, InvariantError):
@@ -139,6 +154,11 @@ def interruption(number: int) -> tuple[str, int]:
     """What to say of a job that this signal has ended, and its exit status."""
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
     return f"{_INTERRUPTED}{by}", _SIGNAL_STATUS + number
+
+
+def is_requeue(text: str, status: int) -> bool:
+    """Whether a job that ended with these wants to be started again."""
+    return status == REQUEUE_STATUS and text.startswith(_REQUEUE)
 
 
 def is_interruption(text: str, status: int) -> bool:

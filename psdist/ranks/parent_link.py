@@ -26,7 +26,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -103,6 +103,8 @@ class ParentLink:
         self._has_input_answer = threading.Event()
         self.is_lost = False
         """The parent has vanished: this rank ends within LOST_S."""
+        self.postpone: Callable[[int], bool] | None = None
+        """Whether a worker's script, asked to end, goes on until it has made a checkpoint."""
         self.end_signal: int | None = None
         """The parent wants the registrar to end the job, because of this signal."""
         self._send(Hello(rank=rank))
@@ -179,7 +181,7 @@ class ParentLink:
                 logger.exception("psdist run said what this rank does not understand")
                 continue
             if isinstance(order, SignalCame):
-                self._deliver(order.number)
+                self.deliver(order.number)
             elif isinstance(order, EndNow):
                 self.end_signal = order.number
             elif isinstance(order, InputGiven):
@@ -187,7 +189,7 @@ class ParentLink:
                 self._has_input_answer.set()
         self._vanish()
 
-    def _deliver(self, number: int) -> None:
+    def deliver(self, number: int) -> None:
         """To the script, as a signal of the system: it interrupts what waits, and finds whatever
         handler the script has set."""
         is_wanted = number in _ENDINGS or self._is_in_script
@@ -201,6 +203,8 @@ class ParentLink:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number in self._sent_by_parent:
             self._sent_by_parent.discard(number)
+            if self.postpone is not None and self.postpone(number):
+                return
             raise Interrupted(number)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)

@@ -34,7 +34,7 @@ from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpoints import CheckpointAction, CheckpointFiles, FileKeeper
 from psdist.ranks.context import RankContext
-from psdist.ranks.failure import is_interruption
+from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.standing import Standing
 from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
@@ -345,6 +345,8 @@ class Reporter:
         outcome = lines[-1] if lines else "failed"
         if is_interruption(text, status):
             outcome = "interrupted"
+        elif is_requeue(text, status):
+            outcome = "requeue"
         self._context.run_directory.write_json("summary.json", self._summary(outcome))
 
     def on_idle(self) -> None:

@@ -78,7 +78,7 @@ NAMES: Final = {
 
 COLLECTIVES: Final = (
     *("prepare", "save", "mean", "barrier", "push", "optimizer_state"),
-    *("any", "all", "loader", "finish", "start", "pull", "checkpoint"),
+    *("any", "all", "loader", "finish", "start", "pull", "checkpoint", "written"),
 )
 
 WAITS: Final = (

@@ -27,7 +27,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.checkpoints import CHECKPOINT, unpack_clocks
+from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, collected
 from psdist.protocol.control import (
     Absent,
@@ -142,7 +142,8 @@ class Registrar:
         )
         self._collectives: dict[int, _Collective] = {}
         self._held: int | None = None
-        """Number of a collective to which all have come, a checkpoint that has still to begin."""
+        """Number of a collective to which all have come, and that waits until the checkpoint before
+        is written: another one, or the end of the job behind it."""
         self._entered: dict[int, int] = {}
         """Worker -> number of its last collective."""
         self.progress: dict[int, Progress] = {}
@@ -322,6 +323,9 @@ class Registrar:
             return []
         if collective.name == CHECKPOINT:
             return self._begin_checkpoint(seq, collective)
+        if collective.name == WRITTEN and self._checkpoints.is_busy:
+            self._held = seq
+            return []
         return self._resume(seq)
 
     def _resume(self, seq: int, checkpoint: str = "") -> list[RegistrarAction]:
@@ -349,11 +353,11 @@ class Registrar:
         return [begun, *self._resume(seq, begun.checkpoint)]
 
     def _go_on_with_checkpoint(self) -> list[RegistrarAction]:
-        """A checkpoint that has waited for the one before begins when that is over."""
+        """A collective that has waited for a checkpoint goes on when that is over."""
         if self._held is None or self._checkpoints.is_busy:
             return []
         seq, self._held = self._held, None
-        return self._begin_checkpoint(seq, self._collectives[seq])
+        return self._resume_if_all_have_come(seq, self._collectives[seq])
 
     def _fail(self, seq: int, collective: _Collective, error: str) -> list[RegistrarAction]:
         collective.error = error

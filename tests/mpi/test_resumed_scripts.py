@@ -64,6 +64,34 @@ def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(
     assert [len(each["losses"]) for each in found(run_dir)[:2]] == [ITERATIONS] * 2
 
 
+def test_sigterm_waits_for_a_last_checkpoint_and_ends_the_job(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    # The chief sends it; the other worker comes to its boundary because the registrar says so.
+    done = run(run_dir, script=("--signal-at", "7", "--loader-processes", "0", "--epochs", "500"))
+    assert done.returncode == 143, done.text
+    assert done.text.count("interrupted by SIGTERM") == 1
+    summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    assert (summary["exit"], summary["checkpoints"]) == ("interrupted", 1)
+    (kept,) = (run_dir / "checkpoints").glob("step-*")
+    assert kept.name >= "step-00000007"
+
+
+@pytest.mark.slow
+def test_a_job_that_is_requeued_and_terminated_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    assert run(tmp_path / "whole").returncode == 0
+    run_dir = tmp_path / "run"
+    words = ("--resume", "--set", "on_usr1=requeue")
+    first = run(run_dir, *words, script=("--signal-at", "4", "--signal", "SIGUSR1"))
+    assert first.returncode == 75, first.text
+    second = run(run_dir, *words, script=("--signal-at", "9"))
+    assert second.returncode == 143, second.text
+    assert resumed_from(second) >= 4
+    third = run(run_dir, *words)
+    assert third.returncode == 0, third.text
+    assert resumed_from(third) >= 9
+    assert found(run_dir) == found(tmp_path / "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("die_at", range(2, ITERATIONS + 1))
 def test_so_it_does_wherever_it_is_killed(die_at: int, tmp_path: Path) -> None:

@@ -231,6 +231,41 @@ def test_with_no_whole_checkpoint_left_the_run_starts_afresh(
     assert "begins at [0]" in done.stdout
 
 
+def test_usr1_makes_a_checkpoint_at_the_next_boundary_and_training_goes_on(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    done = train(runs, tmp_path / "run", "loop=epochs", "at=", case="usr1")
+    assert done.returncode == 0, done.text
+    names = [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
+    assert names == ["step-00000003"]
+    assert summary(tmp_path / "run")["exit"] == "completed"
+
+
+def test_usr1_may_end_the_job_so_that_it_is_started_again(
+    runs: ForkedRuns, kept: Path, tmp_path: Path
+) -> None:
+    run_dir, out = tmp_path / "run", tmp_path / "out.safetensors"
+    words = ("--set", "on_usr1=requeue")
+    done = train(runs, run_dir, "loop=epochs", "at=", case="usr1", words=words)
+    assert done.returncode == 75, done.text
+    assert "requeue: ended by SIGUSR1; --resume goes on from step-00000003" in done.stdout
+    assert summary(run_dir)["exit"] == "requeue"
+    done = resume(runs, run_dir, "loop=epochs", "at=", f"out={out}", words=words)
+    assert done.returncode == 0, done.text
+    assert "begins at [3]" in done.stdout
+    assert out.read_bytes() == Path(f"{kept}.safetensors").read_bytes()
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_keep_a_job_that_is_to_end(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    words = ("--set", "on_usr1=requeue", MOST_BYTES + "3000")
+    done = train(runs, tmp_path / "run", "loop=epochs", "at=", case="usr1", words=words)
+    assert done.returncode == 75, done.text
+    assert "requeue: ended by SIGUSR1; --resume starts afresh" in done.stdout
+    assert summary(tmp_path / "run")["checkpoints_failed"] == 1
+
+
 def test_only_so_many_stay_as_the_setting_says(runs: ForkedRuns, tmp_path: Path) -> None:
     words = ("--set", "checkpoint_keep=1")
     assert train(runs, tmp_path / "run", "at=1,2,4", words=words).returncode == 0

@@ -33,7 +33,7 @@ from psdist.protocol.partition import Span
 
 CALLS = (
     *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
-    *("any", "all", "loader", "push", "optimizer_state", "start", "checkpoint"),
+    *("any", "all", "loader", "push", "optimizer_state", "start", "checkpoint", "written"),
 )
 """What workers of a group may meet in; an agreement carries the index."""
 

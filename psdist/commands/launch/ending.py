@@ -50,7 +50,9 @@ class Ending:
     LAUNCHER_S = 5.0
     _STAGES = ("running", "scripts", "registrar", "launcher", "killed")
 
-    def __init__(self) -> None:
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+        """``grace_s``: the setting; scripts have as long, and at least GRACE_S."""
+        self._grace_s = max(self.GRACE_S, grace_s)
         self._stage = "running"
         self.number: int | None = None
         """The signal that asked for the end."""
@@ -87,7 +89,7 @@ class Ending:
         assert self.number is not None
         self._stage = stage
         if stage == "scripts":
-            self.deadline_s = now_s + self.GRACE_S
+            self.deadline_s = now_s + self._grace_s
             return [TellRanks(self.number)]
         if stage == "registrar":
             self.deadline_s = now_s + self.REGISTRAR_S

@@ -71,8 +71,8 @@ class _Source:
     filter: Filter
 
 
-def make_parent(*, num_ranks: int, script: str, progress: str) -> Parent:
-    """A parent on this process's own output. ``progress``: the setting of that name."""
+def make_parent(*, num_ranks: int, script: str, progress: str, grace_s: float = 0.0) -> Parent:
+    """A parent on this process's own output. ``progress``, ``grace_s``: the settings."""
     for stream in (0, 1, 2):  # what is opened below must not take the number of one that is closed
         try:
             os.fstat(stream)
@@ -86,18 +86,22 @@ def make_parent(*, num_ranks: int, script: str, progress: str) -> Parent:
         style = "live"
     screen = Screen(is_live=style == "live")
     view = View(num_ranks=num_ranks, script=script, started_s=time.monotonic())
-    return Parent(screen, Display(screen, style=style, view=view), num_ranks=num_ranks)
+    return Parent(
+        screen, Display(screen, style=style, view=view), num_ranks=num_ranks, grace_s=grace_s
+    )
 
 
 class Parent:
-    def __init__(self, screen: Screen, display: Display, *, num_ranks: int) -> None:
+    def __init__(
+        self, screen: Screen, display: Display, *, num_ranks: int, grace_s: float = 0.0
+    ) -> None:
         self._screen = screen
         self._display = display
         self._num_ranks = num_ranks
         self._selector = selectors.PollSelector()
         self._sources: dict[int, _Source] = {}
         self._noise = {stream: LauncherNoise() for stream in (1, 2)}
-        self._ending = Ending()
+        self._ending = Ending(grace_s=grace_s)
         self._told: list[int] = []
         self._vanished: list[Rank] = []
         self._num_vanished_first = 0

@@ -6,8 +6,10 @@ the iteration behind which ``job.checkpoint()`` is called. CASE says what is don
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -88,6 +90,11 @@ def fewer_than_no_epochs(_clock: int) -> None:
         pass
 
 
+def usr1(clock: int) -> None:
+    if clock == 2:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
 class Counter:
     def state_dict(self) -> dict[str, int]:
         return {"n": 1}
@@ -121,9 +128,19 @@ CASES: dict[str, Callable[[int], None]] = {
     for each in (
         *(nothing, attach_late, attach_twice, attach_a_number, attach_an_optimizer),
         *(keep_a_function, epochs_within_epochs, fewer_than_no_epochs),
-        *(attach_counter, attach_narrow),
+        *(attach_counter, attach_narrow, usr1),
     )
 }
+
+
+def iterations(given: dict[str, str]) -> Iterator[int]:
+    """With ``loop=epochs`` one in each epoch, else by the clock, where nothing is a boundary."""
+    steps = int(given.get("steps", "6"))
+    if given.get("loop") == "epochs":
+        yield from job.epochs(steps)
+        return
+    while job.clock < steps:
+        yield job.clock
 
 
 def main(case: str, given: dict[str, str]) -> None:
@@ -138,7 +155,7 @@ def main(case: str, given: dict[str, str]) -> None:
     model, served = job.prepare(model, served)
     print(f"begins at {job.clocks}", flush=True)
     at = [int(each) for each in given.get("at", "3").split(",") if each]
-    while job.clock < int(given.get("steps", "6")):
+    for _ in iterations(given):
         CASES.get(case, nothing)(job.clock)
         x, y = batch(job.clock)
         for each in served:

@@ -5,7 +5,7 @@ in loader processes, two schedulers, values of its own.
 
 Every worker writes what it has seen, and at the end all that it holds, to OUT-W.json;
 ``--die-at N`` ends the job with SIGKILL after N iterations; ``--checkpoint-at N`` makes a
-checkpoint there.
+checkpoint there, ``--signal-at N`` sends ``psdist run`` a signal.
 """
 
 from __future__ import annotations
@@ -56,6 +56,22 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def parent_of_the_job() -> int:
+    """``psdist run -n``, above the launcher that has started this rank."""
+    process = os.getpid()
+    is_above_launcher = False
+    while process > 1:
+        status = Path(f"/proc/{process}/status").read_text("utf-8")
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        if is_above_launcher and b"psdist" in words:
+            return process
+        is_above_launcher |= words[0].endswith((b"mpirun", b"mpiexec", b"prterun"))
+        process = next(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")
+        )
+    raise RuntimeError("psdist run -n has not started this rank")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -63,6 +79,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=5)
     parser.add_argument("--loader-processes", type=int, default=2)
     parser.add_argument("--die-at", type=int, default=0)
+    parser.add_argument("--signal-at", type=int, default=0)
+    parser.add_argument("--signal", default="SIGTERM")
     parser.add_argument("--checkpoint-at", type=int, default=0)
     given = parser.parse_args()
 
@@ -97,6 +115,8 @@ def main() -> None:
             losses.append([epoch, loss.item()])
             if job.clock == given.checkpoint_at:
                 job.checkpoint()
+            if job.clock == given.signal_at and job.is_chief:
+                os.kill(parent_of_the_job(), getattr(signal, given.signal))
             if job.clock == given.die_at:
                 die()
         per_epoch.step()

@@ -1,0 +1,81 @@
+"""What signals ask of a worker whose script trains: a checkpoint, and perhaps the end behind it.
+
+    signals = ScriptSignals(occasions.ask, on_usr1="requeue", grace_s=30.0, parent=context.parent)
+    signals.begin()                # SIGUSR1 asks for a checkpoint at the next boundary
+    signals.has_boundary()         # from now on SIGTERM of psdist run asks for a last one
+    signals.end()
+
+Handlers that the script has set stay. A second SIGTERM, or one that finds no boundary within
+``grace_s``, interrupts the script at once, as ever.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from psdist.ranks.failure import Interrupted, Requeued
+from psdist.ranks.parent_link import ParentLink
+
+
+class ScriptSignals:
+    def __init__(
+        self,
+        ask: Callable[[str], None],
+        *,
+        on_usr1: str,
+        grace_s: float,
+        parent: ParentLink | None,
+    ) -> None:
+        self._ask = ask
+        self._on_usr1 = on_usr1
+        self._grace_s = grace_s
+        self._parent = parent
+        self._has_boundary = False
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """Only the main thread can take signals: elsewhere nothing is changed."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, self._take_usr1)
+        if self._parent is not None:
+            self._parent.postpone = self._postpone
+
+    def _take_usr1(self, _number: int, _frame: FrameType | None) -> None:
+        self._ask(self._on_usr1)
+
+    def has_boundary(self) -> None:
+        """The script has come to a place where a checkpoint can be made: it will come to others."""
+        self._has_boundary = True
+
+    def _postpone(self, number: int) -> bool:
+        """Whether the script goes on to its next boundary, and ends there."""
+        is_first = self._timer is None
+        if number != signal.SIGTERM or not is_first or not self._has_boundary or not self._grace_s:
+            return False
+        assert self._parent is not None
+        self._ask("end")
+        self._timer = threading.Timer(self._grace_s, self._parent.deliver, [number])
+        self._timer.daemon = True
+        self._timer.start()
+        return True
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._parent is not None:
+            self._parent.postpone = None
+        if signal.getsignal(signal.SIGUSR1) == self._take_usr1:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def end_behind(reason: str, newest: str | None) -> None:
+    """All workers have met for ``reason``, and what they kept is on the disk: raises what ends the
+    job, if it is to end. ``newest``: the checkpoint that ``--resume`` goes on from."""
+    if reason == "requeue":
+        raise Requeued(newest)
+    if reason == "end":
+        raise Interrupted(signal.SIGTERM)
