@@ -34,7 +34,8 @@ class ScriptSignals:
         self._grace_s = grace_s
         self._parent = parent
         self._has_boundary = False
-        self._timer: threading.Timer | None = None
+        self.timer: threading.Timer | None = None
+        """Interrupts the script that has not come to a boundary."""
 
     def begin(self) -> None:
         """Only the main thread can take signals: elsewhere nothing is changed."""
@@ -53,19 +54,19 @@ class ScriptSignals:
 
     def _postpone(self, number: int) -> bool:
         """Whether the script goes on to its next boundary, and ends there."""
-        is_first = self._timer is None
+        is_first = self.timer is None
         if number != signal.SIGTERM or not is_first or not self._has_boundary or not self._grace_s:
             return False
         assert self._parent is not None
         self._ask("end")
-        self._timer = threading.Timer(self._grace_s, self._parent.deliver, [number])
-        self._timer.daemon = True
-        self._timer.start()
+        self.timer = threading.Timer(self._grace_s, self._parent.deliver, [number])
+        self.timer.daemon = True
+        self.timer.start()
         return True
 
     def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
         if self._parent is not None:
             self._parent.postpone = None
         if signal.getsignal(signal.SIGUSR1) == self._take_usr1:

@@ -126,6 +126,19 @@ def test_the_next_one_waits_until_the_one_before_is_written() -> None:
     assert resume == SendControl(server_id(0), Resume(seq=2, checkpoint="step-00000006"))
 
 
+def test_the_end_of_a_job_waits_until_its_last_one_is_whole() -> None:
+    registrar = begun()
+    registrar.handle(server_id(0), Resumed(seq=1, server=0))
+    registrar.handle(PEERS[1], written())
+    registrar.handle(PEERS[2], written())
+    for worker in (0, 1):
+        message = Enter(worker=worker, seq=2, name="written", payload=b"")
+        assert not registrar.handle(worker_id(worker), message)
+    complete, resume = registrar.handle(PEERS[0], written())
+    assert isinstance(complete, CompleteCheckpoint)
+    assert resume == SendControl(server_id(0), Resume(seq=2, checkpoint=""))
+
+
 @pytest.mark.parametrize(
     ("peer", "message"),
     [

@@ -55,6 +55,15 @@ def test_without_further_signals_every_stage_has_its_time() -> None:
     assert at_s == [30.0, 33.0, 38.0]
 
 
+@pytest.mark.parametrize(("grace_s", "scripts_s"), [(0.0, 30.0), (100.0, 100.0)])
+def test_scripts_have_as_long_as_the_setting_says_and_at_least_as_slurm_gives(
+    grace_s: float, scripts_s: float
+) -> None:
+    ending = Ending(grace_s=grace_s)
+    ask(ending, signal.SIGTERM)
+    assert ending.deadline_s == scripts_s
+
+
 @pytest.mark.parametrize(
     ("has_worker", "has_registrar", "first"),
     [
