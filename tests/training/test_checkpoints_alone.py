@@ -191,16 +191,18 @@ def test_an_object_that_refuses_its_state_is_named(runs: ForkedRuns, tmp_path: P
 
 
 def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_run(
-    runs: ForkedRuns, again: Path
+    runs: ForkedRuns, tmp_path: Path
 ) -> None:
-    done = resume(runs, again, "at=4,5", words=(MOST_BYTES + "3000",))
+    again = tmp_path / "run"
+    assert train(runs, again, "model=large").returncode == 0
+    done = resume(runs, again, "model=large", "at=4,5", words=(MOST_BYTES + "100000",))
     assert done.returncode == 0, done.text
     assert "checkpoint step-00000004 was not written: " in done.stdout
     assert "File too large" in done.stdout
     assert f"{KEPT} stays the newest, and training goes on" in done.stdout
     found = summary(again)
     assert (found["checkpoints"], found["checkpoints_failed"]) == (0, 2)
-    assert "begins at [3]" in resume(runs, again).stdout
+    assert "begins at [3]" in resume(runs, again, "model=large").stdout
 
 
 def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_used(
@@ -259,8 +261,9 @@ def test_usr1_may_end_the_job_so_that_it_is_started_again(
 def test_a_checkpoint_that_cannot_be_written_does_not_keep_a_job_that_is_to_end(
     runs: ForkedRuns, tmp_path: Path
 ) -> None:
-    words = ("--set", "on_usr1=requeue", MOST_BYTES + "3000")
-    done = train(runs, tmp_path / "run", "loop=epochs", "at=", case="usr1", words=words)
+    words = ("--set", "on_usr1=requeue", MOST_BYTES + "100000")
+    given = ("model=large", "loop=epochs", "at=")
+    done = train(runs, tmp_path / "run", *given, case="usr1", words=words)
     assert done.returncode == 75, done.text
     assert "requeue: ended by SIGUSR1; --resume starts afresh" in done.stdout
     assert summary(tmp_path / "run")["checkpoints_failed"] == 1

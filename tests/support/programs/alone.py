@@ -1,7 +1,7 @@
 """A small training of one worker, right or wrong: ``alone.py CASE [NAME=VALUE ...]``.
 
-``model``: narrow, wide, renamed; ``optimizer``: sgd, adamw; ``sets``: 1 or 2; ``steps``; ``at``:
-the iteration behind which ``job.checkpoint()`` is called. CASE says what is done beside that.
+``model``: narrow, wide, large, renamed; ``optimizer``: sgd, adamw; ``sets``: 1 or 2; ``steps``;
+``at``: the iteration behind which ``job.checkpoint()`` is called. CASE says what is done beside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Renamed(nn.Module):
 def make_model(name: str) -> nn.Module:
     if name == "renamed":
         return Renamed()
-    width = 24 if name == "wide" else 16
+    width = {"wide": 24, "large": 2048}.get(name, 16)
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
 
 
