@@ -33,12 +33,13 @@ def backward_order(partition: Partition) -> list[int]:
 
 
 def round_order(partition: Partition) -> list[int]:
-    """The chunks where replies are awaited by the next forward pass: half of the bytes from the
-    back, while backward goes on; then from the front, since the next forward begins there."""
+    """The chunks where replies are awaited by the next forward pass: three quarters of the bytes
+    from the back, while backward goes on; then from the front, since the next forward begins
+    there."""
     order = backward_order(partition)
     sizes = [partition.chunks[chunk].num_bytes for chunk in order]
-    half, num_back, so_far = sum(sizes) / 2, 0, 0
-    while so_far < half:
+    wanted, num_back, so_far = sum(sizes) * 3 / 4, 0, 0
+    while so_far < wanted:
         so_far += sizes[num_back]
         num_back += 1
     return order[:num_back] + order[num_back:][::-1]
