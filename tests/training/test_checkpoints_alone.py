@@ -291,3 +291,13 @@ def test_the_commands_read_what_a_run_has_kept(
     assert (tmp_path / "exported.safetensors").read_bytes() == (
         tmp_path / "saved.safetensors"
     ).read_bytes()
+
+
+def test_a_model_of_two_optimizers_is_exported_as_it_is_saved(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    saved, exported = tmp_path / "saved.safetensors", tmp_path / "exported.safetensors"
+    done = train(runs, tmp_path / "run", "sets=2", "at=6", f"out={saved}")
+    assert done.returncode == 0, done.text
+    assert runs.play("export", str(tmp_path / "run"), str(exported)).returncode == 0
+    assert exported.read_bytes() == saved.read_bytes()
