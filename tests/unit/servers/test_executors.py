@@ -339,3 +339,35 @@ def test_a_server_of_sizes_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_snapshot_stays_what_it_was_and_another_shard_goes_on_from_it(dtype: str) -> None:
+    def advance(shard: TensorShard, slot: Frame, gradient: float) -> torch.Tensor:
+        fill(slot, dtype, gradient)
+        shard.step(step(slot, SlotContent.GRADIENT))
+        return values(shard, dtype).clone()
+
+    shard = TensorShard(spec(dtype=dtype))
+    (slot,) = shard.make_slots(1)
+    fill(slot, dtype, 2.0)
+    shard.load(Load(0, slot))
+    advance(shard, slot, 0.25)
+    (region,) = shard.snapshot(0)
+    assert region.values.dtype == torch.float32
+    kept = {"values": region.values.clone(), **{k: v.clone() for k, v in region.elements.items()}}
+    assert set(kept) == {"values", "momentum_buffer"}
+    expected = [advance(shard, slot, gradient) for gradient in (0.1, 0.3)]
+    assert torch.equal(region.values, kept["values"])
+    assert torch.equal(region.elements["momentum_buffer"], kept["momentum_buffer"])
+
+    other = TensorShard(spec(dtype=dtype))
+    (slot,) = other.make_slots(1)
+    other.restore(0, [region])
+    assert other.value_checksum(0) == zlib.crc32(as_bytes(kept["values"]))
+    assert torch.equal(values(other, dtype), kept["values"].to(getattr(torch, dtype)))
+    for gradient, value in zip((0.1, 0.3), expected, strict=True):
+        assert torch.equal(advance(other, slot, gradient), value)
+    # What was restored is a copy, too.
+    assert torch.equal(region.values, kept["values"])
+    assert torch.equal(region.elements["momentum_buffer"], kept["momentum_buffer"])
