@@ -86,7 +86,7 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
         description="Mode ssp: how many iterations a group may be ahead of the slowest one.",
     )
-    pipeline: Literal[0, 1] = _setting(
+    pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
         0,
         allowed="0 or 1",
         description="Modes ssp, async: 1: the next step awaits the replies, not the one that asks.",

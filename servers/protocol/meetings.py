@@ -38,6 +38,8 @@ class Meetings:
         self._staleness = staleness
         self._number = 0
         """Of the last meeting that is over."""
+        self.is_met = False
+        """Whether that one was not cancelled: what it is for follows."""
         self._is_open = False
         self._what = 0
         self._held: dict[int, Held] = {}
@@ -85,7 +87,7 @@ class Meetings:
         return actions
 
     def _open(self, worker: int, number: int) -> list[SendControl]:
-        self._is_open = True
+        self._is_open, self.is_met = True, False
         others = (each for each in range(self._num_workers) if each != worker)
         return [SendControl(worker_id(each), Propose(number=number)) for each in others]
 
@@ -140,6 +142,7 @@ class Meetings:
 
     def _end(self, message: Commit | Cancel) -> list[SendControl]:
         self._number += 1
+        self.is_met = isinstance(message, Commit)
         self._is_open, self._what = False, 0
         self._held.clear()
         self._busy.clear()

@@ -107,6 +107,8 @@ class _Collective:
     resumed: set[int] = field(default_factory=set)
     checkpoint: str = ""
     """Its name, where it makes one that has begun."""
+    is_of_meeting: bool = False
+    """psdist has called it, on workers whose iterations differ."""
     error: str = ""
     """Why it has failed: whoever comes later is told the same."""
 
@@ -223,7 +225,9 @@ class Registrar:
         self._entered[message.worker] = message.seq
         collective = self._collectives.get(message.seq)
         if collective is None:
-            collective = self._collectives[message.seq] = _Collective(message.name)
+            is_of_meeting = message.name in (CHECKPOINT, WRITTEN) and self._meetings.is_met
+            collective = _Collective(message.name, is_of_meeting=is_of_meeting)
+            self._collectives[message.seq] = collective
         collective.entered[message.worker] = message
         if collective.error:
             return self._tell(message.seq, collective.error, [message.worker])
@@ -282,6 +286,8 @@ class Registrar:
         if collective.error:
             return []
         name = collective.name
+        if self._mode != "sync" and (collective.is_of_meeting or name == "prepare"):
+            return []  # those who go on from a checkpoint prepare at different clocks, too
         alike = collective.earliest.get(other.loader_batches)
         if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:
             return self._fail(

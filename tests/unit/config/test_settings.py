@@ -451,3 +451,17 @@ def test_sizes_are_whole_bytes_and_what_is_none_comes_back_as_it_is() -> None:
     assert parse_size("0.5") == "0.5"
     assert parse_size("1Gb/s") == "1Gb/s"
     assert parse_size(5) == 5
+
+
+def test_a_pipeline_goes_with_ssp_and_async_alone() -> None:
+    def of(**given: str) -> RunConfig:
+        return resolve(command_line={"pipeline": "1", **given}, environment={}).config
+
+    assert of(mode="async").pipeline == of(mode="ssp", staleness="1").pipeline == 1
+    assert of().pipeline == 1  # the script may choose the mode
+    with pytest.raises(ConfigError, match="mode = sync"):
+        of(mode="sync")
+    with pytest.raises(ConfigError, match="staleness = 0"):
+        of(mode="ssp", staleness="0")
+    with pytest.raises(ConfigError, match=r"pipeline = 2 .*0 or 1"):
+        of(pipeline="2")

@@ -17,7 +17,9 @@ from psdist.protocol.control import (
     Collected,
     Done,
     Enter,
+    Held,
     Leave,
+    Progress,
     Register,
     Resume,
     Resumed,
@@ -36,7 +38,7 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
 )
 from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_state import built, core_of
 
@@ -92,6 +94,26 @@ def test_a_checkpoint_is_named_after_the_lowest_clock_and_told_to_all() -> None:
     actions = registrar.handle(server_id(0), Resumed(seq=1, server=0))
     answer = Collected(seq=1, payloads=[STEP.encode()], runs=[0, 2], values=b"", error="")
     assert actions == [SendControl(worker_id(worker), answer) for worker in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_met"), [("checkpoint", True), ("checkpoint", False), ("prepare", False)]
+)
+def test_workers_that_psdist_calls_together_at_different_clocks_have_missed_nothing(
+    name: str, is_met: bool
+) -> None:
+    registrar = Registrar(num_workers=2, num_servers=1, mode="ssp", staleness=3)
+    if is_met:
+        for worker, clock in enumerate((3, 5)):
+            held = Held(worker=worker, number=1, hold=1, what="checkpoint", clocks=[clock])
+            registrar.handle(worker_id(worker), held)
+    actions: list[RegistrarAction] = []
+    for worker, clock in enumerate((3, 5)):
+        progress = Progress(worker=worker, clock=clock, samples=clock)
+        actions += registrar.handle(worker_id(worker), progress)
+        entered = Enter(worker=worker, seq=1, name=name, payload=b"%d" % clock)
+        actions += registrar.handle(worker_id(worker), entered)
+    assert any(isinstance(each, Warn) for each in actions) == (name == "checkpoint" and not is_met)
 
 
 def test_it_is_complete_when_everybody_has_written() -> None:
