@@ -97,7 +97,10 @@ def test_a_job_that_fails_is_not_taken_for_one_that_ended_well(
 
 
 def test_every_job_script_is_tested_here() -> None:
-    assert {path.name for path in (REPOSITORY / "slurm").glob("*.sbatch")} == set(JOB_SCRIPTS)
+    assert {path.name for path in (REPOSITORY / "slurm").glob("*.sbatch")} == {
+        *JOB_SCRIPTS,
+        "requeue.sbatch",
+    }
 
 
 @pytest.mark.parametrize("name", JOB_SCRIPTS)
@@ -119,6 +122,33 @@ def test_a_job_script_trains_the_digits_example_as_it_is(
     assert (summary["exit"], summary["mode"], summary["staleness"]) == ("completed", "ssp", 2)
     ranks = json.loads((run_dir / "ranks.json").read_text())
     assert len({rank["host"] for rank in ranks}) > 1, ranks
+
+
+@pytest.mark.parametrize("is_once", [True, False])
+def test_a_job_script_starts_again_what_has_crashed_but_not_for_ever(
+    slurm_cluster: SlurmCluster, is_once: bool
+) -> None:
+    folder = slurm_cluster.directory(f"requeue-{is_once}")
+    program = REPOSITORY / "tests" / "support" / "programs" / "resumable.py"
+    done = slurm_cluster.sbatch(
+        REPOSITORY / "slurm" / "requeue.sbatch",
+        sbatch_args=["--nodes=2", "--ntasks-per-node=2"],
+        script_args=[
+            *(str(program), str(folder / "out"), "--loader-processes=0", "--epochs=4"),
+            *("--die-at=6", *(["--only-once"] if is_once else [])),
+        ],
+        env={"RUN_DIR": str(folder / "run"), "EVERY": "4", "PSDIST_SERVERS": "2"},
+        timeout_s=400,
+    )
+    assert (folder / "run" / "attempt-1" / "ranks.json").exists(), done.text
+    if is_once:
+        assert done.returncode == 0, done.text
+        summary = json.loads((folder / "run" / "summary.json").read_text())
+        assert (summary["exit"], summary["mode"], summary["attempts"]) == ("completed", "ssp", 2)
+        assert all(clock > 6 for clock in summary["clocks"])
+    else:
+        assert done.returncode == 2, done.text
+        assert "3 times in a row without a new checkpoint" in done.stdout
 
 
 @pytest.mark.parametrize("name", JOB_SCRIPTS)

@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -570,6 +571,14 @@ def test_what_goes_wrong_while_values_are_awaited_ends_the_job(tmp_path: Path) -
 
 
 # -- where it is as auto ---------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled() -> None:
+    """By the tests before these, in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None:
+        utils.counters.clear()
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ in loader processes, two schedulers, values of its own.
     psdist run --workers 2 --run-dir DIR -m tests.support.programs.resumable OUT [options]
 
 Every worker writes what it has seen, and at the end all that it holds, to OUT-W.json;
-``--die-at N`` ends the job with SIGKILL after N iterations; ``--checkpoint-at N`` makes a
+``--die-at N`` ends the job with SIGKILL after N iterations (``--only-once``: of one attempt);
+``--checkpoint-at N`` makes a
 checkpoint there, ``--signal-at N`` sends ``psdist run`` a signal.
 """
 
@@ -82,7 +83,9 @@ def main() -> None:
     parser.add_argument("--signal-at", type=int, default=0)
     parser.add_argument("--signal", default="SIGTERM")
     parser.add_argument("--checkpoint-at", type=int, default=0)
+    parser.add_argument("--only-once", action="store_true")
     given = parser.parse_args()
+    has_died = given.out.with_suffix(".died")
 
     job = psdist.init()
     seed = 100 + job.worker
@@ -117,7 +120,9 @@ def main() -> None:
                 job.checkpoint()
             if job.clock == given.signal_at and job.is_chief:
                 os.kill(parent_of_the_job(), getattr(signal, given.signal))
-            if job.clock == given.die_at:
+            if job.clock == given.die_at and not has_died.exists():
+                if given.only_once:
+                    has_died.touch()
                 die()
         per_epoch.step()
     path = given.out.with_name(f"{given.out.name}-{job.worker}.json")

@@ -68,10 +68,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """What mpirun was asked to start, which it did not."""
     calls: list[tuple[int, list[str]]] = []
 
-    def start_mpirun(num_ranks: int, arguments: list[str], *, script: str, progress: str) -> int:
+    def start_mpirun(
+        num_ranks: int, arguments: list[str], *, script: str, progress: str, grace_s: float
+    ) -> int:
         calls.append((num_ranks, arguments))
         assert script in arguments
-        assert progress == "auto"
+        assert (progress, grace_s) == ("auto", 30.0)
         return 0
 
     monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)
