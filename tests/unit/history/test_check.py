@@ -328,6 +328,14 @@ def test_violations_of_a_runs_sets_are_counted_together_and_told_by_set() -> Non
     assert broken(report) == {*broken(alone), Rule.SUMMARY}
 
 
+@pytest.mark.parametrize("own", [{"begins_with_state": True}, {"cut": 77}])
+def test_what_each_set_has_of_its_own_makes_no_other_job(own: dict[str, object]) -> None:
+    first = honest()
+    second = dataclasses.replace(first, run=first.run.model_copy(update={"set_index": 1, **own}))
+    report = check_sets_of([first, second], None)
+    assert not any("of another job" in line for line in report.violations), report
+
+
 # ---------------------------------------------------------------------------------------------
 # Single records changed by hand
 
