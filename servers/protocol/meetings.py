@@ -38,8 +38,8 @@ class Meetings:
         self._staleness = staleness
         self._number = 0
         """Of the last meeting that is over."""
-        self.is_met = False
-        """Whether that one was not cancelled: what it is for follows."""
+        self._is_met = False
+        """Whether that one was not cancelled, and what it is for has still to follow."""
         self._is_open = False
         self._what = 0
         self._held: dict[int, Held] = {}
@@ -87,7 +87,7 @@ class Meetings:
         return actions
 
     def _open(self, worker: int, number: int) -> list[SendControl]:
-        self._is_open, self.is_met = True, False
+        self._is_open = True
         others = (each for each in range(self._num_workers) if each != worker)
         return [SendControl(worker_id(each), Propose(number=number)) for each in others]
 
@@ -132,6 +132,11 @@ class Meetings:
         """Somebody waits in a collective, to which those who hold must come."""
         return self._release(sorted(self._held)) if self._is_open else []
 
+    def take_met(self) -> bool:
+        """Whether the checkpoint that begins now is what all have met for; asked once of each."""
+        is_met, self._is_met = self._is_met, False
+        return is_met
+
     def on_done(self, worker: int) -> list[SendControl]:
         """A worker's script has finished."""
         self._done.add(worker)
@@ -142,7 +147,7 @@ class Meetings:
 
     def _end(self, message: Commit | Cancel) -> list[SendControl]:
         self._number += 1
-        self.is_met = isinstance(message, Commit)
+        self._is_met = isinstance(message, Commit)
         self._is_open, self._what = False, 0
         self._held.clear()
         self._busy.clear()

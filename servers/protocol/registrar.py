@@ -225,7 +225,9 @@ class Registrar:
         self._entered[message.worker] = message.seq
         collective = self._collectives.get(message.seq)
         if collective is None:
-            is_of_meeting = message.name in (CHECKPOINT, WRITTEN) and self._meetings.is_met
+            is_of_meeting = message.name == WRITTEN or (
+                message.name == CHECKPOINT and self._meetings.take_met()
+            )
             collective = _Collective(message.name, is_of_meeting=is_of_meeting)
             self._collectives[message.seq] = collective
         collective.entered[message.worker] = message

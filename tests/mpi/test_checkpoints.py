@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,12 +51,12 @@ def saved(run_dir: Path) -> bytes:
     return Path(str(run_dir) + ".safetensors").read_bytes()
 
 
-def killed_and_resumed(tmp_path: Path, mpi: Mpi = "openmpi", **options: object) -> Path:
+def killed_and_resumed(tmp_path: Path, mpi: Mpi = "openmpi", **options: Any) -> Path:
     """The run directory of a job that was killed once."""
     run_dir = tmp_path / "killed"
-    first = run(mpi, run_dir, kill=KILL, **options)  # type: ignore[arg-type]
+    first = run(mpi, run_dir, kill=KILL, **options)
     assert first.returncode != 0, first.text
-    again = run(mpi, run_dir, "--resume", **options)  # type: ignore[arg-type]
+    again = run(mpi, run_dir, "--resume", **options)
     assert again.returncode == 0, again.text
     assert f"goes on from checkpoint {KEPT}" in again.text
     assert "worker 0 begins at [6, 6]" in again.text

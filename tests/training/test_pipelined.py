@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from psdist.errors import ConfigError
 from psdist.job import Job
 from psdist.transport.virtual import LinkModel
+from tests.support.late_transfers import on_a_device
 from tests.support.programs.training import ssp_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import Problem, flat
@@ -109,6 +110,21 @@ def test_an_iteration_reads_all_updates_of_its_group_but_the_last_one(
     assert torch.equal(read[0], read[1])
     assert not torch.equal(read[1], read[2])
     assert outcome.summary["recorded"]["pipeline"] == 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_so_does_one_of_a_model_on_a_device_whose_copies_come_late(
+    seed: int, num_workers: int, tmp_path: Path
+) -> None:
+    groups = (tuple(range(num_workers)),)
+    with on_a_device(seed=seed, rate=0.5) as devices:
+        there = run(training(), tmp_path / "device", seed=seed, groups=groups)
+    here = run(training(), tmp_path / "cpu", seed=seed, groups=groups)
+    for ours, plain in zip(there.results, here.results, strict=True):
+        assert all(map(torch.equal, ours["read"], plain["read"]))
+        assert torch.equal(ours["parameters"], plain["parameters"])
+    assert len(devices) == num_workers
 
 
 @pytest.mark.parametrize("call", ["mean", "pull", "save", "log"])
