@@ -32,12 +32,12 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
+from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
+from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
-from psdist.ranks.script_signals import ScriptSignals, end_behind
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
-from psdist.ranks.worker_checkpoints import WorkerCheckpoints
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics

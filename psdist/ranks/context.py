@@ -41,6 +41,7 @@ from psdist.protocol.control import Failure
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
+from psdist.ranks.checkpointing.resuming import Restored, mark_of, opened
 from psdist.ranks.failure import (
     end_all,
     flush_output,
@@ -51,7 +52,6 @@ from psdist.ranks.failure import (
     wait_until_read,
 )
 from psdist.ranks.parent_link import ParentLink
-from psdist.ranks.resuming import Restored, mark_of, opened
 from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
 from psdist.ranks.seats.placing import agree_on_plan, unexpected_workers

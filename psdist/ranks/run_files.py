@@ -21,7 +21,7 @@ from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_worker, worker_of
 from psdist.protocol.roles import Roles
-from psdist.ranks.resuming import choose
+from psdist.ranks.checkpointing.resuming import choose
 from psdist.report.run_directory import RunDirectory
 
 _PLAN_FILES: Final = ("plan.txt", "plan.json")

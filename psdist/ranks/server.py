@@ -32,7 +32,7 @@ from psdist.history.writers import (
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
-from psdist.ranks.checkpoints import CheckpointAction, CheckpointFiles, FileKeeper
+from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job

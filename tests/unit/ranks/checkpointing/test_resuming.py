@@ -14,8 +14,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizer_state import OneValue, PerElement
 from psdist.protocol.partition import Partition, Piece
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.checkpoints import FileKeeper, file_name
-from psdist.ranks.resuming import Restored, choose, mark_of, opened, set_aside
+from psdist.ranks.checkpointing.files import FileKeeper, file_name
+from psdist.ranks.checkpointing.resuming import Restored, choose, mark_of, opened, set_aside
 from psdist.servers.shard.regions import Region, starts_of
 
 GROUPS = ((0,), (1,))

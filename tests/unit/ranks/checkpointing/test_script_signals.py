@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.failure import (
     Interrupted,
     Requeued,
@@ -16,7 +17,6 @@ from psdist.ranks.failure import (
     is_interruption,
     is_requeue,
 )
-from psdist.ranks.script_signals import ScriptSignals, end_behind
 
 
 class Parent:

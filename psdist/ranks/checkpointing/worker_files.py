@@ -20,7 +20,7 @@ from psdist.checkpoint.tensors import write_tensors
 from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import REGISTRAR, worker_of
-from psdist.ranks.checkpoints import Writing, file_name
+from psdist.ranks.checkpointing.files import Writing, file_name
 from psdist.ranks.context import RankContext
 
 

@@ -1,0 +1,8 @@
+"""A rank's part in checkpoints, and in going on from one.
+
+``files`` is what a server writes of its own and what the registrar makes of it all,
+``worker_files`` what a worker writes; ``resuming`` chooses the checkpoint that a run goes on from
+and sets the attempt before aside; ``script_signals`` is what signals ask of a worker whose script
+trains. The state machines decide when a checkpoint begins and whether it is complete; what files
+look like is psdist.checkpoint's. ``resuming`` and ``script_signals`` must not import the others.
+"""
