@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
+from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
@@ -82,6 +83,13 @@ def _hosts_of_group(context: RankContext, group: int) -> Hosts | None:
     )
 
 
+def _mpi_of_group(context: RankContext) -> group_tier.GroupMpi | None:
+    """None where one process is the job."""
+    if context.group_comm is None:
+        return None
+    return group_tier.GroupMpi(comm=context.group_comm, takes_gpu_memory=takes_gpu_memory)
+
+
 class Job:
     """A worker's part in the job. Collectives (prepare, push, save, optimizer_state, mean, any,
     all, barrier, and pull within a group) must be called by every worker, in the same order."""
@@ -128,6 +136,7 @@ class Job:
             broadcast=context.broadcast_in_group,
             is_spinning=context.waiting().is_spinning,
             hosts=_hosts_of_group(context, self.group),
+            mpi=_mpi_of_group(context),
         )
         self._loop = make_loop(
             context.transport,

@@ -131,10 +131,10 @@ class RunConfig(BaseModel):
         allowed="node, socket, numa, rank, rack, a number of hosts, or auto",
         description="Workers that reduce gradients together; auto: node or rack by prediction.",
     )
-    group_tier: Literal["auto", "shared_memory", "torch"] = _setting(
+    group_tier: Literal["auto", "shared_memory", "torch", "mpi", "nccl"] = _setting(
         "auto",
-        allowed="auto, shared_memory or torch",
-        description="Groups reduce in shared memory, or by torch (gloo; NCCL on GPUs); same bits.",
+        allowed="auto, shared_memory, torch, mpi or nccl",
+        description="Reduce in shared memory, by torch or MPI: same bits; nccl: in NCCL's order.",
     )
     run_dir: _Path | None = _setting(
         None,

@@ -36,7 +36,7 @@ def library() -> dict[str, Any]:
     return {
         "mpi4py": mpi4py.__version__,
         "version": MPI.Get_library_version(),
-        "file": _loaded_library_file(),
+        "file": loaded_library_file(),
     }
 
 
@@ -134,7 +134,7 @@ def _has_ulfm(world: Any) -> bool:
     return True
 
 
-def _loaded_library_file() -> str | None:
+def loaded_library_file() -> str | None:
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = [line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line]

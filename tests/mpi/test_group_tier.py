@@ -38,14 +38,21 @@ def said_of_the_group(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-def test_shared_memory_and_torch_give_the_same_bits_and_the_log_says_which(
-    mpi: Mpi, tmp_path: Path
-) -> None:
+def test_every_tier_gives_the_same_bits_and_the_log_says_which(mpi: Mpi, tmp_path: Path) -> None:
     shared = digest(run("group_of_three.py", tmp_path / "auto", mpi=mpi))
     over_torch = digest(run("group_of_three.py", tmp_path / "torch", mpi=mpi, group_tier="torch"))
-    assert shared == over_torch
+    over_mpi = digest(run("group_of_three.py", tmp_path / "mpi", mpi=mpi, group_tier="mpi"))
+    assert shared == over_torch == over_mpi
     assert said_of_the_group(tmp_path / "auto") == {"reduce in shared memory"}
     assert said_of_the_group(tmp_path / "torch") == {"reduce over gloo: group_tier = torch"}
+    assert said_of_the_group(tmp_path / "mpi") == {"reduce over MPI"}
+
+
+def test_nccl_is_refused_for_models_on_the_cpu_in_one_line(tmp_path: Path) -> None:
+    done = run("group_of_three.py", tmp_path / "run", group_tier="nccl")
+    assert done.returncode == 2, done.text
+    (line,) = {each for each in done.stderr.splitlines() if "group_tier" in each}
+    assert "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing" in line
 
 
 def test_of_two_jobs_on_a_host_one_ends_by_a_kill_and_the_other_well(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ LATE = 5
         pytest.param("mpich", "", "rank", "auto", "cpu", marks=pytest.mark.slow),
         pytest.param("openmpi", "1", "node", "auto", "cpu", marks=pytest.mark.slow),
         pytest.param("openmpi", "", "node", "torch", "cpu", marks=pytest.mark.slow),
+        ("openmpi", "", "node", "mpi", "cpu"),
+        pytest.param("openmpi", "1", "node", "mpi", "cpu", marks=pytest.mark.slow),
+        pytest.param("mpich", "", "node", "mpi", "cpu", marks=pytest.mark.slow),
         pytest.param("mpich", "", "node", "auto", "cpu", marks=pytest.mark.slow),
     ],
 )

@@ -78,12 +78,18 @@ def test_groups_of_one_and_three_workers_give_the_same_bits_again_and_with_fewer
 
 
 @pytest.mark.parametrize(
-    ("name", "over_torch"), [("trained-adamw", "torch-adamw"), ("bf16", "torch-bf16")]
+    ("name", "other"),
+    [
+        ("trained-adamw", "torch-adamw"),
+        ("trained-adamw", "mpi-adamw"),
+        ("bf16", "torch-bf16"),
+        ("bf16", "mpi-bf16"),
+    ],
 )
 def test_the_tier_of_a_group_changes_no_bit(
-    outcomes: dict[str, Outcome], name: str, over_torch: str
+    outcomes: dict[str, Outcome], name: str, other: str
 ) -> None:
-    assert torch.equal(parameters(outcomes[name]), parameters(outcomes[over_torch]))
+    assert torch.equal(parameters(outcomes[name]), parameters(outcomes[other]))
     assert "SharedMemoryChannel" in {
         result["channel"] for result in outcomes["in-the-group"].results
     }

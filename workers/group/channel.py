@@ -1,7 +1,8 @@
 """The seam for a group's own collectives: what a worker may ask of the other workers of its group.
 
-Five implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
+The implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
 :mod:`~psdist.workers.group.process_group` (torch.distributed),
+:mod:`~psdist.workers.group.mpi`, :mod:`~psdist.workers.group.reductions` (NCCL's own),
 :mod:`~psdist.workers.group.two_levels` (several hosts: one of the others on each, and one between
 them), :mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
 :mod:`~psdist.workers.group.alone` (a group of one). The rules:
@@ -14,7 +15,7 @@ them), :mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
 * Sums are made **in worker order**, in the dtype of the memory, one worker after the other: in a
   group of several hosts so on each host, then, in the order of hosts (by their first workers), of
   these sums. Only *two_levels* is offered there. So results do not depend on the implementation, on
-  delays, or on who holds which slice.
+  delays, or on who holds which slice. *reductions* is the exception: the order is the back end's.
 
     rows = loop.wait_for(channel.agree("optimizer.step", [1.0, 0.0]), "the group")
     loop.wait_for(channel.reduce_scatter(gradients, slices), "the group")

@@ -4,8 +4,9 @@ It is started over MPI: the leader opens a store on a port that the system choos
 address round; no port is fixed. NCCL carries tensors on GPUs (each worker its own), gloo those on
 the CPU.
 
-Neither's own reductions are used: they add in orders of their own. Slices are exchanged and their
-owner adds, in worker order, which is faster, too (docs/performance.md).
+Neither's own reductions are used here (:mod:`~psdist.workers.group.reductions` does): they add in
+orders of their own. Slices are exchanged and their owner adds, in worker order, which is faster on
+the CPU, too (docs/performance.md).
 
     channel = start(index=0, size=2, device=device, timeout_s=1800.0, broadcast=broadcast)
     ...
@@ -175,7 +176,12 @@ class ProcessGroupChannel:
             if self._ranks is None
             else dist.new_group(list(self._ranks), use_local_synchronization=True)
         )
-        return ProcessGroupChannel(place=self.place, size=self.size, group=group, ranks=self._ranks)
+        return type(self)(place=self.place, size=self.size, group=group, ranks=self._ranks)
+
+    @classmethod
+    def like(cls, other: ProcessGroupChannel) -> ProcessGroupChannel:
+        """An end of this kind over the process group of another end, in place of it."""
+        return cls(place=other.place, size=other.size, group=other._group, ranks=other._ranks)
 
     def reduce_scatter(
         self,
@@ -194,7 +200,7 @@ class ProcessGroupChannel:
             own = flats[buffer][first : span.stop]
             rows = self._rows((buffer, start), own)
             # As bytes: which dtypes a back end can move is no question then.
-            works += _begun(
+            works += begun(
                 dist.all_to_all_single(
                     rows.view(torch.uint8).view(-1),
                     flat.view(torch.uint8),
@@ -211,17 +217,17 @@ class ProcessGroupChannel:
             for rows, total in added:
                 add_in_worker_order(rows, total)
 
-        return _Works("reduce-scatter", works, flats, add)
+        return Works("reduce-scatter", works, flats, add)
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         works: list[dist.Work] = []
         for place, spans in enumerate(slices):
             for span in spans:
                 part = flats[span.buffer][span.start : span.stop]
-                works += _begun(
+                works += begun(
                     dist.broadcast(part, src=self._rank_of(place), group=self._group, async_op=True)
                 )
-        return _Works("all-gather", works, flats, lambda: None)
+        return Works("all-gather", works, flats, lambda: None)
 
     def exchange(
         self,
@@ -241,7 +247,7 @@ class ProcessGroupChannel:
             # Parts of several places lie apart, and have to lie together.
             brought = into[0] if len(into) == 1 else taken.new_empty(sum(taken_sizes))
             sent = out[0] if len(out) == 1 else torch.cat([given[:0], *out])
-            works += _begun(
+            works += begun(
                 dist.all_to_all_single(
                     brought, sent, taken_sizes, sizes, group=self._group, async_op=True
                 )
@@ -255,12 +261,12 @@ class ProcessGroupChannel:
                 for part, piece in zip(parts, pieces, strict=True):
                     part.copy_(piece)
 
-        return _Works("exchange between the hosts", works, [given, taken], finish)
+        return Works("exchange between the hosts", works, [given, taken], finish)
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         source = self._rank_of(place)
-        works = _begun(dist.broadcast(tensor, src=source, group=self._group, async_op=True))
-        return _Works("broadcast", works, [tensor], lambda: None)
+        works = begun(dist.broadcast(tensor, src=source, group=self._group, async_op=True))
+        return Works("broadcast", works, [tensor], lambda: None)
 
     def _rank_of(self, place: int) -> int:
         return place if self._ranks is None else self._ranks[place]
@@ -298,11 +304,11 @@ def _parts(
     return found
 
 
-def _begun(work: dist.Work | None) -> list[dist.Work]:
+def begun(work: dist.Work | None) -> list[dist.Work]:
     return [] if work is None else [work]
 
 
-class _Works(Generic[T]):
+class Works(Generic[T]):
     """What torch has begun on ``tensors``, and what is to be done when all of it is over."""
 
     def __init__(
@@ -352,12 +358,12 @@ class _Agreement:
         head = [float(code), float(len(values)), *values[: _HEAD - 2]]
         self._exchange = self._begin_exchange(head, _HEAD)
 
-    def _begin_exchange(self, values: Sequence[float], length: int) -> _Works[list[list[float]]]:
+    def _begin_exchange(self, values: Sequence[float], length: int) -> Works[list[list[float]]]:
         mine = torch.zeros(length, dtype=torch.float64)
         mine[: len(values)] = torch.tensor(values, dtype=torch.float64)
         table = [torch.empty_like(mine) for _ in range(self._size)]
-        works = _begun(dist.all_gather(table, mine, group=self._group, async_op=True))
-        return _Works("agreement", works, table, lambda: [row.tolist() for row in table])
+        works = begun(dist.all_gather(table, mine, group=self._group, async_op=True))
+        return Works("agreement", works, table, lambda: [row.tolist() for row in table])
 
     def is_done(self) -> bool:
         if self._rows is None and self._exchange.is_done():

@@ -54,8 +54,8 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
-    stretches_of,
 )
+from psdist.workers.group.known_slices import KnownSlices
 from psdist.workers.group.segments import (
     Bell,
     Segment,
@@ -92,8 +92,6 @@ _LOOK_S: Final = 0.1
 _SET_UP_S: Final = 0.05
 
 _NO_OFFER: Final = (0.0, 0.0, -1.0, -1.0, 0.0)
-
-_MOST_SIGNATURES: Final = 256
 
 _serials = itertools.count(1)
 """Of the segments of this process: one may get the file descriptor of another that is closed."""
@@ -280,8 +278,7 @@ class SharedMemoryChannel:
         """What :meth:`allocate` has handed out: one list for all ends beside one another."""
         self._staging: list[_Own] = []
         self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
-        self._signatures: dict[int, tuple[Slices, list[tuple[int, torch.dtype]], int]] = {}
-        """By slices' id: they, what memory they were used with, and what tells both."""
+        self._signatures = KnownSlices(_signature)
         self._looked_s = 0.0
         self._awaited: tuple[_Other, int] | None = None
         """Who has to begin which operation before anything goes on here."""
@@ -309,11 +306,11 @@ class SharedMemoryChannel:
         slices: Slices,
         sums: Sequence[torch.Tensor] | None = None,
     ) -> Pending[None]:
-        signature = self._signature(flats, slices)
+        signature = self._signatures.of(flats, slices)
         return self._begin(self._reduce_scatter(flats, slices, signature, sums))
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        return self._begin(self._all_gather(flats, slices, self._signature(flats, slices)))
+        return self._begin(self._all_gather(flats, slices, self._signatures.of(flats, slices)))
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         return self._begin(self._broadcast(tensor, place))
@@ -452,20 +449,6 @@ class SharedMemoryChannel:
                 rest = parts[self.place + 1 :]
             for part in rest:
                 block.add_(part)
-
-    def _signature(self, flats: Sequence[torch.Tensor], slices: Slices) -> int:
-        """Of what is done with these, which is looked at once: trainers pass the same slices again
-        and again."""
-        shapes = [(len(flat), flat.dtype) for flat in flats]
-        known = self._signatures.get(id(slices))
-        if known is not None and known[0] is slices and known[1] == shapes:
-            return known[2]
-        stretches_of(flats, slices)  # which refuses what is wrong
-        if len(self._signatures) == _MOST_SIGNATURES:
-            self._signatures.clear()
-        signature = _signature(flats, slices)
-        self._signatures[id(slices)] = slices, shapes, signature
-        return signature
 
     # -- what is brought to them ---------------------------------------------------------------
 

@@ -10,31 +10,48 @@ workers' shared memory is the faster at every size that was measured (docs/perfo
 torch.distributed (gloo) elsewhere. On GPUs it is NCCL's, by torch.distributed.
 
 A group of several hosts is one of these on each of them, and torch.distributed between
-(:mod:`~psdist.workers.group.two_levels`).
+(:mod:`~psdist.workers.group.two_levels`); with "mpi", MPI.
 
-Results are the same bit for bit: all of them add in worker order, and over hosts in one order.
+Results are the same bit for bit: all of them add in worker order, and over hosts in one order. But
+for "nccl", which leaves adding to NCCL: *auto* never takes it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 
 from psdist.errors import UsageError
 from psdist.workers.group import process_group
+from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import ProcessGroupChannel
+from psdist.workers.group.reductions import ReducingChannel
 from psdist.workers.group.segments import Segment
-from psdist.workers.group.shared_memory import Make, SharedMemoryChannel, connect
+from psdist.workers.group.shared_memory import Make, connect
 from psdist.workers.group.two_levels import TwoLevelChannel
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 logger = logging.getLogger("psdist")
 
-Tier = Literal["auto", "shared_memory", "torch"]
+Tier = Literal["auto", "shared_memory", "torch", "mpi", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMpi:
+    """The group's workers in MPI."""
+
+    comm: MPI.Comm
+    """Of them, by place."""
+    takes_gpu_memory: Callable[[], bool]
+    """Whether the library says that messages may lie there."""
 
 
 def start(
@@ -48,12 +65,14 @@ def start(
     is_spinning: bool,
     make: Make = Segment,
     hosts: Hosts | None = None,
+    mpi: GroupMpi | None = None,
 ) -> GroupChannel:
     """This worker's end of its group; the rest as in :func:`process_group.start`.
 
-    ``is_spinning``: a core is to spare for waits; ``make`` makes memory to share. Of a group on
-    several ``hosts`` the choice is each host's, of what joins its own workers. Raises
-    :class:`UsageError` where ``tier`` is "shared_memory", which cannot be.
+    ``is_spinning``: a core is to spare for waits; ``make`` makes memory to share; ``mpi``: None
+    where there is none. Of a group on several ``hosts`` the choice is each host's, of what joins
+    its own workers. Raises :class:`UsageError`, on all workers of the group, where ``tier`` is what
+    cannot be.
     """
     over = process_group.start(
         index=index,
@@ -66,6 +85,8 @@ def start(
     if not isinstance(over, ProcessGroupChannel):
         return over
     backend = "gloo" if device.type == "cpu" else "NCCL"
+    if tier == "mpi":
+        return _over_mpi(mpi, index, device, is_spinning=is_spinning, hosts=hosts)
     if hosts is None:
         return _of_one_host(over, tier, device, backend, is_spinning=is_spinning, make=make)
     num_hosts = len(set(hosts.numbers))
@@ -73,6 +94,41 @@ def start(
     inner = process_group.of_host(over, hosts.numbers)
     if isinstance(inner, ProcessGroupChannel):
         inner = _of_one_host(inner, tier, device, backend, is_spinning=is_spinning, make=make)
+    return TwoLevelChannel(inner, over, hosts=hosts.numbers)
+
+
+def _over_mpi(
+    mpi: GroupMpi | None,
+    index: int,
+    device: torch.device,
+    *,
+    is_spinning: bool,
+    hosts: Hosts | None,
+) -> GroupChannel:
+    why_not = ""
+    if mpi is None:
+        why_not = "this job has no MPI"
+    elif device.type != "cpu" and not mpi.takes_gpu_memory():
+        why_not = (
+            f"the model is on {device}, and this MPI does not say that it takes memory of a GPU "
+            "(`psdist doctor` tries it)"
+        )
+    if mpi is None or why_not:
+        raise UsageError(f"group_tier = mpi: {why_not}; use group_tier = auto, which needs no MPI")
+    from psdist.workers.group.mpi import MpiChannel  # only now: it needs MPI to be initialised
+
+    over = MpiChannel(mpi.comm.Dup(), is_spinning=is_spinning)
+    if hosts is None:
+        logger.info("the group's %d workers reduce over MPI", over.size)
+        return over
+    num_hosts = len(set(hosts.numbers))
+    logger.info("the group's %d workers on %d hosts are joined by MPI", over.size, num_hosts)
+    here = mpi.comm.Split(hosts.numbers[index], index)
+    inner: GroupChannel = AloneChannel()
+    if here.Get_size() > 1:
+        inner = MpiChannel(here, is_spinning=is_spinning)
+    else:
+        here.Free()
     return TwoLevelChannel(inner, over, hosts=hosts.numbers)
 
 
@@ -87,6 +143,14 @@ def _of_one_host(
 ) -> GroupChannel:
     size = over.size
     why_not = f"group_tier = {tier}"
+    if tier == "nccl":
+        if device.type == "cpu":
+            raise UsageError(
+                "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing; use "
+                "group_tier = auto"
+            )
+        logger.info("the group's %d workers reduce by NCCL, which adds in its own order", size)
+        return ReducingChannel.like(over)
     if device.type != "cpu" and tier != "torch":
         why_not = "the model is on a GPU"
     elif tier != "torch":
@@ -103,8 +167,17 @@ def _of_one_host(
     return over
 
 
+@runtime_checkable
+class _Closed(Protocol):
+    """What holds more than the process group does."""
+
+    def close(self) -> None: ...
+
+
 def stop(channel: GroupChannel) -> None:
-    inner = channel.inner if isinstance(channel, TwoLevelChannel) else channel
-    if isinstance(inner, SharedMemoryChannel):
-        inner.close()
+    """The group is over, on all of its workers."""
+    ends = (channel.inner, channel.over) if isinstance(channel, TwoLevelChannel) else (channel,)
+    for end in ends:
+        if isinstance(end, _Closed):
+            end.close()
     process_group.stop()

@@ -39,8 +39,8 @@ from psdist.workers.group.channel import (
     Slices,
     T,
     add_in_worker_order,
-    stretches_of,
 )
+from psdist.workers.group.known_slices import KnownSlices
 
 _ALIGN: Final = 16
 """Of spans in staging memory: the largest element."""
@@ -48,7 +48,6 @@ _TURN_BYTES: Final = 256 << 10
 """A long message each way between two hosts at once shares a link's time among both directions, now
 and then, over TCP: measured, twice the time. Short ones alternate (docs/performance.md)."""
 _MOST_TURNS: Final = 64
-_MOST_CUTS: Final = 256
 _SHORT_S: Final = 1e-3
 
 
@@ -61,7 +60,7 @@ class TwoLevelChannel:
         self.place = over.place
         self.size = over.size
         self.inner = inner
-        self._over = over
+        self.over = over
         self._hosts = hosts
         members: dict[int, list[int]] = {}
         for place, host in enumerate(hosts):
@@ -69,8 +68,7 @@ class TwoLevelChannel:
         self._members = members
         """Places of each host, in the order of hosts."""
         self._unfinished: deque[_Operation[Any]] = deque()
-        self._cuts: dict[int, tuple[Slices, list[tuple[int, torch.dtype]], _Cut]] = {}
-        """By slices' id."""
+        self._cuts = KnownSlices(self._cut)
         self._memory: dict[tuple[int, torch.device], torch.Tensor] = {}
         """Staging memory, of what goes to other hosts and of what comes from them."""
 
@@ -81,7 +79,7 @@ class TwoLevelChannel:
         return self._begin(self._agree(call, list(values)))
 
     def beside(self) -> TwoLevelChannel:
-        return TwoLevelChannel(self.inner.beside(), self._over.beside(), hosts=self._hosts)
+        return TwoLevelChannel(self.inner.beside(), self.over.beside(), hosts=self._hosts)
 
     def reduce_scatter(
         self,
@@ -89,10 +87,10 @@ class TwoLevelChannel:
         slices: Slices,
         sums: Sequence[torch.Tensor] | None = None,
     ) -> Pending[None]:
-        return self._begin(self._reduce_scatter(flats, self._cut(flats, slices), slices, sums))
+        return self._begin(self._reduce_scatter(flats, self._cuts.of(flats, slices), slices, sums))
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        return self._begin(self._all_gather(flats, self._cut(flats, slices), slices))
+        return self._begin(self._all_gather(flats, self._cuts.of(flats, slices), slices))
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         return self._begin(self._broadcast(tensor, place))
@@ -122,10 +120,10 @@ class TwoLevelChannel:
     def _agree(
         self, call: str, values: list[float]
     ) -> Generator[Pending[Any], None, list[list[float]]]:
-        return (yield from _done(self._over.agree(call, values)))
+        return (yield from _done(self.over.agree(call, values)))
 
     def _broadcast(self, tensor: torch.Tensor, place: int) -> Generator[Pending[Any], None, None]:
-        yield from _done(self._over.broadcast(tensor, place))
+        yield from _done(self.over.broadcast(tensor, place))
 
     def _reduce_scatter(
         self,
@@ -141,7 +139,7 @@ class TwoLevelChannel:
         partial = [_part(there, at, span, flats) for at, span in zip(cut.at, spans, strict=True)]
         yield from _of_host(_done(self.inner.reduce_scatter(flats, cut.inner, partial)))
         given, taken = there[: sum(cut.num_there)], rows[: sum(cut.num_here)]
-        pending = self._over.exchange(
+        pending = self.over.exchange(
             given, cut.num_there, taken, cut.num_here, in_turns=cut.num_turns
         )
         yield from _done(pending)
@@ -167,7 +165,7 @@ class TwoLevelChannel:
                     own = flats[span.buffer][span.start : span.stop]
                     _part(rows, begin + at, span, flats).copy_(own)
         given, taken = rows[: sum(cut.num_here)], there[: sum(cut.num_there)]
-        pending = self._over.exchange(
+        pending = self.over.exchange(
             given, cut.num_here, taken, cut.num_there, in_turns=cut.num_turns
         )
         yield from _done(pending)
@@ -180,19 +178,6 @@ class TwoLevelChannel:
     # -- who takes which slices ----------------------------------------------------------------
 
     def _cut(self, flats: Sequence[torch.Tensor], slices: Slices) -> _Cut:
-        """Looked at once: trainers pass the same slices again and again."""
-        shapes = [(len(flat), flat.dtype) for flat in flats]
-        known = self._cuts.get(id(slices))
-        if known is not None and known[0] is slices and known[1] == shapes:
-            return known[2]
-        stretches_of(flats, slices)  # which refuses what is wrong
-        if len(self._cuts) == _MOST_CUTS:
-            self._cuts.clear()
-        cut = self._new_cut(flats, slices)
-        self._cuts[id(slices)] = slices, shapes, cut
-        return cut
-
-    def _new_cut(self, flats: Sequence[torch.Tensor], slices: Slices) -> _Cut:
         host = self._hosts[self.place]
         here = self._members[host]
         index = here.index(self.place)

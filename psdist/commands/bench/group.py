@@ -5,7 +5,7 @@
 In each repetition every way is timed once, between the same ranks, one after the other:
 
 * *exchange*: reduce-scatter of the gradients and all-gather of the parameters, as a job's group
-  does them, in shared memory and over torch.distributed (gloo);
+  does them, in shared memory, over torch.distributed (gloo) and over MPI;
 * ``MPI_Allreduce`` and gloo's all-reduce of as many bytes;
 * *step*: a whole iteration of a small network of that size, forward, backward and SGD: psdist's,
   with push and pull, and that of DistributedDataParallel with its default overlap.
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from psdist.job import Job
     from psdist.workers.group.channel import GroupChannel, Pending
 
-SHARED, TORCH = "exchange, shared memory", "exchange, gloo"
+SHARED, TORCH, MPI_TIER = "exchange, shared memory", "exchange, gloo", "exchange, MPI"
 MPI_ALLREDUCE, ALLREDUCE = "MPI_Allreduce", "gloo all-reduce"
 STEP, DDP_STEP = "step, psdist", "step, DDP"
-WAYS = (SHARED, TORCH, MPI_ALLREDUCE, ALLREDUCE, STEP, DDP_STEP)
+WAYS = (SHARED, TORCH, MPI_TIER, MPI_ALLREDUCE, ALLREDUCE, STEP, DDP_STEP)
 
 _WARM_UP = 3
 _ROW_BYTES = 16 << 20
@@ -116,17 +116,21 @@ def _take_part(
 def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int) -> list[Row]:
     import torch.distributed as dist
 
+    from psdist.workers.group.mpi import MpiChannel
     from psdist.workers.group.process_group import ProcessGroupChannel
     from psdist.workers.group.shared_memory import connect as share
 
     over = ProcessGroupChannel(place=dist.get_rank(), size=dist.get_world_size())
-    shared, why_not = share(over, is_spinning=context.waiting().is_spinning)
+    is_spinning = context.waiting().is_spinning
+    shared, why_not = share(over, is_spinning=is_spinning)
+    assert context.group_comm is not None
+    over_mpi = MpiChannel(context.group_comm.Dup(), is_spinning=is_spinning)
     if shared is None and job.is_chief:
         print(f"  no shared memory in this group: {why_not}", flush=True)
     assert context.workers_comm is not None
     rows = []
     for num_bytes in sizes:
-        ways = _exchanges(context, over, shared, num_bytes) | _steps(job, num_bytes)
+        ways = _exchanges(context, over, over_mpi, shared, num_bytes) | _steps(job, num_bytes)
         calls = max(1, min(_ROW_CALLS, _ROW_BYTES // num_bytes))
         times = _measure(ways, repeats, calls=calls)
         told = allgather(context.workers_comm, json.dumps(times).encode())
@@ -140,6 +144,7 @@ def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int)
             print(f"  {size_text(num_bytes)}: measured", flush=True)
     if shared is not None:
         shared.close()
+    over_mpi.close()
     return rows
 
 
@@ -165,6 +170,7 @@ def _measure(
 def _exchanges(
     context: RankContext,
     over: GroupChannel,
+    over_mpi: GroupChannel,
     shared: GroupChannel | None,
     num_bytes: int,
 ) -> dict[str, Callable[[], object]]:
@@ -198,6 +204,7 @@ def _exchanges(
     ways: dict[str, Callable[[], object]] = {} if shared is None else {SHARED: exchange(shared)}
     return ways | {
         TORCH: exchange(over),
+        MPI_TIER: exchange(over_mpi),
         MPI_ALLREDUCE: lambda: in_group.Allreduce(MPI.IN_PLACE, [as_bytes(flat), MPI.FLOAT]),
         ALLREDUCE: lambda: dist.all_reduce(flat),
     }

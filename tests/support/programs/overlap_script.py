@@ -3,7 +3,7 @@
 Prints a digest of the parameters of each, whether a thread drives the loop, and how many steps have
 returned before their replies. POLLING=1: as where MPI has no THREAD_MULTIPLE. DEVICE: cpu; cuda; or
 "late", which is the CPU as a device whose copies come late and whose gradients come in a thread of
-their own, as a GPU's do.
+their own, as a GPU's do. One thread at a time may use MPI: two are an error.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Literal
 from unittest import mock
@@ -51,6 +52,32 @@ class Model(nn.Module):
         return x
 
 
+def one_at_a_time(owner: type[Any], name: str, turn: threading.RLock) -> Any:
+    """``owner.name``, in which no thread may be while another is in what has the same ``turn``."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def guarded(*args: Any, **options: Any) -> Any:
+        assert turn.acquire(blocking=False), f"two threads use MPI: {owner.__name__}.{name}"
+        try:
+            return original(*args, **options)
+        finally:
+            turn.release()
+
+    return mock.patch.object(owner, name, guarded)
+
+
+def watch_threads(stack: ExitStack) -> None:
+    from psdist.transport.mpi import MpiTransport  # now that MPI has begun
+    from psdist.workers.group import mpi
+
+    turn = threading.RLock()
+    for owner, name in (
+        *((MpiTransport, name) for name in ("poll", "send", "accept", "send_control")),
+        *((mpi._Operation, name) for name in ("_go_on",)),
+    ):
+        stack.enter_context(one_at_a_time(owner, name, turn))
+
+
 def train(job: psdist.Job, overlap: Literal["auto", "off", "full"]) -> set[str]:
     model = Model().to("cuda" if DEVICE == "cuda" else "cpu")
     device = next(model.parameters()).device
@@ -82,8 +109,9 @@ def train(job: psdist.Job, overlap: Literal["auto", "off", "full"]) -> set[str]:
     return names
 
 
-def main() -> None:
+def main(stack: ExitStack) -> None:
     job = psdist.init()
+    watch_threads(stack)
     train(job, "off")
     print(f"has a thread: {'psdist-loop' in train(job, 'auto')}", flush=True)
     train(job, "full")
@@ -96,4 +124,4 @@ with ExitStack() as stack:
         stack.enter_context(patch)
     if DEVICE == "late":
         stack.enter_context(on_a_device())
-    main()
+    main(stack)

@@ -194,6 +194,8 @@ CASES = [
     case("one-server-adamw", trained("adamw"), servers=1),
     case("torch-adamw", trained("adamw"), group_tier="torch"),
     case("torch-bf16", half(torch.bfloat16), group_tier="torch"),
+    case("mpi-adamw", trained("adamw"), group_tier="mpi"),
+    case("mpi-bf16", half(torch.bfloat16), group_tier="mpi"),
     case("three-and-one", trained("adamw"), groups=((0, 2, 3), (1,))),
     # One chunk: two of the three workers have nothing to push and are given what the third has.
     case("one-chunk", trained("adamw"), chunk_bytes=1 << 20),

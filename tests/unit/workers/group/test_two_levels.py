@@ -58,7 +58,7 @@ class OverHosts:
 
     def given(self, place: int) -> list[int]:
         """Bytes that it gave to each place in the last exchange."""
-        over = self.channels[place]._over
+        over = self.channels[place].over
         assert isinstance(over, Counted)
         return over.given
 

@@ -1,0 +1,319 @@
+"""A group over MPI, on a communicator of its own: messages from each worker to each.
+
+MPI's own reductions are not used: in which order they add is the library's choice. Slices are
+exchanged and their owner adds, in worker order.
+
+    channel = MpiChannel(comm, is_spinning=False)    # comm: of this group's workers, by place
+    ...
+    channel.close()                                  # collective, when nothing is under way
+
+Messages of an operation carry its number as their tag, and those of a pair keep their order. They
+are sent from where they lie and received where they belong, so whoever calls decides how long that
+memory is MPI's: until the operation is done. MPI wakes nobody, so a wait backs off.
+
+Whichever thread calls owns the channel, one at a time: the rule for MPI in a worker
+(:mod:`psdist.workers.early.progress`). Memory of a GPU needs an MPI that takes it; the device has
+made what is sent before MPI reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Final, Generic, TypeAlias
+
+import torch
+from mpi4py import MPI
+
+from psdist.errors import InvariantError, PsdistError, TransportError
+from psdist.protocol.memory import allocate, as_bytes
+from psdist.protocol.partition import Span
+from psdist.workers.group.channel import CALLS, Pending, Slices, T, check_calls
+from psdist.workers.group.known_slices import KnownSlices
+
+Steps: TypeAlias = Generator[list[MPI.Request], None, T]
+"""An operation: what has to be over before it goes on."""
+
+_HEAD: Final = 16
+"""Numbers that every worker sends to an agreement: call, how many values, and the first of them.
+The others follow in a second message."""
+_TAGS_OF_OPERATION: Final = 2
+_LEAST_TAG_LIMIT: Final = 32767
+_LONGEST: Final = 1 << 30
+"""Bytes of a message: MPI counts in 32 bits."""
+
+_YIELDS: Final = 40
+"""Looks before a worker sleeps, between which others may run."""
+_FIRST_SLEEP_S: Final = 20e-6
+_LAST_SLEEP_S: Final = 1e-3
+
+
+class MpiChannel:
+    """A worker's end of its group, of two workers or more."""
+
+    def __init__(self, comm: MPI.Comm, *, is_spinning: bool) -> None:
+        """``comm`` becomes the channel's own. ``is_spinning``: a core is to spare for waits."""
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.place = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.is_spinning = is_spinning
+        self._comm = comm
+        self._others = [place for place in range(self.size) if place != self.place]
+        self._number = 0
+        limit = comm.Get_attr(MPI.TAG_UB)
+        self._num_tags = (limit if limit is not None else _LEAST_TAG_LIMIT) // _TAGS_OF_OPERATION
+        self._besides: list[MpiChannel] = []
+        self._checked = KnownSlices(lambda _flats, _slices: None)
+        self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
+        """[size - 1, length], by where a span begins. Kept, because fresh pages cost as much as the
+        exchange."""
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        return allocate(num_bytes)
+
+    def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
+        return self._begin("agreement", self._agree(CALLS.index(call), values, self._next_tag()))
+
+    def beside(self) -> MpiChannel:
+        beside = MpiChannel(self._comm.Dup(), is_spinning=self.is_spinning)
+        self._besides.append(beside)
+        return beside
+
+    def reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None = None,
+    ) -> Pending[None]:
+        self._checked.of(flats, slices)
+        steps = self._reduce_scatter(flats, slices, sums, self._next_tag())
+        return self._begin("reduce-scatter", steps)
+
+    def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
+        self._checked.of(flats, slices)
+        return self._begin("all-gather", self._all_gather(flats, slices, self._next_tag()))
+
+    def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
+        return self._begin("broadcast", self._broadcast(tensor, place, self._next_tag()))
+
+    def exchange(
+        self,
+        given: torch.Tensor,
+        to: Sequence[int],
+        taken: torch.Tensor,
+        of: Sequence[int],
+        *,
+        in_turns: int = 1,
+    ) -> Pending[None]:
+        steps = self._exchange(given, to, taken, of, in_turns, self._next_tag())
+        return self._begin("exchange between the hosts", steps)
+
+    def close(self) -> None:
+        """The group is over. Collective; nothing is under way."""
+        for beside in self._besides:
+            beside.close()
+        self._comm.Free()
+
+    def _begin(self, what: str, steps: Steps[T]) -> Pending[T]:
+        return _Operation(what, steps, is_spinning=self.is_spinning)
+
+    def _next_tag(self) -> int:
+        self._number += 1
+        return self._number % self._num_tags * _TAGS_OF_OPERATION
+
+    # -- the operations, as generators of what has to be over first -----------------------------
+
+    def _agree(self, code: int, values: Sequence[float], tag: int) -> Steps[list[list[float]]]:
+        head = torch.zeros(_HEAD, dtype=torch.float64)
+        first = [float(code), float(len(values)), *values[: _HEAD - 2]]
+        head[: len(first)] = torch.tensor(first, dtype=torch.float64)
+        rest = torch.tensor(values[_HEAD - 2 :], dtype=torch.float64)
+        heads = torch.empty((self.size, _HEAD), dtype=torch.float64)
+        heads[self.place] = head
+        sends = [each for place in self._others for each in self._send(head, place, tag)]
+        sends += [each for place in self._others for each in self._send(rest, place, tag + 1)]
+        yield [each for place in self._others for each in self._receive(heads[place], place, tag)]
+        rows = heads.tolist()
+        rests = [rest] * self.size
+        receives: list[MPI.Request] = []
+        for place in self._others:
+            num_more = max(int(rows[place][1]) - (_HEAD - 2), 0)
+            rests[place] = torch.empty(num_more, dtype=torch.float64)
+            receives += self._receive(rests[place], place, tag + 1)
+        yield receives + sends
+        check_calls([int(row[0]) for row in rows])
+        return [
+            row[2 : 2 + int(row[1])] + more.tolist() for row, more in zip(rows, rests, strict=True)
+        ]
+
+    def _reduce_scatter(
+        self,
+        flats: Sequence[torch.Tensor],
+        slices: Slices,
+        sums: Sequence[torch.Tensor] | None,
+        tag: int,
+    ) -> Steps[None]:
+        _finish_on_device(flats)
+        requests: list[MPI.Request] = []
+        mine = [_part(flats, span) for span in slices[self.place]]
+        received = [
+            self._rows(span, part) for span, part in zip(slices[self.place], mine, strict=True)
+        ]
+        for index, place in enumerate(self._others):
+            for rows in received:
+                requests += self._receive(rows[index], place, tag)
+        for place in self._others:
+            for span in slices[place]:
+                requests += self._send(_part(flats, span), place, tag)
+        yield requests
+        for index, (own, rows) in enumerate(zip(mine, received, strict=True)):
+            parts = list(rows)
+            parts.insert(self.place, own)
+            _add(parts, self.place, own if sums is None else sums[index])
+
+    def _all_gather(self, flats: Sequence[torch.Tensor], slices: Slices, tag: int) -> Steps[None]:
+        _finish_on_device(flats)
+        requests: list[MPI.Request] = []
+        for place in self._others:
+            for span in slices[place]:
+                requests += self._receive(_part(flats, span), place, tag)
+        for place in self._others:
+            for span in slices[self.place]:
+                requests += self._send(_part(flats, span), place, tag)
+        yield requests
+
+    def _broadcast(self, tensor: torch.Tensor, place: int, tag: int) -> Steps[None]:
+        _finish_on_device([tensor])
+        flat = tensor.detach().reshape(-1)
+        if place == self.place:
+            yield [each for other in self._others for each in self._send(flat, other, tag)]
+            return
+        received = torch.empty_like(flat)
+        yield list(self._receive(received, place, tag))
+        tensor.copy_(received.view(tensor.shape))
+
+    def _exchange(
+        self,
+        given: torch.Tensor,
+        to: Sequence[int],
+        taken: torch.Tensor,
+        of: Sequence[int],
+        in_turns: int,
+        tag: int,
+    ) -> Steps[None]:
+        _finish_on_device([given, taken])
+        out, into = torch.split(given, list(to)), torch.split(taken, list(of))
+        into[self.place].copy_(out[self.place])
+        for turn in range(in_turns):
+            requests: list[MPI.Request] = []
+            for place in self._others:
+                requests += self._receive(_turn_of(into[place], turn, in_turns), place, tag)
+            for place in self._others:
+                requests += self._send(_turn_of(out[place], turn, in_turns), place, tag)
+            yield requests
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _send(self, memory: torch.Tensor, place: int, tag: int) -> Iterator[MPI.Request]:
+        for part in _messages(memory):
+            yield self._comm.Isend([part, MPI.BYTE], place, tag)
+
+    def _receive(self, memory: torch.Tensor, place: int, tag: int) -> Iterator[MPI.Request]:
+        for part in _messages(memory):
+            yield self._comm.Irecv([part, MPI.BYTE], place, tag)
+
+    def _rows(self, span: Span, own: torch.Tensor) -> torch.Tensor:
+        key = span.buffer, span.start, own.dtype, own.device
+        rows = self._received.get(key)
+        if rows is None or rows.shape[1] != len(own):
+            rows = torch.empty((self.size - 1, len(own)), dtype=own.dtype, device=own.device)
+            self._received[key] = rows
+        return rows
+
+
+def _part(flats: Sequence[torch.Tensor], span: Span) -> torch.Tensor:
+    return flats[span.buffer][span.start : span.stop]
+
+
+def _turn_of(memory: torch.Tensor, turn: int, num_turns: int) -> torch.Tensor:
+    size = len(memory)
+    return memory[size * turn // num_turns : size * (turn + 1) // num_turns]
+
+
+def _messages(memory: torch.Tensor) -> Iterator[Any]:
+    """The bytes of a contiguous 1-D tensor as mpi4py takes them; none of an empty one."""
+    octets = memory.detach().view(torch.uint8)
+    for start in range(0, len(octets), _LONGEST):
+        part = octets[start : start + _LONGEST]
+        yield part if part.is_cuda else as_bytes(part)
+
+
+def _add(parts: list[torch.Tensor], own: int, total: torch.Tensor) -> None:
+    """``total``, which may be the part at ``own``, becomes the sum, in their order; the others are
+    used up."""
+    first = parts[0]
+    for part in parts[1:own]:
+        first.add_(part)
+    rest = parts[max(own, 1) :]
+    torch.add(first, rest[0], out=total)
+    for part in rest[1:]:
+        total.add_(part)
+
+
+def _finish_on_device(tensors: Sequence[torch.Tensor]) -> None:
+    """MPI knows nothing of streams."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+class _Operation(Generic[T]):
+    """What a generator does as far as messages allow."""
+
+    def __init__(self, what: str, steps: Steps[T], *, is_spinning: bool) -> None:
+        self._what = what
+        self._steps = steps
+        self._is_spinning = is_spinning
+        self._requests: list[MPI.Request] = []
+        self._looks = 0
+        self._sleep_s = _FIRST_SLEEP_S
+        self._results: list[T] = []
+        self._error: PsdistError | None = None
+        self._go_on()
+
+    def is_done(self) -> bool:
+        self._go_on()
+        return bool(self._results) or self._error is not None
+
+    def _go_on(self) -> None:
+        try:
+            while not (self._results or self._error) and MPI.Request.Testall(self._requests):
+                self._requests = next(self._steps)
+        except StopIteration as stop:
+            self._results.append(stop.value)
+        except PsdistError as error:
+            self._error = error
+        except MPI.Exception as error:
+            self._error = TransportError(
+                f"the {self._what} of this worker's group failed, perhaps because another worker "
+                f"of it has ended: {error.Get_error_string()}"
+            )
+
+    def wait(self, at_most_s: float) -> None:
+        ends_s = time.monotonic() + at_most_s
+        while not self.is_done() and (left_s := ends_s - time.monotonic()) > 0:
+            self._looks += 1
+            if self._is_spinning:
+                continue
+            if self._looks <= _YIELDS:
+                os.sched_yield()
+            else:
+                time.sleep(min(self._sleep_s, left_s))
+                self._sleep_s = min(2 * self._sleep_s, _LAST_SLEEP_S)
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        if not self._results:
+            raise InvariantError("the result of an operation of a group before it was done")
+        return self._results[0]
