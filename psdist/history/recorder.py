@@ -22,6 +22,7 @@ import numpy as np
 from psdist.errors import HistoryError, InvariantError
 from psdist.history.records import DTYPES, HEADER, MAGIC, OPEN, FileKind, Records
 from psdist.history.run_record import FORMAT_VERSION, cannot
+from psdist.whole_writes import write_whole
 
 
 class Recorder:
@@ -100,10 +101,8 @@ class Recorder:
         return HEADER.pack(MAGIC, FORMAT_VERSION, self._kind, self._index, 0, num_records)
 
     def _write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
         try:
-            while len(view):
-                view = view[self._file.write(view) :]
+            write_whole(self._file, data)
         except OSError as error:
             # The file may end within a record now: nothing must be written behind that.
             file, self._file = self._file, None

@@ -27,6 +27,7 @@ from psdist.errors import TraceError
 from psdist.tracing.clocks import Offset
 from psdist.tracing.files import MAX_SPANS, About, packed_header, path_of
 from psdist.tracing.spans import NONE, RECORD, Lane, Span
+from psdist.whole_writes import write_whole
 
 logger = logging.getLogger("psdist")
 
@@ -199,10 +200,8 @@ class Tracer:
             self._file = None
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
         try:
-            while len(view):
-                view = view[self._file.write(view) :]
+            write_whole(self._file, data)
         except OSError as error:
             file, self._file = self._file, None
             with suppress(OSError):

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.taken_cluster import taken_cluster
 from tests.support.mpirun import REPOSITORY
 from tests.support.slurm.cluster import SlurmCluster
-from tests.support.slurm.hosts import Cluster, state_directory, why_unavailable
 
 PROGRAM = ("python", "-m", "psdist")
 LINKS = REPOSITORY / "tests" / "benchmarks" / "four_hosts.toml"
@@ -38,23 +37,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--trace", type=Path, metavar="RUN_DIR")
     options = parser.parse_args()
-    if reason := why_unavailable():
-        print(reason, file=sys.stderr)
-        return 1
-    cluster = Cluster(directory=state_directory())
-    if cluster.is_up():
-        print("the test cluster is up: somebody uses it", file=sys.stderr)
-        return 1
     status = 0
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # by finally
-    try:
-        cluster.up(shape="1gbit", keep=True)
+    with taken_cluster(shape="1gbit") as cluster:
         for size in options.size:
             for settings in options.set or [[]]:
                 print(f"{size}, {settings or 'defaults'}", flush=True)
-                status |= run(SlurmCluster(cluster=cluster), options, size, settings)
-    finally:
-        cluster.down()
+                status |= run(cluster, options, size, settings)
     return status
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import signal
 import statistics
 import sys
 import tempfile
@@ -35,9 +34,9 @@ from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from psdist.topology.plan.serving_hosts import link_loads, problem_of
 from psdist.topology.solver import placement
 from tests.benchmarks.cluster_placement import run
+from tests.benchmarks.taken_cluster import taken_cluster
 from tests.support.mpirun import REPOSITORY
 from tests.support.slurm.cluster import SlurmCluster
-from tests.support.slurm.hosts import Cluster, state_directory, why_unavailable
 
 RACKS = REPOSITORY / "tests" / "benchmarks" / "uneven_racks.toml"
 HOSTS = ("h1", "h2", "h3", "h4")
@@ -159,23 +158,12 @@ def main() -> int:
             )
     if options.predict:
         return 0
-    if reason := why_unavailable():
-        print(reason, file=sys.stderr)
-        return 1
-    hosts = Cluster(directory=state_directory())
-    if hosts.is_up():
-        print("the test cluster is up: somebody uses it", file=sys.stderr)
-        return 1
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # by finally
     results = []
     try:
-        hosts.up(shape="1gbit", uplink=("500mbit", "250mbit"), racks="3+1", keep=True)
-        for count in options.servers:
-            results.append(
-                measure(SlurmCluster(cluster=hosts), options, count, cluster, chosen[count])
-            )
+        with taken_cluster(shape="1gbit", uplink=("500mbit", "250mbit"), racks="3+1") as hosts:
+            for count in options.servers:
+                results.append(measure(hosts, options, count, cluster, chosen[count]))
     finally:
-        hosts.down()
         if options.json is not None and results:
             content = {
                 "date": time.strftime("%Y-%m-%d"),

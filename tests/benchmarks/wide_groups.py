@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from tests.benchmarks.taken_cluster import taken_cluster
 from tests.support.mpirun import REPOSITORY
 from tests.support.slurm import network
 from tests.support.slurm.cluster import SlurmCluster
-from tests.support.slurm.hosts import Cluster, state_directory, why_unavailable
 
 PROGRAM = str(REPOSITORY / "tests" / "support" / "programs" / "timed_steps.py")
 RACKS: Final = """
@@ -64,23 +63,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", type=int, help="numbers of cases, from 0")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if reason := why_unavailable():
-        print(reason, file=sys.stderr)
-        return 1
-    cluster = Cluster(directory=state_directory())
-    if cluster.is_up():
-        print("the test cluster is up: somebody uses it", file=sys.stderr)
-        return 1
     found: list[dict[str, Any]] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # by finally
-    try:
-        cluster.up(shape=f"{options.link}mbit", keep=True)
+    with taken_cluster(shape=f"{options.link}mbit") as cluster:
         for number, case in enumerate(CASES):
             if options.only is None or number in options.only:
-                found.append(measure(SlurmCluster(cluster=cluster), case, options))
+                found.append(measure(cluster, case, options))
                 print(json.dumps(found[-1]), flush=True)
-    finally:
-        cluster.down()
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
