@@ -608,6 +608,11 @@ class Job:
         sets = self._prepared_between_steps("optimizer_state")
         why = "this is the state of one: job.optimizer_state(optimizer)"
         chosen = sets.set_of(optimizer, "optimizer_state", why)
+        if self._config.local_steps > 1:
+            raise UsageError(
+                "job.optimizer_state with local steps: the optimizer steps on each worker, and its "
+                "state is there: optimizer.state_dict()"
+            )
         which = b"%d" % chosen.loop.core.set_index
         if unlike := self._collective("optimizer_state", which).unlike(which):
             raise UsageError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,7 +30,7 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
-from psdist.protocol.optimizers import check_mode, traits
+from psdist.protocol.optimizers import canonical_name, check_mode, hyperparameters, traits
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import backward_order, round_order
 from psdist.ranks.context import RankContext
@@ -57,6 +58,9 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
+from psdist.workers.rounds.outer import make_outer
+from psdist.workers.rounds.trainer import Rounds
 from psdist.workers.script.state import ScriptModel
 from psdist.workers.standing import Standing
 from psdist.workers.traced import Passes, traced
@@ -130,7 +134,13 @@ class PreparedModel:
     def for_checkpoints(self) -> ScriptModel:
         """What a checkpoint has of it."""
         groups = [each.optimizer.param_groups for each in self.sets]
-        return ScriptModel(module=self.module, names=self._names_by_place, groups=groups)
+        own = [each.optimizer for each in self.sets]
+        return ScriptModel(
+            module=self.module,
+            names=self._names_by_place,
+            groups=groups,
+            own=[each if isinstance(each, LocalOptimizer) else None for each in own],
+        )
 
     def _names_by_place(self) -> dict[str, tuple[int, int] | torch.Tensor]:
         """Of its state_dict as it is now: scripts put other tensors in the place of buffers."""
@@ -317,14 +327,16 @@ class ParameterSets:
             if isinstance(optimizer, ServedOptimizer):
                 raise UsageError("job.prepare was given an optimizer that it has returned itself")
         restored = self._context.restored
-        descriptions = [ModelDescription.of(model, optimizer) for optimizer in optimizers]
+        on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
+        descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_is_trained_twice(descriptions)
-        described = zip(descriptions, optimizers, strict=True)
+        described = zip(descriptions, on_servers, strict=True)
         agree_on_model(
             [
                 f"max_grad_norm {max_norm or None}",
                 f"overlap {overlap}",
                 *(line for each, optimizer in described for line in each.lines(optimizer)),
+                *self._lines_of_rounds(optimizers),
             ],
             worker=self._loop.core.seat.worker,
             ranks=self._context.roles.worker_ranks,
@@ -338,11 +350,9 @@ class ParameterSets:
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
-        states = self._states_of_chief(descriptions, optimizers)
-        added = [
-            self._add(model, description, optimizer, state, max_norm=max_norm, overlap=overlap)
-            for description, optimizer, state in zip(descriptions, optimizers, states, strict=True)
-        ]
+        states = self._states_of_chief(descriptions, on_servers)
+        made = zip(descriptions, optimizers, on_servers, states, strict=True)
+        added = [self._add(model, *each, max_norm=max_norm, overlap=overlap) for each in made]
         self._copy_untrained(descriptions[0])
         for each in added:
             each.trainer.pull()
@@ -357,8 +367,9 @@ class ParameterSets:
                 self._at_end.append(handle.remove)
         if self._passes is not None and all(each.module is not model for each in self.models):
             self._at_end += [handle.remove for handle in self._passes.attach(model)]
-        for optimizer in optimizers:
-            optimizer.state.clear()  # the servers have it
+        if not self._has_rounds:
+            for optimizer in optimizers:
+                optimizer.state.clear()  # the servers have it
         known = [each for each in self.models if each.module is model]
         if known:
             known[0].sets.extend(added)
@@ -436,13 +447,15 @@ class ParameterSets:
         model: torch.nn.Module,
         description: ModelDescription,
         optimizer: torch.optim.Optimizer,
+        on_servers: torch.optim.Optimizer,
         state: Mapping[int, PieceState],
         *,
         max_norm: float,
         overlap: Setting,
     ) -> ParameterSet:
         """The next set: its servers know it, its parameters lie in flat memory. ``state``: on the
-        chief what of the optimizer's servers go on with."""
+        chief what of the optimizer's servers go on with; ``on_servers``: the one that they run,
+        ``optimizer`` itself but with local steps."""
         config, index = self._config, len(self.sets)
         first = self._context.first_clocks(index)
         first_clock = first.clocks[self._loop.core.seat.group] if first is not None else 0
@@ -480,6 +493,7 @@ class ParameterSets:
             max_norm=max_norm,
             is_alone=is_alone,
             pipeline=config.pipeline,
+            local_steps=config.local_steps,
         )
         device = description.parameters[0].device.type
         why_not = never or why_not_here(
@@ -492,6 +506,15 @@ class ParameterSets:
         if never:
             overlap = "off"
         may_overlap = overlap != "off" and not why_not
+        rounds, has_ended = None, partial(self._end_iteration, index)
+        served: ServedOptimizer
+        if self._has_rounds:
+            # The trainer is made below: it is looked up when a step is made.
+            served = LocalOptimizer(optimizer, step=self._step_of(index))
+            rounds = self._rounds(served, max_norm)
+            has_ended = partial(self._tell_standing, index)
+        else:
+            served = ServedOptimizer(optimizer, step=self._step_of(index))
         trainer = make_trainer(
             loop,
             self._group,
@@ -500,13 +523,15 @@ class ParameterSets:
             credits=credits_of(config, len(self._context.roles.groups)),
             wire=wire_of(config),
             parameters=description.parameters,
-            look_for_changes=lambda flat, clock: watch.look(flat, clock=clock),
-            hyperparameters=lambda: packed_hyperparameters(optimizer),
+            look_for_changes=lambda flat, clock: watch.look(
+                flat, clock=clock, is_local=self._has_rounds
+            ),
+            hyperparameters=lambda: packed_hyperparameters(on_servers),
             on_nonfinite=config.on_nonfinite,
-            max_norm=max_norm,
+            max_norm=0.0 if rounds is not None else max_norm,
             clips_itself=config.mode != "sync",
             history=history,
-            on_iteration=lambda: self._end_iteration(index),
+            on_iteration=has_ended,
             order=ORDERS[overlap](partition),
             overlap=overlap,
             progress=self._driver() if may_overlap or is_pipelined else None,
@@ -515,12 +540,13 @@ class ParameterSets:
             first_clock=first_clock,
             module=model,
             is_pipelined=is_pipelined,
+            rounds=rounds,
         )
         setup = Setup(
             partition=partition.encode(),
             optimizer=description.optimizer,
-            hyper=packed_hyperparameters(optimizer),
-            max_norm=max_norm,
+            hyper=packed_hyperparameters(on_servers),
+            max_norm=0.0 if rounds is not None else max_norm,
             state=pack_states(state),
             restore=first.checkpoint if first is not None else "",
         )
@@ -531,11 +557,11 @@ class ParameterSets:
                 for chunk in partition.chunks
                 for part in parts_of(chunk, state)
             ]
-            loop.send_state(parts, OwnState(partition, description.parameters, optimizer, state))
+            loop.send_state(parts, OwnState(partition, description.parameters, on_servers, state))
         added = ParameterSet(
             description=description,
             partition=partition,
-            optimizer=ServedOptimizer(optimizer, step=self._traced_step(trainer, index)),
+            optimizer=served,
             trainer=trainer,
             loop=loop,
             history=history,
@@ -544,15 +570,60 @@ class ParameterSets:
         self.sets.append(added)
         return added
 
-    def _traced_step(self, trainer: Trainer, index: int) -> Callable[[float, bool, bool], None]:
+    def _step_of(self, index: int) -> Callable[[float, bool, bool], None]:
+        """``step()`` of the trainer of the set that is made next."""
+
+        def step(gradient_scale: float, is_skipped: bool, has_scaler: bool) -> None:
+            self.sets[index].trainer.step(gradient_scale, is_skipped, has_scaler)
+
+        def clock() -> int:
+            return self.sets[index].trainer.clock
+
         tracer = self._context.tracer
         if tracer is None:
-            return trainer.step
-        return traced(tracer, Span.STEP, clock=lambda: trainer.clock, set_index=index)(trainer.step)
+            return step
+        return traced(tracer, Span.STEP, clock=clock, set_index=index)(step)
 
     def _end_iteration(self, set_index: int) -> None:
-        self._standing.end_iteration(self.trainers, set_index)
+        self._tell_standing(set_index)
         self._on_iteration()
+
+    def _tell_standing(self, set_index: int) -> None:
+        self._standing.end_iteration(self.trainers, set_index)
+
+    # -- rounds of local steps -----------------------------------------------------------------
+
+    @property
+    def _has_rounds(self) -> bool:
+        return self._config.local_steps > 1
+
+    def _on_servers(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """What servers run for it: itself, or with local steps the outer optimizer."""
+        return make_outer(self._config.outer, optimizer) if self._has_rounds else optimizer
+
+    def _lines_of_rounds(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+        """On what all workers must agree, of optimizers that step on each of them."""
+        if not self._has_rounds:
+            return []
+        return [
+            f"local optimizer {canonical_name(type(each))}: "
+            f"{hyperparameters(each.param_groups, known=each.defaults)}, "
+            f"state {digest_of_state(each) or 'none'}"
+            for each in optimizers
+        ]
+
+    def _rounds(self, optimizer: LocalOptimizer, max_norm: float) -> Rounds:
+        roles = self._context.roles
+        return Rounds(
+            local_steps=self._config.local_steps,
+            step=optimizer.step_here,
+            hyperparameters=lambda: packed_hyperparameters(optimizer),
+            # Groups weigh alike, and together as much as all workers, of which a step that servers
+            # make on arrival has its share.
+            weight=roles.num_workers / len(roles.groups) / self._group.size,
+            max_norm=max_norm,
+            on_step=self._on_iteration,
+        )
 
     def _another_end(self) -> GroupChannel:
         """Of this worker's group, for one set."""

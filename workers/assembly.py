@@ -9,7 +9,7 @@ A worker without a model pushes and pulls after ``loop.take_slice`` with memory 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,7 @@ from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.rounds.trainer import LocalTrainer, Rounds
 from psdist.workers.traced import TracedLoop
 from psdist.workers.trainer import Trainer
 
@@ -70,6 +71,7 @@ def make_trainer(
     first_clock: int = 0,
     module: torch.nn.Module | None = None,
     is_pipelined: bool = False,
+    rounds: Rounds | None = None,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -78,8 +80,9 @@ def make_trainer(
     the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
     none of them for ascending; ``beside``: another end of ``group``, over which gradients are
     reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from;
-    ``module``: whose parameters are awaited where they are read, after step(); the rest as in
-    :class:`Trainer`.
+    ``module``: whose parameters are awaited where they are read, after step(); ``rounds``: of
+    several local steps each, of a trainer that clips nothing and sends nothing early; the rest as
+    in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters, allocate=group.allocate)
     sums = None
@@ -94,27 +97,28 @@ def make_trainer(
         order=order,
         first_clock=first_clock,
     )
-    return Trainer(
-        worker=loop.core.seat.worker,
-        partition=partition,
-        owners=owners,
-        flat=flat,
-        loop=loop,
-        group=group,
-        order=order,
-        look_for_changes=look_for_changes,
-        hyperparameters=hyperparameters,
-        on_nonfinite=on_nonfinite,
-        max_norm=max_norm,
-        clips_itself=clips_itself,
-        history=history,
-        on_iteration=on_iteration,
-        overlap=overlap,
-        progress=progress,
-        is_training=is_training,
-        beside=beside,
-        sums=sums,
-        first_clock=first_clock,
-        module=module,
-        is_pipelined=is_pipelined,
-    )
+    options: dict[str, Any] = {
+        "worker": loop.core.seat.worker,
+        "partition": partition,
+        "owners": owners,
+        "flat": flat,
+        "loop": loop,
+        "group": group,
+        "order": order,
+        "look_for_changes": look_for_changes,
+        "hyperparameters": hyperparameters,
+        "on_nonfinite": on_nonfinite,
+        "max_norm": max_norm,
+        "clips_itself": clips_itself,
+        "history": history,
+        "on_iteration": on_iteration,
+        "overlap": overlap,
+        "progress": progress,
+        "is_training": is_training,
+        "beside": beside,
+        "sums": sums,
+        "first_clock": first_clock,
+        "module": module,
+        "is_pipelined": is_pipelined,
+    }
+    return Trainer(**options) if rounds is None else LocalTrainer(rounds=rounds, **options)

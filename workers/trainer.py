@@ -50,7 +50,7 @@ from psdist.workers.reduction import Reduced, Reduction
 from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values
 
-_NON_FINITE_REMEDY: Final = (
+NON_FINITE_REMEDY: Final = (
     'Lower the learning rate, or set on_nonfinite = "skip" to leave such iterations out'
 )
 
@@ -68,6 +68,10 @@ class WorkerStatistics:
     early_pushes: int = 0
     """Chunks that left during backward."""
     overlap_corrections: int = 0
+    local_steps: int = 0
+    """Of the script's own optimizer, where a round has several."""
+    rounds_cut: int = 0
+    """Rounds that ended before all of their local steps were made."""
 
     def as_told(self) -> dict[str, Any]:
         """As a control message carries it."""
@@ -308,7 +312,7 @@ class Trainer:
             more = " more" if self._overlap.is_half_pushed else ""
             raise NonFiniteGradientError(
                 f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
-                f"nothing{more} was pushed. {_NON_FINITE_REMEDY}"
+                f"nothing{more} was pushed. {NON_FINITE_REMEDY}"
             )
         yield from self._exchange(reduced, may_end_later=True)
 

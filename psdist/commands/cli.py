@@ -103,6 +103,13 @@ def run(
     staleness: Annotated[
         str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
     ] = None,
+    local_steps: Annotated[
+        str | None, typer.Option(metavar="H", help="Steps on each group between two exchanges.")
+    ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[:KEY=X,...]", help="With local steps: the servers' optimizer."),
+    ] = None,
     servers: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
     ] = None,
@@ -163,6 +170,8 @@ def run(
     options = {
         "mode": mode,
         "staleness": staleness,
+        "local_steps": local_steps,
+        "outer": outer,
         "servers": servers,
         "group": group,
         "placement": placement,

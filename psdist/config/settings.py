@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from psdist.config.outer import ALLOWED as OUTER_ALLOWED
+from psdist.config.outer import parse_outer
 from psdist.errors import ProtocolError
 from psdist.sizes import parse_bytes, parse_interval
 
@@ -45,6 +47,11 @@ def _number_as_text(value: object) -> object:
 def _require_interval(value: str) -> str:
     if parse_interval(value) is None:
         raise ValueError("not an interval")
+    return value
+
+
+def _require_outer(value: str) -> str:
+    parse_outer(value)
     return value
 
 
@@ -90,6 +97,16 @@ class RunConfig(BaseModel):
         0,
         allowed="0 or 1",
         description="Modes ssp, async: 1: the next step awaits the replies, not the one that asks.",
+    )
+    local_steps: _Count = _setting(
+        1,
+        allowed=_COUNT,
+        description="Steps of the script's optimizer on each group between two exchanges.",
+    )
+    outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
+        "average",
+        allowed=OUTER_ALLOWED,
+        description="With local_steps: what servers make of where the groups have come to.",
     )
     servers: _Count | Literal["auto"] = _setting(
         "auto",
@@ -275,6 +292,16 @@ def contradiction(config: RunConfig) -> str:
         return (
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
             "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
+        )
+    if config.local_steps > 1 and config.pipeline:
+        return (
+            f"pipeline = 1 with local_steps = {config.local_steps}: a round awaits its replies; "
+            "set pipeline = 0, or local_steps = 1"
+        )
+    if config.local_steps == 1 and config.outer != "average":
+        return (
+            f"outer = {config.outer!r} with local_steps = 1, where servers run the script's own "
+            "optimizer: set local_steps to 2 or more, or leave outer out"
         )
     return ""
 

@@ -86,6 +86,21 @@ def test_a_resumed_run_ends_with_the_same_bits(runs: ForkedRuns, kept: Path, aga
     assert checked.returncode == 0, checked.text
 
 
+def test_so_does_one_with_rounds_of_local_steps(runs: ForkedRuns, tmp_path: Path) -> None:
+    rounds = ("--record", "--local-steps", "2", "--outer", "nesterov")
+    given = ("loop=epochs", "steps=13")
+    whole = tmp_path / "whole"
+    assert train(runs, whole, *given, f"out={whole}.safetensors", words=rounds).returncode == 0
+    again = Path(shutil.copytree(whole, tmp_path / "again"))
+    done = resume(runs, again, *given, f"out={again}.safetensors", words=rounds)
+    assert done.returncode == 0, done.text
+    assert "begins at [4]" in done.stdout  # a checkpoint at 3, and one that cut the next round
+    assert Path(f"{again}.safetensors").read_bytes() == Path(f"{whole}.safetensors").read_bytes()
+    checked = runs.play("check", str(again))
+    assert checked.returncode == 0, checked.text
+    refused(resume(runs, again, *given, "optimizer=sgd", words=rounds), "torch.optim.AdamW")
+
+
 def test_a_third_attempt_is_told_apart_and_metrics_go_on(runs: ForkedRuns, again: Path) -> None:
     assert resume(runs, again, "at=5").returncode == 0
     done = resume(runs, again)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 
 def why_never(
-    *, mode: str, on_nonfinite: str, max_norm: float, is_alone: bool, pipeline: int = 0
+    *,
+    mode: str,
+    on_nonfinite: str,
+    max_norm: float,
+    is_alone: bool,
+    pipeline: int = 0,
+    local_steps: int = 1,
 ) -> str:
     """Why no gradient of the job may leave before step(); nothing where it may."""
     if is_alone:
         return "one process has no communication to hide"
     if pipeline:
         return "with pipeline = 1 everything has the next iteration to hide behind"
+    if local_steps > 1:
+        return "gradients of local steps stay in the group; what is pushed is made in step()"
     if on_nonfinite == "skip":
         return "on_nonfinite = skip leaves out whole iterations, which step() decides"
     if max_norm and mode != "sync":

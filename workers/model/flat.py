@@ -247,6 +247,23 @@ class FlatModel:
         """Zero, of a piece that has none."""
         self._gradient_views[piece].zero_()
 
+    def give_gradients(self, absent: Container[int]) -> None:
+        """What the flat gradients hold becomes every parameter's ``grad``, but for ``absent``
+        pieces."""
+        with torch.no_grad():
+            for piece, (parameter, view) in enumerate(
+                zip(self._parameters, self._gradient_views, strict=True)
+            ):
+                if piece in absent:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(view)
+
+    def note_values(self) -> None:
+        """The parameters are as they should be now: :meth:`written_by_others` begins here."""
+        self._versions = [parameter._version for parameter in self._parameters]
+
     def written_by_others(self, pieces: Collection[int] | None = None) -> list[int]:
         """Pieces (of these) whose parameter torch has seen written since :meth:`values_changed`."""
         return [

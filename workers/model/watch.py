@@ -72,14 +72,15 @@ class ModelWatch:
         """What is in memory now are the servers' values (job.push)."""
         self._before_load = []
 
-    def look(self, flat: FlatModel, *, clock: int) -> None:
-        """``clock``: of the iteration that is about to end. Raises :class:`UsageError`."""
+    def look(self, flat: FlatModel, *, clock: int, is_local: bool = False) -> None:
+        """``clock``: of the iteration that is about to end; ``is_local``: a step of several on this
+        worker, to whose progress belongs what the script writes. Raises :class:`UsageError`."""
         self.require_same(clock=clock)
         written = flat.written_by_others()
         before, self._before_load = self._before_load, []
         if written:  # since the last pull, too, which brings the servers' values back
             self._look_for_a_load(before, clock)
-        if written and not self._has_warned:
+        if written and not self._has_warned and not is_local:
             self._has_warned = True
             logger.warning(
                 "the script has written to parameter %s (and %d more) since the servers sent it; "

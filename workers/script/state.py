@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -30,6 +30,19 @@ from psdist.workers.script.attached import Attached
 FORMAT: Final = 1
 
 
+class OwnOptimizer(Protocol):
+    @property
+    def name(self) -> str:
+        """Of its class."""
+        ...
+
+    def told(self) -> list[tuple[int, dict[str, Any]]]:
+        """The state of each of its parameters, by number."""
+        ...
+
+    def take(self, told: Sequence[Sequence[Any]]) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptModel:
     """A prepared model as a checkpoint sees it."""
@@ -39,6 +52,8 @@ class ScriptModel:
     """Of its ``state_dict()`` now: (set, piece) where servers have the values, else the tensor."""
     groups: Sequence[list[dict[str, Any]]]
     """Of each of its optimizers, the ``param_groups``."""
+    own: Sequence[OwnOptimizer | None] = ()
+    """Of each, the one whose state this worker has; None where servers have it."""
 
 
 class ScriptState:
@@ -84,6 +99,10 @@ class ScriptState:
             "buffers": [_unsaved_buffers(each) for each in self._models],
             "extra": [_extra_states(each.module) for each in self._models],
             "groups": [[_plain(group) for group in each] for each in self._groups()],
+            "own": [
+                None if own is None else {"name": own.name, "state": own.told()}
+                for own in self._own()
+            ],
             "state": self.values,
             "attached": self.attached.collect(),
             "epochs": self._epochs.collect(is_between=is_between),
@@ -93,6 +112,9 @@ class ScriptState:
 
     def _groups(self) -> list[list[dict[str, Any]]]:
         return [groups for model in self._models for groups in model.groups]
+
+    def _own(self) -> list[OwnOptimizer | None]:
+        return [own for model in self._models for own in model.own]
 
     def _told_of(self, model: ScriptModel) -> dict[str, Any]:
         return {
@@ -158,6 +180,7 @@ class ScriptState:
             self._set_tensors(place, model.module)
             self._set_extra_states(tree, place, model.module)
         self._set_groups(tree)
+        self._set_own(tree)
         _make_equal(self.values, tree["state"])
         self.attached.go_on()
         self._restored = None
@@ -218,6 +241,18 @@ class ScriptState:
                         group[key].fill_(value)
                     else:
                         group[key] = copy.deepcopy(value)
+
+    def _set_own(self, tree: Mapping[str, Any]) -> None:
+        """The state of optimizers that workers step themselves; servers' is theirs to restore."""
+        for own, saved in zip(self._own(), tree.get("own", ()), strict=False):
+            if own is None or saved is None:
+                continue
+            if own.name != saved["name"]:
+                raise CheckpointError(
+                    f"checkpoint {self._name} has the state of {saved['name']} from its local "
+                    f"steps; the script's optimizer is {own.name}"
+                )
+            own.take(saved["state"])
 
 
 def _make_equal(now: dict[str, Any], saved: Mapping[str, Any]) -> None:

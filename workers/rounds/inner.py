@@ -1,0 +1,95 @@
+"""The optimizer that a user holds after ``job.prepare`` with local steps: it steps here.
+
+As :class:`psdist.workers.model.optimizer.ServedOptimizer`, but the state is this worker's own, so
+that ``state_dict()`` and ``load_state_dict()`` are torch's.
+
+    optimizer = LocalOptimizer(torch.optim.AdamW(...), step=run_one_step)
+    optimizer.step_here()                      # the original's own step, by psdist
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psdist.errors import OptimizerRefusedError
+from psdist.protocol.memory import as_bytes
+from psdist.protocol.optimizers import canonical_name
+from psdist.workers.model.optimizer import ServedOptimizer
+
+
+class LocalOptimizer(ServedOptimizer):
+    def __init__(
+        self,
+        original: torch.optim.Optimizer,
+        *,
+        step: Callable[[float, bool, bool], None],
+    ) -> None:
+        """Takes the original's hooks over: they run around this one's ``step()``. Raises
+        :class:`OptimizerRefusedError` for one that evaluates the loss itself."""
+        if isinstance(original, torch.optim.LBFGS):
+            raise OptimizerRefusedError(
+                "torch.optim.LBFGS with local_steps: it evaluates the loss several times in a "
+                "step, and the workers of a group reduce gradients once; use torch.optim.AdamW"
+            )
+        self.step_here: Callable[[], Any] = original.step
+        super().__init__(original, step=step)
+        original._optimizer_step_pre_hooks = OrderedDict()
+        original._optimizer_step_post_hooks = OrderedDict()
+        self.state = original.state
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's, which is the same on all workers of its group."""
+        return self._original.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Every worker of the group must load the same."""
+        self._original.load_state_dict(state_dict)
+        self.param_groups = self._original.param_groups
+        self.state = self._original.state
+
+    @property
+    def name(self) -> str:
+        return canonical_name(type(self._original))
+
+    def told(self) -> list[tuple[int, dict[str, Any]]]:
+        """The state of each parameter that has some, by its number, for a checkpoint; its groups
+        are told elsewhere."""
+        state: Mapping[int, dict[str, Any]] = self._original.state_dict()["state"]
+        return [(number, dict(its)) for number, its in sorted(state.items())]
+
+    def take(self, told: Sequence[Sequence[Any]]) -> None:
+        """What :meth:`told` has told; the groups stay as they are."""
+        whole = self._original.state_dict()
+        whole["state"] = {int(number): dict(its) for number, its in told}
+        self.load_state_dict(whole)
+
+
+def digest_of_state(optimizer: torch.optim.Optimizer) -> str:
+    """Equal where two workers' optimizers have the same state; "" where there is none."""
+    state = optimizer.state_dict()["state"]
+    if not state:
+        return ""
+    digest = hashlib.sha256()
+    for part in _parts(state):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(tree: Any) -> Iterator[bytes | memoryview]:
+    if isinstance(tree, torch.Tensor):
+        yield f"{tree.dtype}{list(tree.shape)}".encode()
+        yield as_bytes(tree.detach().cpu().contiguous().clone().view(-1))
+    elif isinstance(tree, Mapping):
+        for key in sorted(tree, key=repr):
+            yield repr(key).encode()
+            yield from _parts(tree[key])
+    elif isinstance(tree, list | tuple):
+        for each in tree:
+            yield from _parts(each)
+    else:
+        yield repr(tree).encode()
