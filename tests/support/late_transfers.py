@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from psdist.protocol.memory import allocate, torch_dtype
-from psdist.workers.model.flat import same_bits
+from psdist.workers.model.bits import same_bits
 from psdist.workers.model.transfers import Mark, Pairs
 
 

@@ -15,10 +15,18 @@ from psdist.errors import ConfigError, NonFiniteGradientError, UsageError, UserE
 from psdist.job import Job
 from psdist.transport.virtual import LinkModel
 from tests.support.late_transfers import on_a_device
-from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
+from tests.support.programs.training.cases import (
+    Case,
+    Outcome,
+    Result,
+    Script,
+    Stage,
+    cases_of,
+)
 from tests.support.programs.training.problems import Problem, flat
 from tests.support.programs.training.virtual_job import JobFailedError, run_virtually
 
+OVER_MPI = "rounds_cases"
 PROBLEM = Problem()
 STEPS = 12
 SIZE = 8
@@ -499,3 +507,14 @@ def test_a_model_on_a_device_has_the_same_rounds(
     for ours, plain in zip(there.results, here.results, strict=True):
         assert torch.equal(ours["parameters"], plain["parameters"])
     assert len(devices) == 2 * num_workers
+
+
+def test_over_mpi_rounds_have_the_same_bits(outcomes: dict[str, Outcome], tmp_path: Path) -> None:
+    there = outcomes["rounds"]
+    there.checked()
+    (case,) = cases_of(OVER_MPI)
+    here = run_virtually(case, tmp_path / "run", link=WILD)
+    for ours, plain in zip(there.results, here.results, strict=True):
+        assert torch.equal(ours["parameters"], plain["parameters"])
+        assert ours["clock"] == plain["clock"] == 3
+    assert there.summary["rounds_cut"] == 3  # the last round of each worker, by the barrier

@@ -30,7 +30,8 @@ from psdist.workers.early.group_pushes import GroupPushes
 from psdist.workers.early.overlap import CHANGED, RETERMED, WATCHED, Left, Overlap
 from psdist.workers.group.channel import GroupChannel, Slices
 from psdist.workers.loop import Wait
-from psdist.workers.model.flat import FlatModel, same_bits
+from psdist.workers.model.bits import same_bits
+from psdist.workers.model.flat import FlatModel
 from psdist.workers.step_table import Row, in_group
 
 _CALL = "optimizer.step"

@@ -20,8 +20,9 @@ import torch
 
 from psdist.errors import ModelError, UsageError
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import as_bytes, as_tensor, same_bytes
+from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
+from psdist.workers.model.bits import as_bits, same_bits
 from psdist.workers.model.transfers import DONE, Copy, Mark, Pairs, Transfers, transfers_for
 
 
@@ -251,14 +252,11 @@ class FlatModel:
         """What the flat gradients hold becomes every parameter's ``grad``, but for ``absent``
         pieces."""
         with torch.no_grad():
-            for piece, (parameter, view) in enumerate(
-                zip(self._parameters, self._gradient_views, strict=True)
-            ):
-                if piece in absent:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(view)
+            for piece, parameter in enumerate(self._parameters):
+                if piece not in absent:
+                    gradient = parameter.grad
+                    parameter.grad = torch.empty_like(parameter) if gradient is None else gradient
+                    parameter.grad.copy_(self._gradient_views[piece])
 
     def note_values(self) -> None:
         """The parameters are as they should be now: :meth:`written_by_others` begins here."""
@@ -391,21 +389,6 @@ def _identity(gradient: torch.Tensor | None) -> tuple[int, int]:
 
 def _part(flats: Sequence[torch.Tensor], chunk: Chunk) -> torch.Tensor:
     return flats[chunk.buffer][chunk.start : chunk.start + chunk.length]
-
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers."""
-    return tensor.view(_BITS[tensor.element_size()])
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal bit by bit, NaN and -0 included."""
-    if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
-        return same_bytes(one, other)
-    return torch.equal(as_bits(one), as_bits(other))
 
 
 def _is_finite(part: torch.Tensor) -> bool:

@@ -30,7 +30,7 @@ import torch
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.protocol.ids import describe_workers
 from psdist.workers.loop import Wait
-from psdist.workers.model.flat import same_bits
+from psdist.workers.model.bits import same_bits
 from psdist.workers.reduction import Reduced
 from psdist.workers.step_table import Row, in_group, set_of
 from psdist.workers.trainer import NON_FINITE_REMEDY, Trainer, WorkerStatistics

@@ -378,7 +378,7 @@ def test_the_description_lists_chosen_values_before_defaults() -> None:
     assert words[0] == ["mode", "=", "ssp", "(environment", "PSDIST_MODE)"]
     assert words[1] == ["seed", "=", "4", "(command", "line)"]
     assert words[2] == ["record", "=", "true", "(command", "line)"]
-    assert lines[3].startswith("defaults: staleness = 3, pipeline = 0, servers = auto, ")
+    assert lines[3].startswith("defaults: staleness = 3, pipeline = 0, local_steps = 1, outer = ")
     told = " ".join(lines)
     assert all(f"{key} " in told or f"{key}," in told for key in KEYS)
     assert all(len(line) <= 90 for line in lines)
