@@ -292,6 +292,9 @@ def test_a_step_with_nan_is_an_error_or_is_left_out(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
+NAMED_AS_TORCH_S = {"__module__": "torch.optim"}
+
+
 class Exploding(torch.optim.SGD):
     """Its second step ends in infinity."""
 
@@ -312,6 +315,45 @@ def test_a_difference_that_is_not_finite_is_an_empty_push_and_a_return(tmp_path:
         fails(training(explode, steps=2), tmp_path / "error", **given)
     outcome = run(training(explode, steps=2), tmp_path / "skip", **given, on_nonfinite="skip")
     assert torch.equal(outcome.results[0]["parameters"], flat(PROBLEM.model()))
+
+
+def test_a_group_whose_difference_is_not_finite_weighs_nothing(tmp_path: Path) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        # Workers compare the names of their optimizers' classes.
+        kind = torch.optim.SGD if job.worker else type("SGD", (Exploding,), NAMED_AS_TORCH_S)
+        model, optimizer = job.prepare(model, kind(model.parameters(), lr=0.1))
+        for x, y in PROBLEM.batches(size=SIZE, count=2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        job.barrier()
+        return {"parameters": flat(model)}
+
+    outcome = run(script, tmp_path, local_steps=2, on_nonfinite="skip")
+    model = PROBLEM.model()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in PROBLEM.batches(size=SIZE, count=2):
+        plain.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        plain.step()
+    for result in outcome.results:
+        assert torch.allclose(result["parameters"], flat(model), rtol=1e-5, atol=1e-7)
+
+
+def test_the_end_of_the_script_ends_the_last_round(tmp_path: Path) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        for x, y in PROBLEM.batches(size=SIZE, count=6):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return {}
+
+    outcome = run(script, tmp_path)
+    assert outcome.summary["clocks"] == [2, 2]
+    assert outcome.summary["rounds_cut"] == 2
 
 
 # -- what a script does with its model and optimizer ---------------------------------------------
