@@ -3,13 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from psdist.errors import ConfigError, NonFiniteGradientError, UsageError, UserError
 from psdist.job import Job
@@ -23,7 +24,7 @@ from tests.support.programs.training.cases import (
     Stage,
     cases_of,
 )
-from tests.support.programs.training.problems import Problem, flat
+from tests.support.programs.training.problems import Batch, Problem, flat
 from tests.support.programs.training.virtual_job import JobFailedError, run_virtually
 
 OVER_MPI = "rounds_cases"
@@ -132,7 +133,9 @@ OUTERS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1), (2, 3))], ids=["alone", "of-two"])
+@pytest.mark.parametrize(
+    "groups", [((0,), (1,)), ((0, 1), (2, 3)), ((0, 1), (2,))], ids=["alone", "of-two", "uneven"]
+)
 def test_rounds_are_what_torch_computes_of_the_same_steps(
     outer: str, groups: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
@@ -224,27 +227,38 @@ def test_in_ssp_and_async_rounds_are_proved_and_bring_the_same_on_average(
         assert float(moved @ wanted / moved.norm() / wanted.norm()) > 0.8
 
 
-def test_a_round_of_one_group_that_has_ended_its_data_waits_for_nobody(tmp_path: Path) -> None:
+class Stream(torch.utils.data.IterableDataset[Batch]):
+    """21 samples, one behind the other: the first worker of two gets 11."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        x, y = PROBLEM.data()
+        yield from zip(x[:21], y[:21], strict=True)
+
+
+def test_a_worker_whose_data_ends_takes_part_in_its_group_s_steps(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
-        model, optimizer = job.prepare(model, sgd(model.parameters()))
-        x, y = PROBLEM.data()
-        # 37 samples among three workers in batches of 4: the last batches differ.
-        dataset = torch.utils.data.TensorDataset(x[:37], y[:37])
-        for _ in job.epochs(2):
-            for inputs, labels in job.loader(dataset, batch_size=4, shuffle=True):
+        model, optimizer, loader = job.prepare(
+            model, sgd(model.parameters()), DataLoader(Stream(), batch_size=2)
+        )
+        for _ in range(2):
+            for inputs, labels in loader:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
+        state = optimizer.state_dict()["state"]
+        momentum = torch.cat([each["momentum_buffer"].flatten() for each in state.values()])
+        local = flat(model)
         job.barrier()
-        return {"parameters": flat(model), "optimizer": str(optimizer.state_dict()["state"])}
+        return {"parameters": flat(model), "local": local, "momentum": momentum}
 
-    outcome = run(script, tmp_path, groups=((0, 1), (2,)), local_steps=3)
-    first, second, third = outcome.results
-    assert torch.equal(first["parameters"], second["parameters"])
-    assert torch.equal(first["parameters"], third["parameters"])
-    assert first["optimizer"] == second["optimizer"] != third["optimizer"]
-    assert outcome.summary["samples"] == 2 * 37
+    outcome = run(script, tmp_path, groups=((0, 1),), local_steps=5)
+    first, second = outcome.results
+    assert torch.equal(first["local"], second["local"])
+    assert torch.equal(first["momentum"], second["momentum"])
+    assert torch.allclose(first["parameters"], first["local"], rtol=1e-6, atol=1e-7)
+    assert outcome.summary["samples"] == 2 * 21
+    assert outcome.summary["clocks"] == [3]  # twelve steps, in rounds of five
 
 
 @pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1),)], ids=["alone", "of-two"])
