@@ -24,7 +24,7 @@ from tests.support.programs.training.cases import (
     Stage,
     cases_of,
 )
-from tests.support.programs.training.problems import Batch, Problem, flat
+from tests.support.programs.training.problems import Batch, Problem, flat, train
 from tests.support.programs.training.virtual_job import JobFailedError, run_virtually
 
 OVER_MPI = "rounds_cases"
@@ -504,6 +504,24 @@ def test_gradients_that_a_scaler_has_scaled_are_unscaled_before_the_step(tmp_pat
     wanted = in_torch(sgd, OUTERS["average"], groups=((0,), (1,)))
     for result in run(script, tmp_path).results:
         assert torch.allclose(result["parameters"], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_state_of_before_goes_on(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = PROBLEM.model()
+        optimizer = sgd(model.parameters())
+        train(model, optimizer, PROBLEM.batches(size=SIZE, count=3))
+        return model, optimizer
+
+    def script(job: Job, _stage: Stage) -> Result:
+        model, optimizer = job.prepare(*make())
+        train(model, optimizer, PROBLEM.batches(size=SIZE, count=STEPS))
+        return {"parameters": flat(model)}
+
+    model, optimizer = make()
+    train(model, optimizer, PROBLEM.batches(size=SIZE, count=STEPS))
+    for result in run(script, tmp_path).results:
+        assert torch.allclose(result["parameters"], flat(model), rtol=1e-5, atol=1e-6)
 
 
 def test_workers_that_begin_with_other_states_are_told(tmp_path: Path) -> None:
