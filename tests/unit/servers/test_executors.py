@@ -379,7 +379,7 @@ def test_a_snapshot_takes_the_memory_of_the_one_before_or_what_was_made_for_it()
     def addresses(memory: SnapshotMemory) -> list[int]:
         (region,) = shard.snapshot(0, memory, set_index=1)
         tensors = [region.values, *region.elements.values()]
-        assert [torch.equal(each, live) for each, live in zip(tensors, live_ones(), strict=True)]
+        assert all(torch.equal(each, live) for each, live in zip(tensors, live_ones(), strict=True))
         return [each.data_ptr() for each in tensors]
 
     def live_ones() -> list[torch.Tensor]:
@@ -410,3 +410,12 @@ def test_a_snapshot_takes_the_memory_of_the_one_before_or_what_was_made_for_it()
     assert set(addresses(reserved)) == held
     reserved.free()
     assert reserved.num_bytes(1) == 0
+
+
+def test_memory_of_another_shape_or_dtype_is_not_taken_for_a_copy() -> None:
+    memory, at = SnapshotMemory(), (0, 0, 0, "exp_avg")
+    for values in (torch.arange(4.0), torch.ones(1), torch.ones(1, dtype=torch.float64)):
+        copied = memory.copy(at, values)
+        assert (copied.shape, copied.dtype) == (values.shape, values.dtype)
+        assert torch.equal(copied, values)
+    assert memory.num_bytes(0) == 8
