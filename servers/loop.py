@@ -125,6 +125,7 @@ class ServerLoop:
         event = self.transport.poll()
         if event is None:
             self._tell_of_file()
+            self._reserve_snapshot()
             if self._is_asked_to_finish:
                 self._finish_if_all_is_over()
             return self.is_finished
@@ -179,6 +180,12 @@ class ServerLoop:
         keeper = self._options.keeper
         if keeper is not None and keeper.is_busy and (told := keeper.outcome()) is not None:
             self.transport.send_control(REGISTRAR, told)
+
+    def _reserve_snapshot(self) -> None:
+        """Between messages: memory for the first checkpoint, a chunk at a time."""
+        keeper = self._options.keeper
+        if keeper is not None and keeper.is_reserving:
+            any(each.reserve_snapshot(keeper.memory) for each in self.sets)
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""

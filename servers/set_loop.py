@@ -63,6 +63,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper, Region
+from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.transport.base import Transport
 
 logger = logging.getLogger("psdist")
@@ -154,6 +155,8 @@ class SetLoop:
         self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
         self._num_reply_frames = 0
         self._happened: deque[Held] = deque()
+        self._unreserved: list[int] = []
+        """Chunks for whose copy no memory was made before the first checkpoint."""
         self._execute: dict[type, Callable[[Any], None]] = {
             Build: self._build,
             Load: self._load,
@@ -228,6 +231,7 @@ class SetLoop:
         self._held[:] = map(add, self._held, held)
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
         self.holds_nothing = not mine
+        self._unreserved = mine[::-1]
         spec = ShardSpec(
             partition=partition,
             chunks=tuple(mine),
@@ -282,13 +286,23 @@ class SetLoop:
     def _take_snapshot(self, action: TakeSnapshot) -> None:
         keeper = self._options.keeper
         assert keeper is not None
-        regions: list[Region] = []
+        memory, regions = keeper.memory, list[Region]()
         for chunk in action.chunks:
-            regions += self._built.snapshot(chunk)
+            regions += self._built.snapshot(chunk, memory, set_index=self.set_index)
             self._log.kept(EventKind.SNAPSHOT, chunk, action.number, self._value_checksum(chunk))
         keeper.keep(self.set_index, regions)
         if self._history is not None:
             self._history.flush()  # who goes on from this checkpoint is proved against the log
+
+    def reserve_snapshot(self, memory: SnapshotMemory) -> bool:
+        """Memory for the copy of one more chunk; False where there is nothing to do now."""
+        if not self._unreserved:
+            return False
+        chunk = self._unreserved[-1]
+        is_done = self._built.reserve_snapshot(chunk, memory, set_index=self.set_index)
+        if is_done:
+            self._unreserved.pop()
+        return is_done
 
     def _value_checksum(self, chunk: int) -> int | None:
         """Taken where there is a history, and bytes."""
@@ -461,4 +475,6 @@ class SetLoop:
         counts |= {"position": self._log.position, "checksums": self._log.num_checksums}
         if self.executor is not None:
             counts.update(dataclasses.asdict(self.executor.statistics()))
+        if self._options.keeper is not None:
+            counts["snapshot_bytes"] = self._options.keeper.snapshot_bytes(self.set_index)
         return counts

@@ -183,6 +183,12 @@ class RunConfig(BaseModel):
         allowed=_COUNT,
         description="How many checkpoints stay: the newest ones.",
     )
+    checkpoint_memory: Literal["kept", "freed"] = _setting(
+        "kept",
+        allowed="kept or freed",
+        description="What servers copy a checkpoint to: kept for the next one (a shorter pause), "
+        "or freed.",
+    )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_SEED_MAX}",

@@ -1,6 +1,7 @@
 """A small character-level transformer that learns to write Python, and beats a trigram model.
 
     psdist run --workers 2 --group rank --mode ssp --staleness 3 psdist/examples/chars.py
+    psdist run --workers 2 --run-dir runs/a --checkpoint-every 5m --resume psdist/examples/chars.py
     psdist run psdist/examples/chars.py         # one process: a server and a worker, to debug
 
 The text is the source of Python's own standard library, so it is on every machine. A learning
@@ -203,12 +204,14 @@ def main() -> None:
     model, optimizer = job.prepare(model, adamw)
 
     train_set, valid_set = windows(train, model.length), windows(valid, model.length)
-    loader = job.loader(train_set, batch_size=args.batch_size, shuffle=True, epochs=args.epochs)
+    loader = job.loader(train_set, batch_size=args.batch_size, shuffle=True)
     num_steps = args.epochs * len(loader)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, num_steps)
     )
-    for epoch in range(args.epochs):
+    job.attach(scheduler=scheduler)  # in every checkpoint: with --resume it goes on, too
+    job.state.setdefault("bits", 0.0)
+    for epoch in job.epochs(args.epochs):
         for x, y in loader:  # each time anew: the next epoch, another order
             optimizer.zero_grad()
             loss = bits_per_char(model(x.to(job.device)), y.to(job.device))
@@ -216,13 +219,14 @@ def main() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
             optimizer.step()
             scheduler.step()
+            job.state["bits"] = loss.item()
             if job.is_chief and job.clock % 20 == 0:
                 job.log(epoch=epoch, train_bits=loss, lr=scheduler.get_last_lr()[0])
         job.pull()  # the freshest parameters; nobody waits for another group here
         if job.is_chief:
             job.log(epoch=epoch, valid_bits=validation_bits(model, valid_set, job.device))
 
-    train_bits = job.mean(loss.item())  # of all workers: from here on, every update is in
+    train_bits = job.mean(job.state["bits"])  # of all workers: from here on, every update is in
     job.pull()
     if job.is_chief:
         bits, trigram = validation_bits(model, valid_set, job.device), trigram_bits(train, valid)

@@ -3,6 +3,7 @@
     psdist run --workers 2 --group rank --mode ssp --staleness 3 psdist/examples/digits.py
     mpirun -n 4 psdist run --servers 2 --group rank psdist/examples/digits.py --slow-worker 1:3
     psdist run --workers 2 psdist/examples/digits.py --patience 3 --save best.safetensors
+    psdist run --workers 2 --run-dir runs/a --checkpoint-every 20 --resume psdist/examples/digits.py
     psdist run psdist/examples/digits.py        # one process: a server and a worker, to debug
 
 `--slow-worker 1:3` makes worker 1 three times slower: watch the others wait for it (sync), run
@@ -74,32 +75,33 @@ def main() -> None:
     model, optimizer = job.prepare(model, sgd)
 
     slow, factor = args.slow_worker
-    best, num_worse = 0.0, 0
-    for epoch in range(args.epochs):
+    kept = job.state  # in every checkpoint, and back from there with --resume
+    kept.update({"best": 0.0, "num_worse": 0, "loss": 0.0} | kept)
+    for epoch in job.epochs(args.epochs):
         started_s = time.perf_counter()
-        for x, y in job.loader(
-            train_set, batch_size=args.batch_size, shuffle=True, epochs=args.epochs
-        ):
+        for x, y in job.loader(train_set, batch_size=args.batch_size, shuffle=True):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x.to(job.device)), y.to(job.device))
             loss.backward()
             optimizer.step()
+            kept["loss"] = loss.item()
             if job.worker == slow:
                 time.sleep((factor - 1) * (time.perf_counter() - started_s))
             started_s = time.perf_counter()
         job.pull()  # the freshest parameters; nobody waits for another group here
         accuracy = measure_accuracy(model, test_set, job.device) if job.is_chief else 0.0
         if job.is_chief:
-            job.log(epoch=epoch, loss=loss, accuracy=accuracy)
+            job.log(epoch=epoch, loss=kept["loss"], accuracy=accuracy)
         if args.patience:
-            is_better = job.any(accuracy > best)  # the chief knows, and all do the same
-            best, num_worse = max(best, accuracy), 0 if is_better else num_worse + 1
+            is_better = job.any(accuracy > kept["best"])  # the chief knows, and all do the same
+            kept["best"] = max(kept["best"], accuracy)
+            kept["num_worse"] = 0 if is_better else kept["num_worse"] + 1
             if is_better and args.save:
                 job.save(args.save)
-            if num_worse == args.patience:
+            if kept["num_worse"] == args.patience:
                 break
 
-    last_loss = job.mean(loss.item())  # of all workers: from here on, every update is in
+    last_loss = job.mean(kept["loss"])  # of all workers: from here on, every update is in
     job.pull()
     if job.is_chief:
         accuracy = measure_accuracy(model, test_set, job.device)

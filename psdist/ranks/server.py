@@ -177,6 +177,8 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             server,
             restored=restored.checkpoint if restored is not None else None,
             is_behind=context.comm is not None,
+            is_keeping=config.checkpoint_memory == "kept",
+            is_expecting=config.checkpoint_every is not None,
         ),
     )
     tracer = context.tracer

@@ -27,6 +27,7 @@ from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import Fold, Hold, Load, LoadState, StartSum, Step
 from psdist.servers.shard.regions import Region
+from psdist.servers.shard.snapshots import SnapshotMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +90,14 @@ class Executor(Protocol):
         ``start`` on (psdist.protocol.optimizer_state); nothing where there are only sizes."""
         ...
 
-    def snapshot(self, chunk: int) -> list[Region]:
+    def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:
         """A copy of the values and the optimizer's state, by segment; nothing where there are only
         sizes."""
+        ...
+
+    def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
+        """Make the memory that :meth:`snapshot` will copy to; False while the optimizer may not
+        have made its state yet, and nothing is done."""
         ...
 
     def restore(self, chunk: int, regions: Sequence[Region]) -> None:

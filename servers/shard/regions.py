@@ -3,7 +3,7 @@
 A region is the part of a piece that lies in a chunk, by where it lies in the piece: nothing in it
 depends on chunks, servers or groups, so another cut reads what it needs out of several.
 
-    regions = executor.snapshot(chunk)              # copies
+    regions = executor.snapshot(chunk, memory, set_index=0)    # copies
     executor.restore(chunk, regions)                # on the same chunk of another server
 
 What the optimizer's state holds beside a value for each element is in its description, as on the
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.partition import Chunk, Partition
+from psdist.servers.shard.snapshots import SnapshotMemory
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,20 @@ class Keeper(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether something is being written, or its outcome was not taken."""
+        ...
+
+    @property
+    def is_reserving(self) -> bool:
+        """Whether memory for copies is to be made before the first checkpoint."""
+        ...
+
+    @property
+    def memory(self) -> SnapshotMemory:
+        """What is kept is copied to; InvariantError while something is being written from it."""
+        ...
+
+    def snapshot_bytes(self, set_index: int) -> int:
+        """What of that memory is held for a set."""
         ...
 
     def keep(self, set_index: int, regions: list[Region]) -> None:

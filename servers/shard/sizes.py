@@ -27,6 +27,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.regions import Region
+from psdist.servers.shard.snapshots import SnapshotMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,12 @@ class SizeShard:
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:  # noqa: ARG002 - seam
         return {}, b""
 
-    def snapshot(self, chunk: int) -> list[Region]:
+    def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:  # noqa: ARG002 - seam
         self._charge(chunk, self._model.copy_s_per_byte * (1 + self._model.state_bytes_per_byte))
         return []
+
+    def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:  # noqa: ARG002 - seam
+        return True
 
     def restore(self, chunk: int, regions: Sequence[Region]) -> None:  # noqa: ARG002 - seam
         self._charge(chunk, self._model.copy_s_per_byte)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -39,6 +41,10 @@ from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.snapshots import SnapshotMemory
+
+_LOADED_AND_STEPPED: Final = 2
+"""Changes of a chunk: its first values, and a step, in which most optimizers make their state."""
 
 
 class _ChunkMemory:
@@ -151,7 +157,29 @@ class TensorShard:
         )
         return states, b"".join(values)
 
-    def snapshot(self, chunk: int) -> list[Region]:
+    def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:
+        return [
+            replace(
+                live,
+                values=into.copy((set_index, chunk, place, ""), live.values),
+                elements={
+                    key: into.copy((set_index, chunk, place, key), values)
+                    for key, values in live.elements.items()
+                },
+            )
+            for place, live in enumerate(self._live_regions(chunk))
+        ]
+
+    def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
+        if self._memory[chunk].num_changes < _LOADED_AND_STEPPED:
+            return False
+        for place, live in enumerate(self._live_regions(chunk)):
+            for key, values in (("", live.values), *live.elements.items()):
+                memory.reserve((set_index, chunk, place, key), values)
+        return True
+
+    def _live_regions(self, chunk: int) -> list[Region]:
+        """What a snapshot copies: views of the memory itself."""
         memory = self._memory[chunk]
         assert memory.optimizer is not None
         states, regions = memory.optimizer.describe_state(), []
@@ -161,7 +189,7 @@ class TensorShard:
             state, shapes, elements = states.get(segment.piece, {}), {}, {}
             for key, entry in state.items():
                 if isinstance(entry, PerElement):
-                    elements[key] = memory.optimizer.state_elements(key, offset, length).clone()
+                    elements[key] = memory.optimizer.state_elements(key, offset, length)
                 elif isinstance(entry, Uncut):
                     whole = memory.optimizer.state_tensors(offset)[key]
                     if not isinstance(whole, torch.Tensor):
@@ -170,12 +198,12 @@ class TensorShard:
                             f"{self._partition.pieces[segment.piece].name} is {entry.what}, which "
                             "no checkpoint can keep"
                         )
-                    shapes[key], elements[key] = tuple(whole.shape), whole.flatten().clone()
+                    shapes[key], elements[key] = tuple(whole.shape), whole.flatten()
             regions.append(
                 Region(
                     piece=segment.piece,
                     start=start,
-                    values=memory.values[offset : offset + length].clone(),
+                    values=memory.values[offset : offset + length],
                     state=state,
                     shapes=shapes,
                     elements=elements,

@@ -37,6 +37,7 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
 )
 from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.version import VERSION
 
 logger = logging.getLogger("psdist")
@@ -92,14 +93,25 @@ class FileKeeper:
     """A server's part of checkpoints; see :class:`psdist.servers.shard.regions.Keeper`."""
 
     def __init__(
-        self, folder: Folder, server: int, *, restored: Checkpoint | None, is_behind: bool
+        self,
+        folder: Folder,
+        server: int,
+        *,
+        restored: Checkpoint | None,
+        is_behind: bool,
+        is_keeping: bool = True,
+        is_expecting: bool = False,
     ) -> None:
         """``restored``: what the job goes on from; ``is_behind``: files are written beside what the
-        server does."""
+        server does; ``is_keeping``: what a checkpoint is copied to stays for the next one;
+        ``is_expecting``: there will be one, so memory is made before it."""
         self._folder = folder
         self._server = server
         self._restored = restored
         self._is_behind = is_behind
+        self._is_keeping = is_keeping
+        self._is_expecting = is_keeping and is_expecting
+        self._memory = SnapshotMemory()
         self._entries: list[Entry] = []
         self._states: dict[tuple[int, int], State] = {}
         self._writing: Writing | None = None
@@ -107,6 +119,19 @@ class FileKeeper:
     @property
     def is_busy(self) -> bool:
         return self._writing is not None
+
+    @property
+    def is_reserving(self) -> bool:
+        return self._is_expecting and self._writing is None
+
+    @property
+    def memory(self) -> SnapshotMemory:
+        if self._writing is not None:
+            raise InvariantError("a checkpoint began before the last one was written")
+        return self._memory
+
+    def snapshot_bytes(self, set_index: int) -> int:
+        return self._memory.num_bytes(set_index)
 
     def keep(self, set_index: int, regions: list[Region]) -> None:
         for each in regions:
@@ -137,6 +162,8 @@ class FileKeeper:
         told = self._writing.outcome() if self._writing is not None else None
         if told is not None:
             self._writing = None
+            if not self._is_keeping:
+                self._memory.free()
         return told
 
     def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:

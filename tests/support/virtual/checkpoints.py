@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.partition import Partition
 from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.snapshots import SnapshotMemory
 
 Parts = dict[tuple[int, int, int], Region]
 """By set, piece, and the element of that with which it begins."""
@@ -29,6 +30,7 @@ class MemoryKeeper:
     """See :class:`psdist.servers.shard.regions.Keeper`."""
 
     fail_rate = 0.0
+    is_reserving = False
 
     def __init__(self, seed: int, restored: Parts | None = None) -> None:
         """``restored``: everything of the checkpoint that the job goes on from."""
@@ -38,6 +40,14 @@ class MemoryKeeper:
         self._kept: Parts = {}
         self._told: Written | WriteFailed | None = None
         self._restored = restored or {}
+
+    @property
+    def memory(self) -> SnapshotMemory:
+        """New every time: what was kept stays."""
+        return SnapshotMemory()
+
+    def snapshot_bytes(self, set_index: int) -> int:  # noqa: ARG002 - a keeper's
+        return 0
 
     def keep(self, set_index: int, regions: list[Region]) -> None:
         self._kept |= {(set_index, each.piece, each.start): each for each in regions}

@@ -29,6 +29,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.sizes import CostModel, SizeShard
+from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.cast import Cast
 
@@ -353,7 +354,8 @@ def test_a_snapshot_stays_what_it_was_and_another_shard_goes_on_from_it(dtype: s
     fill(slot, dtype, 2.0)
     shard.load(Load(0, slot))
     advance(shard, slot, 0.25)
-    (region,) = shard.snapshot(0)
+    memory = SnapshotMemory()
+    (region,) = shard.snapshot(0, memory, set_index=0)
     assert region.values.dtype == torch.float32
     kept = {"values": region.values.clone(), **{k: v.clone() for k, v in region.elements.items()}}
     assert set(kept) == {"values", "momentum_buffer"}
@@ -371,3 +373,49 @@ def test_a_snapshot_stays_what_it_was_and_another_shard_goes_on_from_it(dtype: s
     # What was restored is a copy, too.
     assert torch.equal(region.values, kept["values"])
     assert torch.equal(region.elements["momentum_buffer"], kept["momentum_buffer"])
+
+
+def test_a_snapshot_takes_the_memory_of_the_one_before_or_what_was_made_for_it() -> None:
+    def addresses(memory: SnapshotMemory) -> list[int]:
+        (region,) = shard.snapshot(0, memory, set_index=1)
+        tensors = [region.values, *region.elements.values()]
+        assert all(torch.equal(each, live) for each, live in zip(tensors, live_ones(), strict=True))
+        return [each.data_ptr() for each in tensors]
+
+    def live_ones() -> list[torch.Tensor]:
+        (live,) = shard._live_regions(0)
+        return [live.values, *live.elements.values()]
+
+    shard = TensorShard(spec())
+    (slot,) = shard.make_slots(1)
+    fill(slot, "float32", 2.0)
+    shard.load(Load(0, slot))
+    memory = SnapshotMemory()
+    assert not shard.reserve_snapshot(0, memory, set_index=1)  # SGD has no momentum yet
+    assert memory.num_bytes(1) == 0
+    before = addresses(memory)
+    shard.step(step(slot, SlotContent.GRADIENT))
+    with_momentum = addresses(memory)
+    assert with_momentum[:1] == before
+    assert len(with_momentum) == 2
+    assert addresses(memory) == with_momentum
+    assert not set(with_momentum) & {each.data_ptr() for each in live_ones()}
+    num_bytes = sum(each.nbytes for each in live_ones())
+    assert (memory.num_bytes(0), memory.num_bytes(1)) == (0, num_bytes)
+
+    reserved = SnapshotMemory()
+    assert shard.reserve_snapshot(0, reserved, set_index=1)
+    assert reserved.num_bytes(1) == num_bytes
+    held = {each.data_ptr() for each in reserved._held.values()}
+    assert set(addresses(reserved)) == held
+    reserved.free()
+    assert reserved.num_bytes(1) == 0
+
+
+def test_memory_of_another_shape_or_dtype_is_not_taken_for_a_copy() -> None:
+    memory, at = SnapshotMemory(), (0, 0, 0, "exp_avg")
+    for values in (torch.arange(4.0), torch.ones(1), torch.ones(1, dtype=torch.float64)):
+        copied = memory.copy(at, values)
+        assert (copied.shape, copied.dtype) == (values.shape, values.dtype)
+        assert torch.equal(copied, values)
+    assert memory.num_bytes(0) == 8

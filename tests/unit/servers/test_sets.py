@@ -28,11 +28,12 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.actions import Unchanged
+from psdist.servers.protocol.actions import Load, SlotContent, Step, Unchanged
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ReplyFrame, ServerOptions
+from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 
 SETUP = Setup(partition=b"", optimizer="", hyper=b"")
@@ -124,7 +125,17 @@ class Wire:
         self.sent.append((peer, message, set_index))
 
 
-def make_loop() -> tuple[ServerLoop, Wire]:
+class Reserving:
+    """A keeper of checkpoints that expects one."""
+
+    is_busy = False
+    is_reserving = True
+
+    def __init__(self) -> None:
+        self.memory = SnapshotMemory()
+
+
+def make_loop(keeper: Any = None) -> tuple[ServerLoop, Wire]:
     wire = Wire()
     loop = ServerLoop(
         wire,  # type: ignore[arg-type] # as much of a transport as it needs
@@ -132,7 +143,9 @@ def make_loop() -> tuple[ServerLoop, Wire]:
             server=1, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)],
             resumed_up_to=resumed_up_to,
         ),
-        ServerOptions(server=1, shard_weights=(1.0, 1.0), mode="sync", receive_buffers=2),
+        ServerOptions(
+            server=1, shard_weights=(1.0, 1.0), mode="sync", receive_buffers=2, keeper=keeper
+        ),
         make_executor=TensorShard,
     )  # fmt: skip
     return loop, wire
@@ -235,3 +248,41 @@ def test_a_reply_without_payload_is_under_way_until_the_network_gives_it_back() 
         assert tell(loop, wire, Sent(frames[-1])) == []
         assert not each.has_open_replies
     assert frames[0] is frames[1]
+
+
+def test_memory_for_a_checkpoint_is_made_between_messages_chunk_by_chunk() -> None:
+    keeper = Reserving()
+    loop, wire = make_loop(keeper)
+    piece = Piece(name="p", shape=(2048 * 4,), stride=(1,), dtype="float32", optimizer_group=0)
+    partition = Partition.cut([piece], chunk_bytes=8192)
+    hyper = pack_hyperparameters([{"lr": 0.1, "momentum": 0.9}])
+    setup = Setup(partition=partition.encode(), optimizer="torch.optim.SGD", hyper=hyper)
+    tell(loop, wire, control(setup, 0))
+    shard = loop.sets[0].executor
+    assert shard is not None
+    mine = [chunk for chunk in range(4) if partition.shard((1.0, 1.0))[chunk] == 1]
+    assert len(mine) == 2
+    (slot,) = shard.make_slots(1)
+
+    def change(chunk: int) -> None:
+        shard.load(Load(chunk, slot))
+        shard.step(
+            Step(
+                chunk=chunk, gradient=slot, content=SlotContent.GRADIENT, gradient_scale=1.0,
+                lr_scale=1.0, hyper=hyper, absent=frozenset(), source=0, target=0,
+                contributions=(),
+            )
+        )  # fmt: skip
+
+    held = []
+    for group, chunk in enumerate(mine):
+        tell(loop, wire)
+        held.append(keeper.memory.num_bytes(0))  # nothing was stepped that has none
+        change(chunk)
+        tell(loop, wire, registers(group, 0))  # it takes what has come, and no time beside
+        held.append(keeper.memory.num_bytes(0))
+        tell(loop, wire)
+    assert held == [0, 0, 2 * 8192, 2 * 8192]
+    assert keeper.memory.num_bytes(0) == 2 * 2 * 8192  # values and momentum of two chunks
+    tell(loop, wire)
+    assert keeper.memory.num_bytes(0) == 2 * 2 * 8192

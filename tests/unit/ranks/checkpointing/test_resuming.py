@@ -9,7 +9,7 @@ import torch
 
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import Index, SetRecord
-from psdist.errors import ConfigError
+from psdist.errors import ConfigError, InvariantError
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizer_state import OneValue, PerElement
 from psdist.protocol.partition import Partition, Piece
@@ -188,3 +188,29 @@ def test_a_file_that_cannot_be_written_is_told_and_the_next_one_may_be(tmp_path:
     assert not keeper.is_busy
     assert keeper.outcome() is None
     assert file_name(worker_id(3)) == "worker-3.safetensors"
+
+
+@pytest.mark.parametrize("is_keeping", [True, False])
+def test_memory_of_copies_is_not_written_to_while_a_file_is_made_of_it(
+    tmp_path: Path, is_keeping: bool
+) -> None:
+    keeper = FileKeeper(
+        Folder(tmp_path),
+        0,
+        restored=None,
+        is_behind=True,
+        is_keeping=is_keeping,
+        is_expecting=True,
+    )
+    assert keeper.is_reserving == is_keeping  # nothing is made that would be freed
+    keeper.memory.copy((0, 0, 0, ""), torch.ones(4))
+    assert (keeper.snapshot_bytes(0), keeper.snapshot_bytes(1)) == (16, 0)
+    keeper.write("step-00000004")
+    assert not keeper.is_reserving
+    with pytest.raises(InvariantError, match="before the last one was written"):
+        _ = keeper.memory
+    assert keeper._writing is not None
+    keeper._writing.outcome(waits=True)
+    assert keeper.outcome() is not None
+    assert keeper.is_reserving == is_keeping
+    assert keeper.snapshot_bytes(0) == 16 * is_keeping
