@@ -37,6 +37,7 @@ class Worker:
     worker: int = 0
     num_workers: int = 1
     cut_at: int | None = None
+    global_batch: int | None = None
     trace: list[Any] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     tree: dict[str, Any] | None = None
@@ -54,6 +55,7 @@ class Worker:
             is_training=torch.is_grad_enabled,
             on_boundary=self._on_boundary,
             num_epochs=lambda: self.epoch_loops.current,
+            global_batch=self.global_batch,
         )
         self.epoch_loops = Epochs(
             on_boundary=lambda: self._on_boundary(None),
@@ -141,9 +143,15 @@ def through_files(tree: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def play(script: Script, *, cut_at: int | None = None, share: tuple[int, int] = (0, 1)) -> Worker:
+def play(
+    script: Script,
+    *,
+    cut_at: int | None = None,
+    share: tuple[int, int] = (0, 1),
+    global_batch: int | None = None,
+) -> Worker:
     """A run from the start, up to the cut."""
-    worker = Worker(*share, cut_at=cut_at)
+    worker = Worker(*share, cut_at=cut_at, global_batch=global_batch)
     seed_all(share[0])
     _run(script, worker)
     return worker
@@ -156,9 +164,10 @@ def resume(
     cut_at: int | None = None,
     share: tuple[int, int] = (0, 1),
     is_moved: bool = False,
+    global_batch: int | None = None,
 ) -> Worker:
     """In what is another process: its random numbers are others."""
-    worker = Worker(*share, cut_at=cut_at, clock=tree["clock"])
+    worker = Worker(*share, cut_at=cut_at, clock=tree["clock"], global_batch=global_batch)
     seed_all(99)
     worker.script.restore(tree, name="step-00000007", is_moved=is_moved)
     _run(script, worker)

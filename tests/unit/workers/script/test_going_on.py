@@ -25,6 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from psdist.errors import UsageError
 from tests.support.script_runs import Script, Worker, play, resume
 
 
@@ -283,6 +284,55 @@ def test_other_workers_share_out_what_is_left_of_the_epoch(name: str) -> None:
     assert len(seen) == len(set(seen)) == count
     assert len(samples(rest)) < count
     assert any("of other workers" in line for line in rest[0].lines)
+
+
+GLOBAL = {
+    "shuffled": lambda job: job.loader(Augmented(23)),
+    "drop_last": lambda job: job.loader(Augmented(22), drop_last=True),
+    "own sampler": lambda job: job.loaders.share_out(
+        DataLoader(Augmented(23), 2, sampler=RandomSampler(range(50), num_samples=23))
+    ),
+}
+
+
+def joint_batches(workers: list[Worker]) -> list[list[int]]:
+    """By iteration, what all workers together have seen."""
+    lines = zip(*(worker.trace for worker in workers), strict=True)
+    return [sorted(n for line in each for n in line[1]) for each in lines]
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_with_a_global_batch_other_workers_make_the_same_iterations(
+    name: str, workers: int
+) -> None:
+    script = loop(GLOBAL[name], epochs=2)
+    whole = joint_batches([play(script, share=(each, 2), global_batch=5) for each in range(2)])
+    assert [len(each) for each in whole] == ([5, 5, 5, 5] + [3] * (name != "drop_last")) * 2
+    for cut_at in (3, 8):
+        first = [play(script, cut_at=cut_at, share=(w, 2), global_batch=5) for w in range(2)]
+        tree = first[0].tree
+        assert tree is not None
+        if name != "drop_last" and workers == 4:  # of which the last batch has too few samples
+            with pytest.raises(UsageError, match="leave 3 for the last joint batch"):
+                resume(script, tree, share=(0, 4), is_moved=True, global_batch=5)
+            continue
+        rest = [
+            resume(script, tree, share=(w, workers), is_moved=True, global_batch=5)
+            for w in range(workers)
+        ]
+        assert joint_batches(first) + joint_batches(rest) == whole
+
+
+def test_a_global_batch_that_begins_in_the_middle_of_an_epoch_leaves_no_sample_out() -> None:
+    script = loop(lambda job: job.loader(Augmented(24)), epochs=1)
+    first = [play(script, cut_at=3, share=(w, 2)) for w in range(2)]  # 2 batches of 4
+    tree = first[0].tree
+    assert tree is not None
+    # 16 are left: 7, 7, and 2 for three workers, which join the batch before.
+    rest = [resume(script, tree, share=(w, 3), is_moved=True, global_batch=7) for w in range(3)]
+    assert samples([*first, *rest]) == list(range(24))
+    assert [len(each) for each in joint_batches(rest)] == [7, 9]
 
 
 def test_a_stream_of_other_workers_begins_its_pass_anew_and_says_so() -> None:
