@@ -43,6 +43,10 @@ class Worker:
     tree: dict[str, Any] | None = None
     num_boundaries: int = 0
     clock: int = 0
+    checkpoint_at: int | None = None
+    num_checkpoints: int = 0
+    looked_at: list[Any] = field(default_factory=list)
+    """What the script has evaluated: it may do so twice."""
 
     def __post_init__(self) -> None:
         self.loaders = Loaders(
@@ -111,6 +115,12 @@ class Worker:
         self.clock += 1
         self.loaders.seen.end_iteration()
 
+    def checkpoint(self) -> None:
+        """The script calls for one."""
+        if self.checkpoint_at == self.num_checkpoints:
+            self.cut(self.loaders.seen.open_pass)
+        self.num_checkpoints += 1
+
     def _start_epoch(self, is_again: bool) -> None:
         if not is_again:
             self.script.go_on()
@@ -147,11 +157,12 @@ def play(
     script: Script,
     *,
     cut_at: int | None = None,
+    checkpoint_at: int | None = None,
     share: tuple[int, int] = (0, 1),
     global_batch: int | None = None,
 ) -> Worker:
     """A run from the start, up to the cut."""
-    worker = Worker(*share, cut_at=cut_at, global_batch=global_batch)
+    worker = Worker(*share, cut_at=cut_at, checkpoint_at=checkpoint_at, global_batch=global_batch)
     seed_all(share[0])
     _run(script, worker)
     return worker

@@ -187,6 +187,8 @@ class PlannedBatches:
         )
 
     def __len__(self) -> int:
+        if self._start and not self.has_any():
+            return 0
         return self.plan.num_batches
 
 
@@ -269,7 +271,8 @@ class EpochLoader:
             return self._hand_out(a_pass, sized, skip=a_pass.seen)
         self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
         if a_pass.start and not self._batches.has_any():
-            return iter(())  # too few are left for this number of workers
+            a_pass.num_batches = 0  # too few are left for this number of workers
+            return self._hand_out(a_pass, iter(()))
         a_pass.num_batches = len(self._batches)
         a_pass.consumed = lambda: self._consumed(a_pass)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
@@ -289,7 +292,9 @@ class EpochLoader:
             for _ in islice(sized_batches, skip):
                 pass
             while True:
-                if a_pass.seen != a_pass.num_batches:
+                # With nothing left to give, training still goes on here: what the script does
+                # behind its loop belongs to no checkpoint yet.
+                if a_pass.seen != a_pass.num_batches or a_pass.is_resume_point:
                     self._watch.before_batch(a_pass)
                 found = next(sized_batches, None)
                 if found is None:
