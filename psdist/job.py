@@ -160,6 +160,7 @@ class Job:
             is_training=self._is_training,
             on_boundary=self._on_boundary,
             num_epochs=lambda: self._epochs.current,
+            global_batch=context.config.global_batch,
         )
         self._epochs = Epochs(
             on_boundary=lambda: self._on_boundary(None),
@@ -191,6 +192,8 @@ class Job:
         """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
         self._has_trained = False
         """Whether an iteration was made in this process."""
+        self._has_batches = self._config.global_batch is None
+        """Whether batches are psdist's, where they must be so large as the settings say."""
         self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
         self._occasions = Occasions(
@@ -376,6 +379,12 @@ class Job:
             end_behind(found, self._context.folder.latest())
 
     def _end_iteration(self) -> None:
+        if not self._has_batches:
+            raise UsageError(
+                f"global_batch = {self._config.global_batch}: the script trains with batches that "
+                "no loader of psdist's has shared out, so nobody knows their size; let job.loader "
+                "or job.prepare share them out, or unset it"
+            )
         self._has_trained = True
         self._checkpoints.tell()
         self._loaders.seen.end_iteration()
@@ -410,8 +419,9 @@ class Job:
     ) -> EpochLoader:
         """A DataLoader over this worker's part of ``dataset``.
 
-        ``batch_size`` is per worker. Every sample once per epoch, shuffled by (seed, epoch), the
-        same number of batches on every worker; with ``shard=False`` every worker gets all samples.
+        ``batch_size`` is per worker; the setting ``global_batch``, of all together, takes its
+        place. Every sample once per epoch, shuffled by (seed, epoch), the same number of batches on
+        every worker; with ``shard=False`` every worker gets all samples.
         ``epoch``: by default the number of earlier passes over this dataset object. ``epochs``:
         how many passes the script will make, which only the display of progress uses. Other options
         go to torch.utils.data.DataLoader.
@@ -447,6 +457,7 @@ class Job:
     def _on_batch(self, position: Position, num_samples: int, nominal: float) -> None:
         # Batches of a validation loop are no part of an iteration.
         if self._is_training():
+            self._has_batches = True
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal)
             position.use_batch()

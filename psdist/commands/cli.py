@@ -142,6 +142,10 @@ def run(
         str | None,
         typer.Option(metavar="N|TIME", help="Checkpoint every N iterations, or every 10m."),
     ] = None,
+    global_batch: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="All workers together take N samples as a batch."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run's folder.")
     ] = False,
@@ -179,6 +183,7 @@ def run(
         "run_dir": run_dir,
         "seed": seed,
         "checkpoint_every": checkpoint_every,
+        "global_batch": global_batch,
         "record": True if record else None,
         "trace": True if trace else None,
         "resume": True if resume else None,

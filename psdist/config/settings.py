@@ -189,6 +189,12 @@ class RunConfig(BaseModel):
         description="What servers copy a checkpoint to: kept for the next one (a shorter pause), "
         "or freed.",
     )
+    global_batch: _Count | None = _setting(
+        None,
+        allowed=_COUNT,
+        description="Samples that all workers take as a batch, however many they are; unset: "
+        "batch sizes are per worker.",
+    )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_SEED_MAX}",

@@ -37,11 +37,16 @@ class Worker:
     worker: int = 0
     num_workers: int = 1
     cut_at: int | None = None
+    global_batch: int | None = None
     trace: list[Any] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     tree: dict[str, Any] | None = None
     num_boundaries: int = 0
     clock: int = 0
+    checkpoint_at: int | None = None
+    num_checkpoints: int = 0
+    looked_at: list[Any] = field(default_factory=list)
+    """What the script has evaluated: it may do so twice."""
 
     def __post_init__(self) -> None:
         self.loaders = Loaders(
@@ -54,6 +59,7 @@ class Worker:
             is_training=torch.is_grad_enabled,
             on_boundary=self._on_boundary,
             num_epochs=lambda: self.epoch_loops.current,
+            global_batch=self.global_batch,
         )
         self.epoch_loops = Epochs(
             on_boundary=lambda: self._on_boundary(None),
@@ -109,6 +115,12 @@ class Worker:
         self.clock += 1
         self.loaders.seen.end_iteration()
 
+    def checkpoint(self) -> None:
+        """The script calls for one."""
+        if self.checkpoint_at == self.num_checkpoints:
+            self.cut(self.loaders.seen.open_pass)
+        self.num_checkpoints += 1
+
     def _start_epoch(self, is_again: bool) -> None:
         if not is_again:
             self.script.go_on()
@@ -141,9 +153,16 @@ def through_files(tree: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def play(script: Script, *, cut_at: int | None = None, share: tuple[int, int] = (0, 1)) -> Worker:
+def play(
+    script: Script,
+    *,
+    cut_at: int | None = None,
+    checkpoint_at: int | None = None,
+    share: tuple[int, int] = (0, 1),
+    global_batch: int | None = None,
+) -> Worker:
     """A run from the start, up to the cut."""
-    worker = Worker(*share, cut_at=cut_at)
+    worker = Worker(*share, cut_at=cut_at, checkpoint_at=checkpoint_at, global_batch=global_batch)
     seed_all(share[0])
     _run(script, worker)
     return worker
@@ -156,9 +175,10 @@ def resume(
     cut_at: int | None = None,
     share: tuple[int, int] = (0, 1),
     is_moved: bool = False,
+    global_batch: int | None = None,
 ) -> Worker:
     """In what is another process: its random numbers are others."""
-    worker = Worker(*share, cut_at=cut_at, clock=tree["clock"])
+    worker = Worker(*share, cut_at=cut_at, clock=tree["clock"], global_batch=global_batch)
     seed_all(99)
     worker.script.restore(tree, name="step-00000007", is_moved=is_moved)
     _run(script, worker)

@@ -27,7 +27,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from psdist.errors import UsageError
 from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
 from psdist.workers.data.seen import Pass
-from psdist.workers.data.sharding import BatchPlan, check_batch_size, epoch_order, random_of
+from psdist.workers.data.sharding import (
+    BatchPlan,
+    check_batch_size,
+    epoch_order,
+    random_of,
+    require_joint_batches,
+)
 from psdist.workers.data.stream import split_stream
 
 
@@ -104,24 +110,50 @@ class PlannedBatches:
         self,
         dataset: Any,
         *,
-        plan: Callable[[int], BatchPlan],
+        batch_size: int,
+        global_batch: int | None,
+        drop_last: bool,
         shuffle: bool,
         seed: int,
         worker: int,
+        num_workers: int,
     ) -> None:
         self._dataset = dataset
-        self._plan = plan
+        self._batch_size = batch_size
+        self._global_batch = global_batch
+        self._drop_last = drop_last
         self._shuffle = shuffle
         self._seed = seed
         self._worker = worker
+        self._num_workers = num_workers
         self._epoch = self._start = self._skip = 0
 
     @property
     def plan(self) -> BatchPlan:
         return self._plan(len(self._dataset) - self._start)  # asked each time: a dataset may grow
 
+    def _plan(self, num_samples: int) -> BatchPlan:
+        return BatchPlan(
+            num_samples=num_samples,
+            batch_size=self._batch_size,
+            num_workers=self._num_workers,
+            drop_last=self._drop_last,
+            global_batch=self._global_batch,
+        )
+
     def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
         self._epoch, self._start, self._skip = epoch, start, skip
+        self.require_joint_batches()
+
+    def require_joint_batches(self) -> None:
+        """Not of what is left where the pass began with joint batches of another size."""
+        if not self._start % (self._global_batch or 1):
+            require_joint_batches(
+                len(self._dataset),
+                global_batch=self._global_batch,
+                num_workers=self._num_workers,
+                drop_last=self._drop_last,
+            )
 
     def has_any(self) -> bool:
         try:
@@ -134,7 +166,7 @@ class PlannedBatches:
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         plan = self.plan
-        return ((len(part), plan.batch_size) for part in self._parts(plan))
+        return ((len(part), plan.nominal) for part in self._parts(plan))
 
     def _parts(self, plan: BatchPlan) -> Iterator[range]:
         return (plan.part(index, self._worker) for index in range(self._skip, plan.num_batches))
@@ -155,6 +187,8 @@ class PlannedBatches:
         )
 
     def __len__(self) -> int:
+        if self._start and not self.has_any():
+            return 0
         return self.plan.num_batches
 
 
@@ -207,8 +241,8 @@ class EpochLoader:
         self._on_batch = on_batch
         self._watch = watch or Unwatched()
         self.batch_size = batch_size
-        """Samples per worker in a full batch; None where the script's own dataset or batch sampler
-        makes the batches."""
+        """Samples per worker in a full batch, the most of any worker; None where the script's own
+        dataset or batch sampler makes the batches."""
 
     @property
     def dataset(self) -> Any:
@@ -237,7 +271,8 @@ class EpochLoader:
             return self._hand_out(a_pass, sized, skip=a_pass.seen)
         self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
         if a_pass.start and not self._batches.has_any():
-            return iter(())  # too few are left for this number of workers
+            a_pass.num_batches = 0  # too few are left for this number of workers
+            return self._hand_out(a_pass, iter(()))
         a_pass.num_batches = len(self._batches)
         a_pass.consumed = lambda: self._consumed(a_pass)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
@@ -257,7 +292,9 @@ class EpochLoader:
             for _ in islice(sized_batches, skip):
                 pass
             while True:
-                if a_pass.seen != a_pass.num_batches:
+                # With nothing left to give, training still goes on here: what the script does
+                # behind its loop belongs to no checkpoint yet.
+                if a_pass.seen != a_pass.num_batches or a_pass.is_resume_point:
                     self._watch.before_batch(a_pass)
                 found = next(sized_batches, None)
                 if found is None:
@@ -287,8 +324,12 @@ def shard_loader(
     on_end: Callable[[], None] = lambda: None,
     watch: Watch | None = None,
     loader_options: Mapping[str, Any] | None = None,
+    global_batch: int | None = None,
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
+
+    ``global_batch``: samples that all workers together take as a batch, in place of as many
+    ``batch_size``; parts differ by one where it cannot be divided.
 
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
@@ -309,8 +350,17 @@ def shard_loader(
         if not is_default:
             raise UsageError(f"job.loader does not take {name}: {reason}")
     check_batch_size(batch_size)
+    global_batch = global_batch if shard else None
+    if global_batch is not None:
+        batch_size = -(-global_batch // num_workers)
     batches = None
     if isinstance(dataset, IterableDataset):
+        if global_batch is not None and global_batch % num_workers:
+            raise UsageError(
+                f"global_batch = {global_batch} and {num_workers} workers: of a dataset without "
+                "indices every worker takes batches of the same size; set a multiple of "
+                f"{num_workers}"
+            )
         if shuffle:
             raise UsageError(
                 "job.loader cannot shuffle an IterableDataset, which has no indices: let the "
@@ -325,17 +375,17 @@ def shard_loader(
             )
         batches = PlannedBatches(
             dataset,
-            plan=lambda num_samples: BatchPlan(
-                num_samples=num_samples,
-                batch_size=batch_size,
-                num_workers=num_workers if shard else 1,
-                drop_last=drop_last,
-            ),
+            batch_size=batch_size,
+            global_batch=global_batch,
+            drop_last=drop_last,
             shuffle=shuffle,
             seed=seed,
             worker=worker if shard else 0,
+            num_workers=num_workers if shard else 1,
         )
-        len(batches)  # a dataset that is too small is refused here, not at the first pass
+        # A dataset that is too small is refused here, not at the first pass.
+        len(batches)
+        batches.require_joint_batches()
     return make_loader(
         dataset,
         batches,

@@ -20,7 +20,7 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers
 from psdist.workers.data.loader import EpochLoader, shard_loader
 from psdist.workers.data.position import Position, length_of
-from psdist.workers.data.samplers import WorkerSampler, share_out
+from psdist.workers.data.samplers import WorkerSampler, refuse_global_batch, share_out
 from psdist.workers.data.seen import Pass, SeenPasses
 from psdist.workers.data.sharding import Share
 
@@ -38,13 +38,15 @@ class Loaders:
         is_training: Callable[[], bool] = lambda: True,
         on_boundary: Callable[[Pass | None], None] = lambda _pass: None,
         num_epochs: Callable[[], int | None] = lambda: None,
+        global_batch: int | None = None,
     ) -> None:
         """``on_batch(position, samples, samples of a full batch)``: before a batch is handed out by
         a loader that shares samples out; ``on_end()``: after the last batch of a pass in which
         other workers may have more; ``collective(name, payload)``: what all workers bring;
         ``is_training()``: whether a batch that is handed out now is one to train with;
         ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
-        the next batch of this pass, or (None) begins one; ``num_epochs()``: of job.epochs."""
+        the next batch of this pass, or (None) begins one; ``num_epochs()``: of job.epochs;
+        ``global_batch``: samples of a batch of all workers together, in place of batch sizes."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
@@ -52,6 +54,7 @@ class Loaders:
         self._is_training = is_training
         self._on_boundary = on_boundary
         self._num_epochs = num_epochs
+        self._global_batch = global_batch
         self.seen = SeenPasses()
 
     def make(
@@ -76,6 +79,7 @@ class Loaders:
                 drop_last=drop_last,
                 shard=shard,
                 loader_options=options,
+                global_batch=self._global_batch,
             ),
             dataset,
             Position(epochs=epochs),
@@ -93,7 +97,9 @@ class Loaders:
                 f"{type(loader).__name__}; schedulers and losses stay as they are in your script"
             )
         return self._follow(
-            partial(share_out, loader, compare=self._compare_order),
+            partial(
+                share_out, loader, compare=self._compare_order, global_batch=self._global_batch
+            ),
             loader.dataset,
             Position(),
         )
@@ -111,6 +117,7 @@ class Loaders:
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
     ) -> WorkerSampler:
         """See :meth:`psdist.job.Job.sampler`."""
+        refuse_global_batch(self._global_batch, "a DataLoader of the script's own (job.sampler)")
         self.seen.register(dataset, is_shared=True)
         return WorkerSampler(
             dataset,

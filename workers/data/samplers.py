@@ -32,7 +32,13 @@ from psdist.errors import UsageError
 from psdist.workers.data.loader import EpochLoader, OnBatch, Watch, make_loader, shard_loader
 from psdist.workers.data.seeded import SeededIndices
 from psdist.workers.data.seen import Pass
-from psdist.workers.data.sharding import BatchPlan, Share, epoch_order, random_of
+from psdist.workers.data.sharding import (
+    BatchPlan,
+    Share,
+    epoch_order,
+    random_of,
+    require_joint_batches,
+)
 
 _OPTIONS: Final = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -52,9 +58,11 @@ def share_out(
     on_end: Callable[[], None],
     compare: Compare,
     watch: Watch | None = None,
+    global_batch: int | None = None,
     **share: Unpack[Share],
 ) -> EpochLoader:
-    """The part of ``loader``'s batches that is ``worker``'s; its batch size is now per worker.
+    """The part of ``loader``'s batches that is ``worker``'s; its batch size is now per worker, or
+    ``global_batch`` the samples of a batch of all workers.
 
     Raises :class:`UsageError` for a loader whose batches cannot be shared out.
     """
@@ -90,6 +98,7 @@ def share_out(
                 "job.prepare cannot share out a DataLoader with batch_size=None over a dataset "
                 "with indices: psdist would not know the samples in a batch; give it a batch size"
             )
+        refuse_global_batch(global_batch, "a DataLoader with batch_size=None")
         return make(None, batch_size=None)
     # A loader that was given torch's own batch sampler says neither batch size nor sampler itself.
     whole: Any = loader.batch_sampler
@@ -107,6 +116,7 @@ def share_out(
         on_end=on_end,
         watch=watch,
         loader_options=options,
+        global_batch=global_batch,
         **share,
     )
     if isinstance(loader.dataset, IterableDataset):
@@ -120,14 +130,28 @@ def share_out(
         return planned(shuffle=False)
     if type(sampler) is RandomSampler and _takes_each_once(sampler):
         return planned(shuffle=True)
+    if not is_torchs:
+        refuse_global_batch(global_batch, f"the batch sampler {type(whole).__name__}")
+    elif global_batch is not None:
+        batch_size = -(-global_batch // share["num_workers"])
     dealt = DealtBatches(
         sampler,
         batch_size=batch_size if is_torchs else None,
         drop_last=drop_last,
         compare=compare,
+        global_batch=global_batch,
         **share,
     )
     return make(dealt, batch_size=batch_size if is_torchs else None)
+
+
+def refuse_global_batch(global_batch: int | None, what: str) -> None:
+    """``what`` makes the batches itself. Raises UsageError where there is a global batch."""
+    if global_batch is not None:
+        raise UsageError(
+            f"global_batch = {global_batch}: {what} makes its batches itself; unset it, or let "
+            "job.loader make them"
+        )
 
 
 def _takes_each_once(sampler: RandomSampler) -> bool:
@@ -147,6 +171,7 @@ class DealtBatches:
         worker: int,
         num_workers: int,
         compare: Compare,
+        global_batch: int | None = None,
     ) -> None:
         """``batch_size``: None where the sampler gives whole batches."""
         self._sampler = sampler
@@ -156,6 +181,7 @@ class DealtBatches:
         self._worker = worker
         self._num_workers = num_workers
         self._compare = compare
+        self._global_batch = global_batch
         self._num_drawn = 0
         self._parts: list[tuple[SeededIndices, float]] = []
         """Of this pass: the samples of a batch, and how many a full one has."""
@@ -164,6 +190,13 @@ class DealtBatches:
         drawn = _draw(self._sampler, seed=self._seed, epoch=epoch)
         self._compare(hashlib.sha256(repr(drawn).encode()).digest())
         self._num_drawn = len(drawn)
+        if not start % (self._global_batch or 1):
+            require_joint_batches(
+                len(drawn),
+                global_batch=self._global_batch,
+                num_workers=self._num_workers,
+                drop_last=self._drop_last,
+            )
         drawn = drawn[start:]
         deal = self._rounds if self._batch_size is None else self._planned
         try:
@@ -207,12 +240,13 @@ class DealtBatches:
             batch_size=self._batch_size,
             num_workers=self._num_workers,
             drop_last=self._drop_last,
+            global_batch=self._global_batch,
         )
 
     def _planned(self, drawn: Sequence[Any]) -> list[tuple[list[Any], float]]:
         plan = self._plan(len(drawn))
         parts = (plan.part(index, self._worker) for index in range(plan.num_batches))
-        return [(list(drawn[part.start : part.stop]), plan.batch_size) for part in parts]
+        return [(list(drawn[part.start : part.stop]), plan.nominal) for part in parts]
 
     def _rounds(self, batches: Sequence[Sequence[Any]]) -> list[tuple[list[Any], float]]:
         """A batch for each worker, again and again; what is left at the end is one joint batch, of

@@ -39,6 +39,8 @@ class BatchPlan:
     of the parts differ by at most one. A last joint batch with fewer samples than workers would
     leave some worker without a batch, so its samples join the batch before it, whose parts then
     have up to B + 1 samples. All workers have the same number of batches, none of them empty.
+
+    With ``global_batch`` a joint batch is so many samples, whatever W and B are.
     """
 
     num_samples: int
@@ -47,9 +49,16 @@ class BatchPlan:
     num_workers: int
     drop_last: bool = False
     """Leave out the last joint batch when it is incomplete."""
+    global_batch: int | None = None
+    """Samples of a joint batch, in place of W x B."""
 
     def __post_init__(self) -> None:
         check_batch_size(self.batch_size)
+        if self.global_batch is not None and self.global_batch < self.num_workers:
+            raise UsageError(
+                f"global_batch = {self.global_batch} and {self.num_workers} workers: each needs at "
+                "least one sample of every joint batch; start fewer workers, or set a larger one"
+            )
         if self.num_samples == 0:
             raise UsageError("the dataset is empty: job.loader needs at least one sample")
         if self.num_samples < self.num_workers:
@@ -61,14 +70,24 @@ class BatchPlan:
         if self.num_batches == 0:
             raise UsageError(
                 f"drop_last=True leaves no batch: the dataset has {self.num_samples} samples and "
-                f"one batch of all workers takes {self._joint_size} (batch_size "
-                f"{self.batch_size} x {self.num_workers} workers); use a smaller batch_size or "
-                f"drop_last=False"
+                f"one batch of all workers takes {self._joint_size} ({self._joint_words}); use a "
+                f"smaller one or drop_last=False"
             )
 
     @property
     def _joint_size(self) -> int:
-        return self.batch_size * self.num_workers
+        return self.global_batch or self.batch_size * self.num_workers
+
+    @property
+    def _joint_words(self) -> str:
+        if self.global_batch:
+            return "global_batch"
+        return f"batch_size {self.batch_size} x {self.num_workers} workers"
+
+    @property
+    def nominal(self) -> float:
+        """Samples per worker in a full batch; with ``global_batch`` perhaps no whole number."""
+        return self._joint_size / self.num_workers
 
     @property
     def num_batches(self) -> int:
@@ -99,6 +118,22 @@ class BatchPlan:
         first = len(joint) * worker // self.num_workers
         last = len(joint) * (worker + 1) // self.num_workers
         return joint[first:last]
+
+
+def require_joint_batches(
+    num_samples: int, *, global_batch: int | None, num_workers: int, drop_last: bool
+) -> None:
+    """With ``global_batch`` every joint batch of an epoch must be what it is for any other number
+    of workers, so none may join the one before it. Raises UsageError."""
+    if global_batch is None or drop_last:
+        return
+    rest = num_samples % global_batch
+    if 0 < rest < num_workers:
+        raise UsageError(
+            f"global_batch = {global_batch}: the dataset's {num_samples} samples leave {rest} for "
+            f"the last joint batch and there are {num_workers} workers; set drop_last=True or "
+            "another global_batch, or start fewer workers"
+        )
 
 
 def check_batch_size(batch_size: object) -> None:

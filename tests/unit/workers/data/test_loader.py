@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 from psdist.errors import UsageError
 from psdist.workers.data.loader import EpochLoader, shard_loader
-from psdist.workers.data.sharding import BatchPlan, EpochCounter, epoch_order
+from psdist.workers.data.sharding import BatchPlan, EpochCounter, epoch_order, require_joint_batches
 
 SIZES = {
     "num_samples": st.integers(1, 400),
@@ -88,6 +89,61 @@ def test_the_workers_together_take_the_batches_of_one_process_with_a_larger_batc
     same = alone.num_batches if rest == 0 or rest >= num_workers else alone.num_batches - 2
     for index in range(same):
         assert plan.joint_batch(index) == alone.joint_batch(index)
+
+
+@given(
+    num_samples=st.integers(1, 300),
+    global_batch=st.integers(1, 40),
+    num_workers=st.integers(1, 9),
+    drop_last=st.booleans(),
+)
+def test_a_global_batch_is_the_same_samples_for_any_number_of_workers(
+    num_samples: int, global_batch: int, num_workers: int, drop_last: bool
+) -> None:
+    def plan_of(workers: int) -> BatchPlan:
+        return BatchPlan(
+            num_samples=num_samples,
+            batch_size=3,
+            num_workers=workers,
+            drop_last=drop_last,
+            global_batch=global_batch,
+        )
+
+    rest = num_samples % global_batch
+    assume(num_workers <= min(global_batch, num_samples))
+    assume(num_samples >= global_batch if drop_last else not 0 < rest < num_workers)
+    plan, alone = plan_of(num_workers), plan_of(1)
+    require_joint_batches(
+        num_samples, global_batch=global_batch, num_workers=num_workers, drop_last=drop_last
+    )
+    assert plan.num_batches == alone.num_batches
+    for index in range(plan.num_batches):
+        parts = [plan.part(index, worker) for worker in range(num_workers)]
+        joint = [position for part in parts for position in part]
+        assert joint == list(alone.part(index, 0))
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        # Weights are samples per nominal ones: together as many as workers, in a full batch.
+        weight = sum(Fraction(size * num_workers, global_batch) for size in sizes)
+        assert weight == Fraction(len(joint) * num_workers, global_batch)
+    assert plan.nominal == global_batch / num_workers
+    assert plan.num_taken(plan.num_batches) == num_samples - drop_last * rest
+
+
+def test_what_cannot_be_dealt_as_a_global_batch_is_refused() -> None:
+    def require(**changes: Any) -> None:
+        given = {"global_batch": 5, "num_workers": 3, "drop_last": False, "num_samples": 22}
+        require_joint_batches(**(given | changes))
+
+    with pytest.raises(UsageError, match=r"global_batch = 5: the dataset's 22 samples leave 2 for"):
+        require()
+    for fine in ({"drop_last": True}, {"num_workers": 2}, {"num_samples": 20}, {"num_samples": 23}):
+        require(**fine)
+    require(global_batch=None)  # there the rest joins the batch before
+    with pytest.raises(UsageError, match=r"^global_batch = 5 and 6 workers: each needs at least"):
+        BatchPlan(num_samples=22, batch_size=1, num_workers=6, global_batch=5)
+    with pytest.raises(UsageError, match=r"one batch of all workers takes 5 \(global_batch\)"):
+        BatchPlan(num_samples=4, batch_size=1, num_workers=3, drop_last=True, global_batch=5)
 
 
 def test_samples_too_few_for_all_workers_join_the_batch_before() -> None:
@@ -236,6 +292,39 @@ def test_the_workers_batches_joined_are_the_batches_of_one_process() -> None:
     for joined, (*batches,) in zip(alone, zip(*parts, strict=True), strict=True):
         assert torch.equal(torch.cat([x for x, _ in batches]), joined[0])
         assert torch.equal(torch.cat([y for _, y in batches]), joined[1])
+
+
+def test_a_loader_deals_a_global_batch_in_place_of_its_batch_size() -> None:
+    told: list[tuple[int, float]] = []
+    loader = make_loader(
+        rows(30), worker=2, num_workers=4, global_batch=10, on_batch=lambda *each: told.append(each)
+    )
+    assert [len(x) for x, _ in loader] == [2, 2, 2]  # 2, 3, 2 and 3 of 10
+    assert told == [(2, 2.5)] * 3
+    assert loader.batch_size == 3
+    everything = make_loader(rows(30), worker=2, num_workers=4, global_batch=10, shard=False)
+    assert [len(x) for x, _ in everything] == [4] * 7 + [2]
+
+
+def test_a_loader_of_which_no_global_batch_can_be_dealt_is_refused_when_it_is_made() -> None:
+    with pytest.raises(UsageError, match="leave 1 for the last joint batch"):
+        make_loader(rows(31), num_workers=4, global_batch=10)
+    grown = [0] * 30
+    loader = make_loader(grown, num_workers=4, global_batch=10)
+    grown.append(0)
+    with pytest.raises(UsageError, match="leave 1 for the last joint batch"):
+        iter(loader)
+
+
+def test_a_stream_is_dealt_as_a_global_batch_where_all_workers_get_as_many() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(24))
+
+    loader = make_loader(Stream(), num_workers=3, global_batch=12, shuffle=False)
+    assert [x.tolist() for x in loader] == [[0, 3, 6, 9], [12, 15, 18, 21]]
+    with pytest.raises(UsageError, match="global_batch = 10 and 3 workers: of a dataset without"):
+        make_loader(Stream(), num_workers=3, global_batch=10, shuffle=False)
 
 
 def test_on_batch_is_called_just_before_each_batch_with_its_size_and_the_nominal_one() -> None:

@@ -32,7 +32,9 @@ from psdist.workers.data.position import Position
 class Worker:
     """One worker's loaders, and what it has been told."""
 
-    def __init__(self, worker: int = 0, num_workers: int = 1) -> None:
+    def __init__(
+        self, worker: int = 0, num_workers: int = 1, global_batch: int | None = None
+    ) -> None:
         self.sizes: list[tuple[int, float]] = []
         self.ends = 0
         self.digests: list[bytes] = []
@@ -43,6 +45,7 @@ class Worker:
             on_batch=self._on_batch,
             on_end=self._on_end,
             collective=self._collective,
+            global_batch=global_batch,
         )
 
     def _on_batch(self, _position: Position, num_samples: int, nominal: float) -> None:
@@ -263,6 +266,42 @@ class Odd(DataLoader[Any]):
 def test_what_cannot_be_shared_out_is_refused(loader: DataLoader[Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Worker(0, 2).loaders.share_out(loader)
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        (DataLoader(Numbers(8), batch_sampler=Lengths([2, 2])), "the batch sampler Lengths makes"),
+        (DataLoader(Stream(), batch_size=None), "a DataLoader with batch_size=None makes"),
+        (DataLoader(Stream(), batch_size=2), "set a multiple of 2"),
+        (DataLoader(Numbers(11)), "leave 1 for the last joint batch"),
+    ],
+)
+def test_loaders_that_make_their_batches_themselves_take_no_global_batch(
+    loader: DataLoader[Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^global_batch = 5.*{told}"):
+        Worker(0, 2, global_batch=5).loaders.share_out(loader)
+
+
+def test_a_sampler_of_this_worker_takes_no_global_batch() -> None:
+    with pytest.raises(UsageError, match=r"^global_batch = 5.*\(job.sampler\) makes its batches"):
+        Worker(0, 2, global_batch=5).loaders.sampler(
+            Numbers(10), shuffle=False, drop_last=False, epoch=None
+        )
+
+
+@pytest.mark.parametrize("make", [weighted, with_own_generator])
+def test_what_a_sampler_draws_is_dealt_as_a_global_batch(
+    make: Callable[[], DataLoader[Any]],
+) -> None:
+    workers = [Worker(each, 3, global_batch=4) for each in range(3)]
+    loaders = [worker.loaders.share_out(make()) for worker in workers]
+    batches = [[batch.tolist() for batch in loader] for loader in loaders]
+    alone = list(Worker(0, 1, global_batch=4).loaders.share_out(make()))
+    assert joint(batches) == [batch.tolist() for batch in alone]
+    assert [worker.sizes for worker in workers] == [[(1, 4 / 3)] * 2] * 2 + [[(2, 4 / 3)] * 2]
+    assert loaders[0].batch_size == 2
 
 
 def sampled(count: int, **options: bool) -> list[list[int]]:

@@ -25,6 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from psdist.errors import UsageError
 from tests.support.script_runs import Script, Worker, play, resume
 
 
@@ -223,6 +224,69 @@ def test_so_is_one_that_was_cut_twice(name: str) -> None:
             assert first.trace + second.trace + third.trace == whole.trace
 
 
+def checkpointed(where: str) -> Script:
+    def script(job: Worker) -> None:
+        loader, stream = job.loader(Augmented(6)), job.loader(Stream(), shuffle=False)
+        for epoch in job.epochs(3):
+            for batch in loader:
+                job.step(epoch, *batch)
+                if where == "body":
+                    job.checkpoint()
+            if where == "between":
+                job.checkpoint()
+            for numbers in stream:
+                job.step(epoch, numbers)
+            job.step("end of epoch", epoch)
+            if where == "end":
+                job.checkpoint()
+
+    return script
+
+
+@pytest.mark.parametrize(("where", "calls"), [("body", 9), ("between", 3), ("end", 3)])
+def test_a_checkpoint_that_the_script_calls_for_is_where_it_goes_on(where: str, calls: int) -> None:
+    script = checkpointed(where)
+    whole = play(script)
+    assert whole.num_checkpoints == calls
+    for number in range(calls):
+        first = play(script, checkpoint_at=number)
+        assert first.tree is not None
+        rest = resume(script, first.tree)
+        if where == "between":  # no pass is open: the epoch counts as over
+            missing = len(whole.trace) - len(first.trace) - len(rest.trace)
+            assert missing == 6  # 5 batches of the stream, and the end of the epoch
+            continue
+        assert first.trace + rest.trace == whole.trace, f"at checkpoint {number}"
+
+
+def test_every_pass_of_an_epoch_that_trains_has_boundaries() -> None:
+    # Before the first epoch, in each before 3 + 3 batches, and behind each.
+    assert play(two_passes_in_an_epoch).num_boundaries == 1 + 2 * (6 + 1)
+
+
+def looking(job: Worker) -> None:
+    """At all samples before each epoch's training and behind it."""
+    loader, validation = job.loader(Augmented(6)), job.loader(Augmented(5), shuffle=True)
+    for epoch in job.epochs(3):
+        with torch.no_grad():
+            job.looked_at.append((epoch, [numbers.tolist() for numbers, *_ in validation]))
+        for batch in loader:
+            job.step(epoch, *batch)
+
+
+def test_an_evaluation_before_training_is_made_again_in_full_and_in_its_order() -> None:
+    whole = play(looking)
+    assert [len(seen) for _, seen in whole.looked_at] == [3, 3, 3]
+    orders = dict(whole.looked_at)
+    assert orders[0] != orders[1]
+    for cut_at in range(whole.num_boundaries):
+        first = play(looking, cut_at=cut_at)
+        assert first.tree is not None
+        again = resume(looking, first.tree).looked_at
+        assert again == [(epoch, orders[epoch]) for epoch, _ in again]
+        assert len(first.looked_at) + len(again) in (3, 4)
+
+
 def test_loader_processes_draw_what_they_would_have_drawn() -> None:
     script = loop(lambda job: job.loader(Augmented(10), num_workers=2), epochs=2)
     whole = play(script)
@@ -283,6 +347,84 @@ def test_other_workers_share_out_what_is_left_of_the_epoch(name: str) -> None:
     assert len(seen) == len(set(seen)) == count
     assert len(samples(rest)) < count
     assert any("of other workers" in line for line in rest[0].lines)
+
+
+GLOBAL = {
+    "shuffled": lambda job: job.loader(Augmented(23)),
+    "drop_last": lambda job: job.loader(Augmented(22), drop_last=True),
+    "own sampler": lambda job: job.loaders.share_out(
+        DataLoader(Augmented(23), 2, sampler=RandomSampler(range(50), num_samples=23))
+    ),
+}
+
+
+def joint_batches(workers: list[Worker]) -> list[list[int]]:
+    """By iteration, what all workers together have seen."""
+    lines = zip(*(worker.trace for worker in workers), strict=True)
+    return [sorted(n for line in each for n in line[1]) for each in lines]
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_with_a_global_batch_other_workers_make_the_same_iterations(
+    name: str, workers: int
+) -> None:
+    script = loop(GLOBAL[name], epochs=2)
+    whole = joint_batches([play(script, share=(each, 2), global_batch=5) for each in range(2)])
+    assert [len(each) for each in whole] == ([5, 5, 5, 5] + [3] * (name != "drop_last")) * 2
+    for cut_at in (3, 8):
+        first = [play(script, cut_at=cut_at, share=(w, 2), global_batch=5) for w in range(2)]
+        tree = first[0].tree
+        assert tree is not None
+        if name != "drop_last" and workers == 4:  # of which the last batch has too few samples
+            with pytest.raises(UsageError, match="leave 3 for the last joint batch"):
+                resume(script, tree, share=(0, 4), is_moved=True, global_batch=5)
+            continue
+        rest = [
+            resume(script, tree, share=(w, workers), is_moved=True, global_batch=5)
+            for w in range(workers)
+        ]
+        assert joint_batches(first) + joint_batches(rest) == whole
+
+
+def test_a_global_batch_that_begins_in_the_middle_of_an_epoch_leaves_no_sample_out() -> None:
+    script = loop(lambda job: job.loader(Augmented(24)), epochs=1)
+    first = [play(script, cut_at=3, share=(w, 2)) for w in range(2)]  # 2 batches of 4
+    tree = first[0].tree
+    assert tree is not None
+    # 16 are left: 7, 7, and 2 for three workers, which join the batch before.
+    rest = [resume(script, tree, share=(w, 3), is_moved=True, global_batch=7) for w in range(3)]
+    assert samples([*first, *rest]) == list(range(24))
+    assert [len(each) for each in joint_batches(rest)] == [7, 9]
+
+
+def test_of_a_pass_that_was_over_other_workers_see_nothing_and_nothing_is_lost() -> None:
+    first = [play(two_passes_in_an_epoch, cut_at=2, share=(worker, 2)) for worker in range(2)]
+    tree = first[0].tree
+    assert tree is not None
+    assert [line[1] for line in first[0].trace] == [1]  # the first pass is over
+    rest = [
+        resume(two_passes_in_an_epoch, tree, share=(worker, 3), is_moved=True)
+        for worker in range(3)
+    ]
+    assert rest[0].trace[0][:2] == (0, 2)
+    assert not any("begins anew" in line for line in rest[0].lines)
+
+
+def test_where_too_few_samples_are_left_other_workers_go_on_behind_the_loop() -> None:
+    def script(job: Worker) -> None:
+        loader = job.loader(Augmented(6))
+        for epoch in job.epochs(2):
+            for batch in loader:
+                job.step(epoch, *batch)
+            job.state["ended"] = job.state.get("ended", 0) + 1
+        job.step("end", job.state["ended"])
+
+    first = play(script, cut_at=2, share=(0, 2))  # 2 of 6 are left
+    assert first.tree is not None
+    rest = resume(script, first.tree, share=(0, 3), is_moved=True)
+    assert [line[0] for line in rest.trace] == [1, "end"]
+    assert rest.trace[-1][1] == 2
 
 
 def test_a_stream_of_other_workers_begins_its_pass_anew_and_says_so() -> None:
