@@ -496,6 +496,11 @@ class Registrar:
             ),
         ]
 
+    @property
+    def out(self) -> frozenset[int]:
+        """Workers that are not in the job any more: the dead, and the others of their groups."""
+        return frozenset(self._deaths.out)
+
     # -- deaths --------------------------------------------------------------------------------
 
     def on_lost(self, peer: int, who: str) -> list[RegistrarAction]:

@@ -11,11 +11,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from psdist.commands.check import check_sets_of
 from psdist.history.records import EventKind
-from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
+from psdist.protocol.ids import worker_id, worker_of
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.registrar import Complete, WriteMetrics
 from tests.support.virtual.job import VirtualJob
@@ -138,6 +136,3 @@ def _prove_acknowledged(job: Any, history: Any) -> None:
 def deaths_of(job: VirtualJob) -> list[int]:
     """Workers whose death was declared."""
     return [each.worker for each in job.reported if isinstance(each, Death)]
-
-
-__all__ = ["REGISTRAR", "deaths_of", "is_worker", "np", "play_with_deaths", "prove_survival"]
