@@ -164,7 +164,7 @@ def test_only_the_chief_sends_and_asks_between_collectives() -> None:
     other = make_core(worker=1, members=(1,))
     with pytest.raises(InvariantError, match="worker 1 sends optimizer state; the chief does"):
         other.begin_sending_state(ALL_PARTS)
-    with pytest.raises(InvariantError, match="worker 1 sends optimizer state; the chief does"):
+    with pytest.raises(InvariantError, match="worker 1 asks for optimizer state; the chief does"):
         other.begin_fetching_state(ALL_PARTS)
     joining = make_core()
     joining.begin_setup(SETUP)
