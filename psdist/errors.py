@@ -17,6 +17,7 @@ PsdistError
 ├── TransportError            the network failed us
 │   ├── PeerLostError         a rank of the job has died
 │   └── WaitTimeoutError      a wait went beyond wait_timeout_s
+├── BuriedError               this worker's group is out of the job: its process ends, status 0
 ├── ProtocolError             a message that this protocol does not allow
 └── InvariantError            a bug in psdist: please report it with the text
 """
@@ -87,11 +88,19 @@ class TransportError(PsdistError):
 
 
 class PeerLostError(TransportError):
-    def __init__(self, who: str) -> None:
-        """``who`` as people know it: "worker 1 (rank 3 on n2)"."""
-        super().__init__(
-            f"{who} has died; this version does not survive the failure of a rank: restart the job"
-        )
+    def __init__(self, who: str, why: str = "") -> None:
+        """``who`` as people know it: "worker 1 (rank 3 on n2)"; ``why`` the job does not go on
+        without it, and what to do."""
+        if not why:
+            why = "this version does not survive the failure of a rank: restart the job"
+        super().__init__(f"{who} has died; {why}")
+
+
+class BuriedError(PsdistError):
+    """This worker's group is not in the job any more, which goes on without it; nothing is wrong
+    here: the process ends with status 0."""
+
+    exit_status = 0
 
 
 class WaitTimeoutError(TransportError):

@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -113,7 +113,6 @@ class Job:
         self.num_groups = len(roles.groups)
         self.num_servers = roles.num_servers
         self.servers = self.num_servers
-        self.is_chief = self.worker == 0
         if wrong := contradiction(context.config):
             raise ConfigError(wrong)
         self.mode = context.config.mode
@@ -149,6 +148,7 @@ class Job:
             waiting=context.waiting(),
             describe_group=roles.describe_group,
             tracer=context.tracer,
+            survives_workers=context.survives_workers,
         )
         self._loaders = Loaders(
             seed=context.config.seed,
@@ -171,7 +171,7 @@ class Job:
             device=self.device,
             loaders=self._loaders,
             epochs=self._epochs,
-            is_chief=self.is_chief,
+            is_chief=self.worker == 0,
             tell=self._tell_chief,
         )
         self._standing = Standing(self.worker, context.transport)
@@ -198,7 +198,7 @@ class Job:
         self._prepared_s = time.monotonic()
         self._occasions = Occasions(
             every=self._config.checkpoint_every,
-            is_leading=self.mode == "sync" or self.is_chief,
+            is_leading=self.mode == "sync" or self.worker == 0,
             now_s=time.monotonic(),
         )
         self._signals = ScriptSignals(
@@ -209,6 +209,11 @@ class Job:
         )
         self._restore()
         self._signals.begin()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the first worker that lives: it writes what is written once."""
+        return self._loop.core.chief == self.worker
 
     # -- set-up --------------------------------------------------------------------------------
 
@@ -272,6 +277,11 @@ class Job:
         """
         self._require_open("prepare")
         self._require_between_steps("prepare")
+        if dead := self._loop.core.dead:
+            raise UsageError(
+                f"job.prepare was called after {describe_workers(dead)} had died; it needs every "
+                "worker: prepare all models before training, or restart the job"
+            )
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
@@ -329,6 +339,7 @@ class Job:
 
     def _collect(self) -> dict[str, Any]:
         at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
+        self._script.is_chief = self.is_chief
         return self._script.collect(at=at)
 
     def _restore(self) -> None:
@@ -358,6 +369,8 @@ class Job:
 
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
         clock = self.clock
+        if self.is_chief:
+            self._occasions.lead(clock=clock, now_s=time.monotonic())
         reason = self._occasions.reason(clock=clock, now_s=time.monotonic())
         if not reason and not self._loop.core.meetings.is_open:
             return
@@ -595,13 +608,27 @@ class Job:
                 "this worker; all workers must save the same one"
             )
         problem = b""
-        if self.is_chief:
+
+        def write() -> None:
+            nonlocal problem
             try:
                 prepared.write(Path(path))
             except (OSError, SafetensorError, UserError) as error:
                 problem = printable(f"job.save({str(path)!r}): {error}").encode()
-        if problem := self._collective("save", problem).payloads[0]:  # the chief's
+
+        if problem := self._by_chief("save", write, lambda: problem):
             raise UsageError(problem.decode())
+
+    def _by_chief(self, name: str, do: Callable[[], None], told: Callable[[], bytes]) -> bytes:
+        """``do()`` on the chief, and behind a collective what it has ``told()`` of it; once more on
+        the next chief where it died meanwhile. All workers do this together."""
+        while True:
+            chief = self._loop.core.chief
+            if self.is_chief:
+                do()
+            (first, *_) = self._collective(name, told()).payloads  # the chief's
+            if chief not in self._loop.core.dead:
+                return first
 
     @span_of_call(Span.OPTIMIZER_STATE, _tracer_of)
     def optimizer_state(self, optimizer: ServedOptimizer | None = None) -> dict[str, Any] | None:
@@ -631,12 +658,15 @@ class Job:
                 "state than this worker; all workers must ask for the same one"
             )
         found, problem = None, b""
-        if self.is_chief:
+
+        def fetch() -> None:
+            nonlocal found, problem
             try:
                 found = chosen.optimizer_state()
             except OptimizerRefusedError as error:
                 problem = printable(f"job.optimizer_state: {error}").encode()
-        if problem := self._collective("optimizer_state", problem).payloads[0]:  # the chief's
+
+        if problem := self._by_chief("optimizer_state", fetch, lambda: problem):
             raise OptimizerRefusedError(problem.decode())
         return found
 
@@ -679,9 +709,7 @@ class Job:
                 f"job.push: {describe_workers(unlike)} pushes another model than this worker; all "
                 "workers must push the same one"
             )
-        if self.is_chief:
-            prepared.set_values()
-        self._collective("push")
+        self._by_chief("push", prepared.set_values, bytes)
         sets.bring(prepared)
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:

@@ -26,7 +26,7 @@ import torch
 from psdist.checkpoint.reading import Checkpoint
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
-from psdist.protocol.collected import Brought
+from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
@@ -356,7 +356,7 @@ class ParameterSets:
         self._copy_untrained(descriptions[0])
         for each in added:
             each.trainer.pull()
-        self._collective("prepare", b"")
+        self._collective("prepare", PREPARED)
         for each in added:
             hook = UseHook(self._use_of(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -633,5 +633,7 @@ class ParameterSets:
     def _copy_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():
             host = tensor.detach().cpu().contiguous().clone()
-            self._context.broadcast_among_workers(as_bytes(host.view(-1)))
+            self._context.broadcast_among_workers(
+                as_bytes(host.view(-1)), dead=self._loop.core.dead
+            )
             tensor.copy_(host)

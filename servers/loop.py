@@ -19,10 +19,18 @@ from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.history.writers import ServerHistory
-from psdist.protocol.control import Control, Finish, Finished, Resume, Resumed
+from psdist.protocol.control import (
+    Buried,
+    Bury,
+    Control,
+    Finish,
+    Finished,
+    Resume,
+    Resumed,
+)
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer
-from psdist.servers.protocol.actions import Action, SendControl, WriteSnapshots
+from psdist.servers.protocol.actions import Action, Fail, SendControl, WriteSnapshots
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
@@ -154,10 +162,12 @@ class ServerLoop:
                 raise InvariantError("the network gave back a reply of a server before this one")
             return ((each, each.take_back(frame)),)
         if isinstance(event, PeerLost):
-            return ((self.sets[0], self.sets[0].decide(event)),)
+            return self._lose(event)
         index = self._numbers.of(event)
         if isinstance(event.message, Resume):
             return self._resume(event, event.message)
+        if isinstance(event.message, Bury):
+            return self._bury(event, event.message)
         if self._handle_outside_sets(event.peer, event.message):
             return ()
         if index == len(self.sets):
@@ -174,6 +184,23 @@ class ServerLoop:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
         resumed = SendControl(event.peer, Resumed(seq=message.seq, server=self._options.server))
         return [*decided, (self.sets[0], [resumed])]
+
+    def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+        """A rank is dead: every set gives up what it was to receive, and the registrar says what
+        follows."""
+        decided = [(each, each.decide(event)) for each in self.sets]
+        failed = [each for _, actions in decided for each in actions if isinstance(each, Fail)]
+        if self.registrar is not None and not failed:
+            self._do_for_registrar(self.registrar.on_lost(event.peer, event.who))
+        return decided
+
+    def _bury(
+        self, event: ControlArrived, message: Bury
+    ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+        """Somebody is declared dead, for all sets; the registrar is answered once."""
+        decided = [(each, list(each.decide(event))) for each in self.sets]
+        answer = Buried(generation=message.generation, server=self._options.server)
+        return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
 
     def _tell_of_file(self) -> None:
         """What has become of this server's file of a checkpoint, once that is known."""
@@ -198,15 +225,18 @@ class ServerLoop:
             self._is_asked_to_finish = True
             return True
         if self.registrar is not None and isinstance(message, Registrar.TAKES):
-            for action in self.registrar.handle(peer, message):
-                if isinstance(action, SendControl):
-                    self.transport.send_control(action.peer, action.message)
-                else:
-                    self._on_registrar(action)
-                if isinstance(action, Complete):
-                    self._finish()
+            self._do_for_registrar(self.registrar.handle(peer, message))
             return True
         return False
+
+    def _do_for_registrar(self, actions: Iterable[RegistrarAction]) -> None:
+        for action in actions:
+            if isinstance(action, SendControl):
+                self.transport.send_control(action.peer, action.message)
+            else:
+                self._on_registrar(action)
+            if isinstance(action, Complete):
+                self._finish()
 
     # -- the end -------------------------------------------------------------------------------
 

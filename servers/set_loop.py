@@ -44,6 +44,7 @@ from psdist.servers.protocol.actions import (
     Held,
     HeldBlocks,
     Hold,
+    Inherit,
     Load,
     LoadState,
     MembershipEvent,
@@ -175,6 +176,7 @@ class SetLoop:
             TakeSnapshot: self._take_snapshot,
             WriteSnapshots: self._write_snapshots,
             MembershipEvent: self._record_membership,
+            Inherit: self._inherit,
             Fail: self._fail,
         }
 
@@ -377,6 +379,7 @@ class SetLoop:
             flags=action.flags,
             dtype=frame.dtype,
             codec=self._codec,
+            generation=self.core.generation,
             set_index=self.set_index,
             chunk_version=action.version,
         )
@@ -400,6 +403,7 @@ class SetLoop:
             position=self._log.position,
             min_done=action.min_done,
             flags=action.flags | Flag.UNCHANGED,
+            generation=self.core.generation,
             set_index=self.set_index,
             chunk_version=action.version,
         )
@@ -460,6 +464,9 @@ class SetLoop:
     def _record_membership(self, action: MembershipEvent) -> None:
         kind = EventKind[action.kind.upper()]
         self._log.member(kind, action.group, action.clock, float(action.workers))
+
+    def _inherit(self, action: Inherit) -> None:
+        self._log.inherit(action.chunk, action.group, action.clock)
 
     def _fail(self, action: Fail) -> None:
         raise action.error

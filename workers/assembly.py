@@ -38,10 +38,12 @@ def make_loop(
     waiting: Waiting,
     describe_group: Callable[[int], str] = lambda group: f"group {group}",
     tracer: Tracer | None = None,
+    survives_workers: bool = False,
 ) -> WorkerLoop:
     """A worker that can take part in collectives. ``describe_group(group)`` names a group to
-    people; ``tracer``: where its spans go, if they are wanted."""
-    core = WorkerCore(seat, describe_group=describe_group)
+    people; ``tracer``: where its spans go, if they are wanted; ``survives_workers``: as
+    :class:`WorkerCore`."""
+    core = WorkerCore(seat, describe_group=describe_group, survives_workers=survives_workers)
     if tracer is not None:
         return TracedLoop(transport, core, waiting=waiting, tracer=tracer)
     return WorkerLoop(transport, core, waiting=waiting)

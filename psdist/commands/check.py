@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -204,7 +204,10 @@ class _Checking:
         self.claims = Claims.of(history, findings)
         self.is_whole = np.asarray([log.is_complete for log in history.workers])
         self.staleness: Counter[int] = Counter()
-        self.staleness_of_slices: Counter[int] = Counter()
+        self.staleness_told: Counter[int] = Counter()
+        """Of workers whose group has not died, of their own slices."""
+        self.most_told = 0
+        """The greatest of them, of all their uses."""
         self.leaves: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """For each group the clocks at which it left, by server."""
         self.loads: dict[int, tuple[int, ...]] = {}
@@ -232,8 +235,10 @@ class _Checking:
         self.num_applies += replay.num_rows
         self.num_compared += compared
         self.staleness += _counts(staleness)
+        is_told = ~np.isin(uses.group, sorted(dead_groups(replay)))
         is_own = run.slice_owner(uses.group, uses.chunk) == uses.worker
-        self.staleness_of_slices += _counts(staleness[is_own])
+        self.staleness_told += _counts(staleness[is_own & is_told])
+        self.most_told = max(self.most_told, int(staleness[is_told].max(initial=0)))
         for group, clock in leave_clocks(replay).items():
             self.leaves[group][server] = clock
         if dead := dead_groups(replay):
@@ -289,9 +294,9 @@ class _Checking:
                 next(iter(self.leaves[group].values()), None)
                 for group in range(len(self.history.run.groups))
             ),
-            staleness=self.staleness_of_slices,
-            max_staleness=self.max_staleness,
-            num_corrections=self.num_corrections,
+            staleness=self.staleness_told,
+            max_staleness=self.most_told,
+            num_corrections=self._corrections(but_of=self.dead),
         )
         if self.is_complete:
             check_claims(summary, shown, self.findings)
@@ -308,8 +313,13 @@ class _Checking:
 
     @property
     def num_corrections(self) -> int:
-        pushes = (log.pushes["is_corrected"] for log in self.history.workers)
-        return sum(int(np.count_nonzero(each)) for each in pushes)
+        return self._corrections(but_of=())
+
+    def _corrections(self, *, but_of: Collection[int]) -> int:
+        """Of workers but those of these groups."""
+        group_of = self.history.run.group_of_worker()
+        logs = (log for log in self.history.workers if group_of[log.worker] not in but_of)
+        return sum(int(np.count_nonzero(log.pushes["is_corrected"])) for log in logs)
 
     def report(self) -> Report:
         num_uses = sum(len(log.uses) for log in self.history.workers)

@@ -81,6 +81,7 @@ def run(request: RunRequest) -> int:
                 script=request.program.name,
                 progress=outcome.config.progress,
                 grace_s=outcome.config.grace_s,
+                max_deaths=outcome.config.max_deaths,
             )
 
     from psdist.commands.run_rank import run_program
@@ -95,21 +96,27 @@ def start_mpirun(
     script: str,
     progress: str = "auto",
     grace_s: float = 0.0,
+    max_deaths: int = 0,
 ) -> int:
     """Run ``mpirun -n num_ranks python -m psdist run ARGUMENTS``; the job's exit status.
 
     ``script`` and ``progress`` (the setting) are for the display, ``grace_s`` (the setting) is the
-    time that scripts have to end. Raises LaunchError if there is no
+    time that scripts have to end, ``max_deaths`` (the setting) how many workers the job survives.
+    Raises LaunchError if there is no
     mpirun that belongs to the MPI library in use, or if it cannot be started.
     """
     from psdist.commands.launch.parent import make_parent
 
     environment = launch_environment(os.environ)
     with make_parent(
-        num_ranks=num_ranks, script=Path(script).name, progress=progress, grace_s=grace_s
+        num_ranks=num_ranks,
+        script=Path(script).name,
+        progress=progress,
+        grace_s=grace_s,
+        max_deaths=max_deaths,
     ) as parent:  # from now on a terminal shows that something happens
         mpirun = find_mpirun(loaded_library(environment), environment)
-        command = mpirun_command(mpirun, num_ranks, environment)
+        command = mpirun_command(mpirun, num_ranks, environment, survives_deaths=max_deaths > 0)
         command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
         # Asked by SIGTERM, Open MPI's mpirun ends its ranks, those that are stopped among them,
         # and clears up. MPICH's would wait for stopped ones; killed, its helpers end them.

@@ -238,6 +238,16 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 3 to {_COUNT_MAX}, or auto",
         description="Buffers, of one chunk, for pushes to a server; auto: by groups and shard.",
     )
+    max_deaths: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        0,
+        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        description="How many workers may die while the others train on (Open MPI, ULFM).",
+    )
+    min_groups: _Count = _setting(
+        1,
+        allowed=_COUNT,
+        description="With max_deaths: fewer groups than this end the job.",
+    )
     warn_s: _Seconds = _setting(
         30.0,
         allowed=_SECONDS,

@@ -52,9 +52,15 @@ class EventKind(IntEnum):
     of what the optimizer steps."""
     RESTORE = 9
     """The chunk begins with what that checkpoint has of it."""
+    INHERIT = 10
+    """The group's update ``clock`` has arrived whole, and the chunk will contain it although the
+    group's DEATH follows."""
 
 
-OF_CHUNK = (EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE)
+OF_CHUNK = (
+    *(EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE),
+    EventKind.INHERIT,
+)
 """Events about a chunk; all others are about a group's membership."""
 OF_BYTES = (EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE)
 """Those that may have a checksum."""

@@ -82,6 +82,9 @@ class EventCount:
     def kept(self, _kind: EventKind, _chunk: int, _number: int, _crc: int | None) -> None:
         self.position += 1
 
+    def inherit(self, _chunk: int, _group: int, _clock: int) -> None:
+        self.position += 1
+
 
 class ServerHistory:
     """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
@@ -147,6 +150,11 @@ class ServerHistory:
         bytes."""
         flags = EventFlag.NONE if crc is None else EventFlag.CRC
         self._event(kind, chunk, 0, number, float(crc or 0), 1.0, flags)
+
+    def inherit(self, chunk: int, group: int, clock: int) -> None:
+        """The update ``clock`` of ``group``, whose DEATH follows, has arrived whole: the chunk will
+        contain it."""
+        self._event(EventKind.INHERIT, chunk, group, clock, 0.0, 1.0, 0)
 
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
         """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,

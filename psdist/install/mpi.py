@@ -234,9 +234,27 @@ def find_mpirun(library: MpiLibrary, environment: Mapping[str, str]) -> Mpirun:
     )
 
 
-def mpirun_command(mpirun: Mpirun, num_ranks: int, environment: Mapping[str, str]) -> list[str]:
-    """`mpirun` for `num_ranks` ranks with the flags needed here; the program comes after it."""
-    return [str(mpirun.path), "-n", str(num_ranks), *_flags(mpirun, num_ranks, environment)]
+def mpirun_command(
+    mpirun: Mpirun,
+    num_ranks: int,
+    environment: Mapping[str, str],
+    *,
+    survives_deaths: bool = False,
+) -> list[str]:
+    """`mpirun` for `num_ranks` ranks with the flags needed here; the program comes after it.
+
+    ``survives_deaths``: the death of a rank does not end the others. Raises LaunchError where that
+    cannot be had."""
+    command = [str(mpirun.path), "-n", str(num_ranks)]
+    if survives_deaths:
+        if mpirun.family != "openmpi":
+            raise LaunchError(
+                f"max_deaths needs Open MPI's mpirun --with-ft ulfm; {mpirun.name} ends all ranks "
+                "with the first that dies: leave max_deaths out, and go on from a checkpoint "
+                "(--checkpoint-every, --resume)"
+            )
+        command += ["--with-ft", "ulfm"]
+    return [*command, *_flags(mpirun, num_ranks, environment)]
 
 
 def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:

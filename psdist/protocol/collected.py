@@ -22,16 +22,21 @@ from psdist.protocol.ids import describe_workers
 MOST_TOLD = 8
 """Different payloads in an answer."""
 VALUE = np.dtype("<f8")
+PREPARED = b"prepared"
+"""What all bring to the last collective of ``prepare``: from then on the job may lose workers."""
+ABSENT = -1
+"""In ``Collected.runs``, of workers that are not in the job any more."""
 
 
-def collected(seq: int, entered: Sequence[Enter]) -> Collected:
-    """``entered[worker]``. Values are summed in the order of the workers, so that all get the same
-    bits in every run."""
+def collected(seq: int, entered: Sequence[Enter | None]) -> Collected:
+    """``entered[worker]``, None of one that is not in the job any more. Values are summed in the
+    order of the workers, so that all get the same bits in every run."""
     index_of: dict[bytes, int] = {}
     runs: list[int] = []
     for enter in entered:
-        index = index_of.get(enter.payload)
+        index = ABSENT if enter is None else index_of.get(enter.payload)
         if index is None:
+            assert enter is not None
             index = len(index_of)
             if index < MOST_TOLD:
                 index_of[enter.payload] = index
@@ -39,7 +44,9 @@ def collected(seq: int, entered: Sequence[Enter]) -> Collected:
             runs[-1] += 1
         else:
             runs += (index, 1)
-    values = _sum(entered) if len(index_of) == 1 else b""
+    values = b""
+    if len(index_of) == 1:
+        values = _sum([enter for enter in entered if enter is not None])
     return Collected(seq=seq, payloads=list(index_of), runs=runs, values=values, error="")
 
 
@@ -48,9 +55,9 @@ def _sum(entered: Sequence[Enter]) -> bytes:
     wrong = [enter.worker for enter in entered if len(enter.values) != num_bytes]
     if wrong or num_bytes % VALUE.itemsize:
         raise ProtocolError(
-            f"to {entered[0].name} worker 0 brought {num_bytes} bytes of numbers and "
-            f"{describe_workers(wrong or [0])} other ones; numbers have {VALUE.itemsize} bytes, "
-            "and whoever brings the same payload brings as many"
+            f"to {entered[0].name} worker {entered[0].worker} brought {num_bytes} bytes of numbers "
+            f"and {describe_workers(wrong or [entered[0].worker])} other ones; numbers "
+            f"have {VALUE.itemsize} bytes, and whoever brings the same payload brings as many"
         )
     total = np.zeros(num_bytes // VALUE.itemsize)
     with np.errstate(all="ignore"):  # infinities and their differences are the user's
@@ -66,7 +73,8 @@ class Brought:
     payloads: tuple[bytes, ...]
     """The different ones, at most a few, in the order of the workers that brought them first."""
     runs: tuple[tuple[int, int], ...]
-    """Workers from 0 on: an index into ``payloads``, and for how many workers on end."""
+    """Workers from 0 on: an index into ``payloads``, or :data:`ABSENT`, and for how many workers on
+    end."""
     values: bytes
     """float64, little-endian: the sums in worker order, where all payloads are equal."""
 
@@ -74,7 +82,7 @@ class Brought:
     def decode(cls, message: Collected) -> Brought:
         """Raises :class:`ProtocolError` if the runs do not fit the payloads."""
         indexes, lengths = message.runs[::2], message.runs[1::2]
-        is_known = all(0 <= index <= len(message.payloads) for index in indexes)
+        is_known = all(ABSENT <= index <= len(message.payloads) for index in indexes)
         if len(indexes) != len(lengths) or not is_known or min(lengths, default=1) < 1:
             raise ProtocolError(
                 f"the registrar sent Collected of {len(message.payloads)} payloads with runs that "
@@ -85,13 +93,15 @@ class Brought:
 
     @property
     def num_workers(self) -> int:
-        return sum(length for _, length in self.runs)
+        """Those that have brought something."""
+        return sum(length for index, length in self.runs if index != ABSENT)
 
     def of(self, worker: int) -> bytes | None:
-        """What ``worker`` brought; None if it is one of too many different payloads to be told."""
+        """What ``worker`` brought; None if it is one of too many different payloads to be told, or
+        nothing was brought."""
         for index, length in self.runs:
             if worker < length:
-                return self.payloads[index] if index < len(self.payloads) else None
+                return self.payloads[index] if 0 <= index < len(self.payloads) else None
             worker -= length
         raise InvariantError(f"{self.num_workers} workers and not worker {worker} of them")
 
@@ -100,7 +110,8 @@ class Brought:
         workers: list[int] = []
         at = 0
         for index, length in self.runs:
-            if index == len(self.payloads) or self.payloads[index] != payload:
+            is_told = index < len(self.payloads)
+            if index != ABSENT and not (is_told and self.payloads[index] == payload):
                 workers += range(at, at + length)
             at += length
         return workers

@@ -410,6 +410,35 @@ class End(Control):
     """Registrar to every other server: the last worker's process ends; end, too."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bury(Control):
+    """Registrar to every server: from membership generation ``generation`` on these workers are
+    dead, all that have died in the job. Answered with :class:`Buried`."""
+
+    generation: int
+    dead: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buried(Control):
+    """A server to the registrar: the groups of the dead are out of every chunk's clocks here, and
+    what had arrived of them is decided."""
+
+    generation: int
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survive(Control):
+    """Registrar to every worker: all servers have taken in this generation. ``dead``: as in
+    :class:`Bury`; ``chief``: who has the chief's duties now. Whoever is in the group of one of the
+    dead is not in the job any more."""
+
+    generation: int
+    dead: _Numbers
+    chief: int
+
+
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
 
 

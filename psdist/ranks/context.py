@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,14 @@ from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
-from psdist.errors import ConfigError, LaunchError, PeerLostError, PsdistError, UserError
+from psdist.errors import (
+    BuriedError,
+    ConfigError,
+    LaunchError,
+    PeerLostError,
+    PsdistError,
+    UserError,
+)
 from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Failure
@@ -130,6 +137,8 @@ class RankContext:
         self._first_path = self.run_directory.path
         self._checkpoint: Checkpoint | None = None
         self._attempt = 1
+        self._num_left_out = 0
+        """Workers that have died and are not in ``workers_comm`` any more."""
 
     @property
     def me(self) -> int:
@@ -166,10 +175,17 @@ class RankContext:
             timeout_s=self.config.wait_timeout_s,
         )
 
-    def broadcast_among_workers(self, memory: memoryview) -> None:
-        """Copy the chief's ``memory`` to every worker; for set-up, not for the hot path."""
-        if self.workers_comm is not None and len(memory):
-            self.workers_comm.Bcast(memory, root=0)
+    def broadcast_among_workers(
+        self, memory: memoryview, *, dead: Collection[int] = frozenset()
+    ) -> None:
+        """Copy the chief's ``memory`` to every worker; for set-up, not for the hot path. ``dead``:
+        workers that are known to have died, the same on all."""
+        if self.workers_comm is None or not len(memory):
+            return
+        if len(dead) != self._num_left_out:
+            self._num_left_out = len(dead)
+            self.workers_comm = self.workers_comm.Shrink()
+        self.workers_comm.Bcast(memory, root=0)
 
     def broadcast_in_group(self, data: bytes | None) -> bytes:
         """Hand the group leader's ``data`` (others pass None) to all workers of the group."""
@@ -301,20 +317,54 @@ class RankContext:
                     time.sleep(1e-3)
         self.abort(heading, text, status)
 
+    def end_buried(self, text: str) -> NoReturn:
+        """End this rank alone, with status 0: its group is out of the job, which goes on. Not by
+        MPI's end, which would wait for all the others'."""
+        self._ignore_interrupts()
+        print(f"psdist: {self.who}: {text}", file=sys.stderr, flush=True)
+        flush_output()
+        self._flush_records()
+        stop_logs()
+        if self.parent is not None:
+            self.parent.finished()
+        wait_until_read()
+        os._exit(0)
+
     def cause_of(self, error: Exception) -> Exception:
         """The death of another rank where there is one, of which ``error`` is taken to be a
-        consequence: torch.distributed says only that a connection was closed."""
+        consequence: torch.distributed says only that a connection was closed. Where the job
+        survives workers, only one of this worker's own group can be."""
         if self.comm is None or not survives_deaths(os.environ):
             return error
         self.take_over()
         deadline = time.monotonic() + _NOTICE_S
-        while not self.transport.lost and time.monotonic() < deadline:
+        while not self._fatal_losses() and time.monotonic() < deadline:
             with suppress(PsdistError):
                 self.transport.poll()
             time.sleep(1e-3)
-        for who in self.transport.lost.values():
+        for who in self._fatal_losses():
+            if self.survives_workers:
+                return BuriedError(
+                    f"{who}, of the same group, has died: this worker ends, and the job goes on "
+                    "without them"
+                )
             return PeerLostError(who).with_traceback(error.__traceback__)
         return error
+
+    def _fatal_losses(self) -> list[str]:
+        """Who has died without whom this rank cannot go on."""
+        lost = self.transport.lost
+        if not self.survives_workers:
+            return list(lost.values())
+        group: Sequence[int] = ()
+        if is_worker(self.me):
+            group = self.roles.groups[self.roles.group_of_worker[worker_of(self.me)]]
+        return [who for peer, who in lost.items() if is_worker(peer) and worker_of(peer) in group]
+
+    @property
+    def survives_workers(self) -> bool:
+        """Whether the job may go on without workers that have died."""
+        return self.comm is not None and self.config.max_deaths > 0
 
     def _speaker(self) -> int:
         """Who prints why the job ends: the registrar, or the first server that lives, or the first
@@ -420,6 +470,13 @@ def _connect(
     *,
     nic: str,
 ) -> RankContext:
+    is_wanted = isinstance(outcome, Resolved) and outcome.config.max_deaths > 0
+    if is_wanted and not survives_deaths(os.environ):
+        outcome = LaunchError(
+            "max_deaths is above 0, but this launcher ends all ranks with the first that dies: "
+            "start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and MPICH "
+            "have no such thing), or leave max_deaths out and go on from a checkpoint"
+        )
     places, resolved = exchange(comm, outcome, nic=nic)
     config = resolved.config
     if parent is not None:

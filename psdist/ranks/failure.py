@@ -29,7 +29,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Protocol, TypeGuard
 
-from psdist.errors import InvariantError, PeerLostError, PsdistError, TransportError
+from psdist.errors import (
+    BuriedError,
+    InvariantError,
+    PeerLostError,
+    PsdistError,
+    TransportError,
+)
 
 logger = logging.getLogger("psdist")
 
@@ -66,6 +72,10 @@ class Requeued(KeyboardInterrupt):
 class CanFail(Protocol):
     def fail(self, text: str, status: int) -> NoReturn:
         """End every rank of the job; ``text`` is printed once."""
+        ...
+
+    def end_buried(self, text: str) -> NoReturn:
+        """End this rank alone, with status 0: the job goes on without it. ``text`` says why."""
         ...
 
     def cause_of(self, error: Exception) -> Exception:
@@ -120,6 +130,8 @@ def fail_with(context: CanFail, error: BaseException) -> NoReturn:
     logger.info("this rank failed:\n%s", printable(whole).rstrip())
     if _may_be_a_consequence(error):
         error = context.cause_of(error)
+    if isinstance(error, BuriedError):
+        context.end_buried(printable(str(error)))
     text, status = format_error(error)
     context.fail(text, status)
 

@@ -11,7 +11,7 @@ launcher waits for nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from psdist.config.sources import Resolved, script_settings, with_script
@@ -27,10 +27,16 @@ from psdist.protocol.control import (
     WhoIsAbsent,
 )
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer, describe_workers, worker_of
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    describe_workers,
+    is_worker,
+    worker_of,
+)
 from psdist.ranks.context import RankContext
 from psdist.ranks.run_files import create_next_run_directory, take_settings_of_script
-from psdist.servers.protocol.lobby import AllGone, Lobby, Open
+from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
 
 logger = logging.getLogger("psdist")
 
@@ -42,7 +48,13 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
     ``lobby``: on the registrar only."""
     waiting = context.waiting(has_deadline=False)
     waiting.relax()
+    known: set[int] = set()
     while True:
+        if lobby is not None and context.survives_workers:
+            for peer in context.transport.lost.keys() - known:
+                known.add(peer)
+                if is_worker(peer) and _tell(context, lobby.lose(worker_of(peer))) is not None:
+                    return False
         event = context.transport.poll()
         if event is None:
             waiting.idle("psdist.init on the workers")
@@ -74,8 +86,12 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
 def _take(context: RankContext, lobby: Lobby, arrived: ControlArrived) -> Begun | AllGone | None:
     """On the registrar: what its machine decides about a message; the job that begins, or the
     end."""
+    return _tell(context, lobby.handle(arrived.peer, arrived.message))
+
+
+def _tell(context: RankContext, actions: Iterable[LobbyAction]) -> Begun | AllGone | None:
     last: Begun | AllGone | None = None
-    for action in lobby.handle(arrived.peer, arrived.message):
+    for action in actions:
         if isinstance(action, Open):
             # First: nobody writes into a run directory that is another run's.
             last = action.begun
@@ -138,6 +154,8 @@ def _control(context: RankContext, event: Event) -> ControlArrived | None:
     if isinstance(event, ControlArrived):
         return event
     if isinstance(event, PeerLost):
+        if context.survives_workers and is_worker(event.peer):
+            return None  # the registrar's lobby knows (transport.lost)
         raise PeerLostError(event.who)
     if isinstance(event, Sent):
         return None

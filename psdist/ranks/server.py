@@ -34,6 +34,7 @@ from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
 from psdist.ranks.context import RankContext
+from psdist.ranks.deaths import DeathReports
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.standing import Standing
@@ -42,6 +43,7 @@ from psdist.ranks.wire import wire_of
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.registrar import (
     Complete,
@@ -155,6 +157,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             pipeline=config.pipeline,
             resumed_up_to=resumed_up_to,
             first=context.first_clocks(set_index),
+            survives_workers=context.survives_workers,
         )
 
     def make_history(set_index: int) -> ServerHistory | None:
@@ -219,6 +222,8 @@ def _registrar(context: RankContext) -> Registrar:
         # many more of the others' iterations.
         staleness=context.config.staleness - context.config.pipeline,
         groups=roles.groups,
+        max_deaths=context.config.max_deaths,
+        min_groups=context.config.min_groups,
     )
 
 
@@ -230,6 +235,9 @@ class Reporter:
         self._registrar = registrar
         self._built: list[BuiltSet] = []
         self._files = CheckpointFiles(context)
+        self._deaths = DeathReports(
+            registrar.progress, started_s=context.started_s, roles=context.roles
+        )
         self._has_looked_for_empty_servers = False
         context.on_abort = self._on_abort
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
@@ -322,6 +330,10 @@ class Reporter:
             logger.warning("%s", action.text)
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
+        elif isinstance(action, Death):
+            self._deaths.declared(action)
+        elif isinstance(action, Survived):
+            self._deaths.survived(action)
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure
@@ -375,6 +387,7 @@ class Reporter:
             workers=registrar.done,
             servers=registrar.servers,
             progress=registrar.progress,
+            out=registrar.out,
         )
         restored = context.restored
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
@@ -400,6 +413,7 @@ class Reporter:
             "resumed_from": restored.checkpoint.name if restored is not None else None,
             "checkpoints": self._files.num_complete,
             "checkpoints_failed": self._files.num_failed,
+            "deaths": self._deaths.told(),
             "sets": sets,
         }
 

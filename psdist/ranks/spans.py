@@ -50,7 +50,9 @@ def end_trace(context: RankContext) -> None:
     tracer, context.tracer = context.tracer, None
     if tracer is not None:
         tracer.flush()
-        end = None if context.clock_comm is None else compare_clocks(context.clock_comm)
+        # Where ranks may have died nobody knows who would answer.
+        is_whole = context.clock_comm is not None and not context.config.max_deaths
+        end = compare_clocks(context.clock_comm) if is_whole and context.clock_comm else None
         tracer.close(end=end)
 
 

@@ -51,11 +51,13 @@ class Told:
     servers: Mapping[int, Mapping[str, Any]]
     """Statistics of servers that have finished; ``sets`` has those of each set."""
     progress: Mapping[int, Progress]
+    out: frozenset[int] = frozenset()
+    """Workers that are not in the job any more: what they did is in no sum."""
 
     @property
     def all_workers(self) -> bool:
         """Each says what it has done when it is done: a part of them is no sum."""
-        return len(self.workers) == self.roles.num_workers
+        return set(range(self.roles.num_workers)) - self.out <= set(self.workers)
 
     @property
     def all_servers(self) -> bool:

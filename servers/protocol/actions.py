@@ -223,12 +223,22 @@ class WriteSnapshots:
 
 @dataclass(slots=True)
 class MembershipEvent:
-    """A membership event for the history: kind is join, suspend, resume or leave."""
+    """A membership event for the history: kind is join, suspend, resume, leave or death."""
 
     kind: str
     group: int
     clock: int
     workers: int
+
+
+@dataclass(slots=True)
+class Inherit:
+    """For the history: this update of a group that has died has arrived whole, and the chunk will
+    contain it."""
+
+    chunk: int
+    group: int
+    clock: int
 
 
 @dataclass(slots=True)
@@ -256,6 +266,7 @@ Action = (
     | TakeSnapshot
     | WriteSnapshots
     | MembershipEvent
+    | Inherit
     | Fail
 )
 

@@ -12,7 +12,7 @@ checkpoint is complete, or dropped: the one before stays the newest. One is writ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
@@ -110,12 +110,27 @@ class Checkpoints:
                 _refuse(peer, "told of a file that it cannot write in no printable words")
             writing.problems[peer] = problem
         writing.awaited.remove(peer)
+        return self._end_if_all_told(writing)
+
+    def _end_if_all_told(self, writing: _Writing) -> list[CompleteCheckpoint | DropCheckpoint]:
         if writing.awaited:
             return []
         self._writing = None
         if writing.problems:
             return [DropCheckpoint(writing.checkpoint, writing.problems)]
         return [CompleteCheckpoint(writing.checkpoint, writing.clocks, writing.files)]
+
+    def on_lost(self, peers: Collection[int]) -> list[CompleteCheckpoint | DropCheckpoint]:
+        """These are not in the job any more, and nobody waits for their files: a checkpoint of
+        which one is awaited is dropped when all others have told."""
+        self._everybody -= set(peers)
+        writing = self._writing
+        if writing is None:
+            return []
+        for peer in sorted(writing.awaited & set(peers)):
+            writing.problems[peer] = "has died"
+        writing.awaited -= set(peers)
+        return self._end_if_all_told(writing)
 
     def require_told(self, peer: int) -> None:
         """``peer`` is done: it owes no file."""

@@ -9,6 +9,10 @@ before the clock at which it stops, and counts again from there. So no chunk has
 knows how many groups stand where, the limits say how many of those have stopped there, and a chunk
 that is looked at catches up in a step for each different clock.
 
+A group whose worker has died is the exception: it stops wherever it is, so each chunk is told
+(``bury``). Updates of it that have arrived whole are *inherited*: the chunk waits for them as if
+the group lived, and for nothing behind them.
+
     limits = Limits([0, 0])
     clock = ChunkClock(limits)
     limits.count(0)
@@ -25,6 +29,9 @@ from collections.abc import Sequence
 from psdist.errors import InvariantError
 from psdist.protocol.header import NEVER
 
+DEAD = -1
+"""Limit of a group that is not waited for at any clock."""
+
 
 class Limits:
     """Up to which of its iterations each group is waited for."""
@@ -34,8 +41,8 @@ class Limits:
         self.first = tuple(first)
         num_groups = len(self.first)
         self.of = list(first)
-        """By group: NEVER while it counts; n while it has stopped after n iterations. A group that
-        has not joined has stopped where it begins."""
+        """By group: NEVER while it counts; n while it has stopped after n iterations; DEAD. A group
+        that has not joined has stopped where it begins."""
         self.stopped: dict[int, int] = dict(Counter(first))
         """n -> groups that have stopped after n iterations."""
         self.contained = [0] * num_groups
@@ -53,14 +60,25 @@ class Limits:
 
     def count(self, group: int) -> int:
         """``group`` counts from now on; returns the clock that it had stopped at."""
-        clock = self.of[group]
+        clock = self._forget_stop(group)
         self.of[group] = NEVER
+        self.changes, self.admissions = object(), object()
+        return clock
+
+    def bury(self, group: int) -> None:
+        """``group`` never counts again; every chunk is to be told (:meth:`ChunkClock.bury`)."""
+        if self.of[group] != NEVER:
+            self._forget_stop(group)
+        self.of[group] = DEAD
+        self.changes = object()
+
+    def _forget_stop(self, group: int) -> int:
+        clock = self.of[group]
         left = self.stopped[clock] - 1
         if left:
             self.stopped[clock] = left
         else:
             del self.stopped[clock]
-        self.changes, self.admissions = object(), object()
         return clock
 
     def counts(self, group: int) -> bool:
@@ -68,20 +86,22 @@ class Limits:
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the limits contradict themselves."""
-        if Counter(limit for limit in self.of if limit != NEVER) != self.stopped:
+        if Counter(limit for limit in self.of if limit not in (NEVER, DEAD)) != self.stopped:
             raise InvariantError(f"limits {self.of}, counted as {self.stopped}")
 
 
 class ChunkClock:
-    __slots__ = ("_how_many", "changes", "done", "limit", "limits", "min_done")
+    __slots__ = ("_how_many", "changes", "done", "inherited", "limit", "limits", "min_done")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.limit = limits.of
         """By group, see :class:`Limits`: the list itself, which is never replaced."""
         self.done = list(limits.first)
-        # done -> number of groups there, whether they count or not
+        # done -> number of groups there, whether they count or not; without those that are buried
         self._how_many = dict(Counter(self.done))
+        self.inherited: dict[int, int] = {}
+        """Group that is dead -> so many updates of it the chunk will contain; more than now."""
         self.changes: object = None
         """Of the limits, when this chunk was last looked at."""
         self.catch_up()
@@ -103,17 +123,41 @@ class ChunkClock:
         self.limits.contained[group] += 1
         how_many = self._how_many
         how_many[after] = how_many.get(after, 0) + 1
-        left = how_many[before] - 1
-        if left:
-            how_many[before] = left
-        else:
-            del how_many[before]
+        left = self._take_out(before)
         if before == self.min_done and left == self.limits.stopped.get(before, 0):
             self.min_done = after
+        if self.inherited and self.inherited.get(group) == after:
+            del self.inherited[group]
+            self._leave_out(group)
+
+    def _take_out(self, done: int) -> int:
+        """One group less stands at ``done``; how many are left there."""
+        left = self._how_many[done] - 1
+        if left:
+            self._how_many[done] = left
+        else:
+            del self._how_many[done]
+        return left
+
+    def bury(self, group: int, *, inherited: int) -> None:
+        """``group`` has died, and so many of its updates have arrived that are not contained."""
+        if inherited:
+            self.inherited[group] = self.done[group] + inherited
+            self.changes = None
+        else:
+            self._leave_out(group)
+
+    def _leave_out(self, group: int) -> None:
+        self._take_out(self.done[group])
+        self.changes = None
+        self.catch_up()
 
     def is_required(self, group: int) -> bool:
         """Whether the next contribution to iteration ``min_done`` waits for ``group``."""
-        return self.done[group] == self.min_done < self.limit[group]
+        min_done = self.min_done
+        return self.done[group] == min_done and (
+            min_done < self.limit[group] or group in self.inherited
+        )
 
     def missing(self) -> list[int]:
         """The groups that hold ``min_done`` back; for people, linear in the groups."""
@@ -122,14 +166,25 @@ class ChunkClock:
     def check_invariants(self) -> None:
         limits = self.limits.of
         for group, (done, limit) in enumerate(zip(self.done, limits, strict=True)):
-            if limit not in (done, NEVER):
+            if limit not in (done, NEVER, DEAD):
                 raise InvariantError(f"group {group} has stopped after {limit}, holds {done}")
-        if Counter(self.done) != self._how_many:
+            if group in self.inherited and (limit != DEAD or self.inherited[group] <= done):
+                raise InvariantError(f"inherits {self.inherited} with the clocks {self.done}")
+        there = [
+            done
+            for group, done in enumerate(self.done)
+            if limits[group] != DEAD or group in self.inherited
+        ]
+        if Counter(there) != self._how_many:
             raise InvariantError(f"clocks {self.done}, counted as {self._how_many}")
         lowest = min((done for done in self.done_of_counting()), default=NEVER)
         if self.changes is self.limits.changes and self.min_done != lowest:
             raise InvariantError(f"min_done {self.min_done}, but the groups are at {self.done}")
 
     def done_of_counting(self) -> list[int]:
-        """``done`` of the groups that count; linear in the groups."""
-        return [done for group, done in enumerate(self.done) if self.limits.counts(group)]
+        """``done`` of the groups that are waited for; linear in the groups."""
+        return [
+            done
+            for group, done in enumerate(self.done)
+            if self.limits.counts(group) or group in self.inherited
+        ]

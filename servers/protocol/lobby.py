@@ -47,6 +47,8 @@ class Lobby:
         self._called: dict[int, Mapping[str, Any]] = {}
         """Worker -> what it has passed to psdist.init for this job."""
         self._gone: set[int] = set()
+        self._dead: set[int] = set()
+        """Of those the ones that have died."""
         self._error = ""
         """Why this job cannot begin: whoever calls later is told the same."""
 
@@ -101,11 +103,22 @@ class Lobby:
             return [*(SendControl(server_id(each), End()) for each in servers), AllGone()]
         return self._fail_for_the_gone() if self._called and not self._error else []
 
+    def lose(self, worker: int) -> list[LobbyAction]:
+        """The worker has died, in a job that went on without it or behind one: as if it had said
+        that it is gone."""
+        if worker in self._gone:
+            return []
+        self._dead.add(worker)
+        return self._on_gone(worker_id(worker), Gone(worker=worker))
+
     def _fail_for_the_gone(self) -> list[LobbyAction]:
         whose = "whose script has" if len(self._gone) == 1 else "whose scripts have"
+        what = f"{whose} finished"
+        if self._dead:
+            what += f" or which {'has' if len(self._dead) == 1 else 'have'} died"
         self._error = (
             f"psdist.init was called for job {self._job} by {describe_workers(self._called)}; "
-            f"absent: {describe_workers(self._gone)}, {whose} finished; psdist.init must be "
+            f"absent: {describe_workers(self._gone)}, {what}; psdist.init must be "
             "called by every worker"
         )
         return self._tell(self._called)

@@ -14,7 +14,7 @@ worker whose script has finished holds never again: the meeting is cancelled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
@@ -49,6 +49,7 @@ class Meetings:
         """By parameter set, the latest iteration in which somebody waits."""
         self._busy_in_group: dict[tuple[int, int], int] = {}
         self._done: set[int] = set()
+        self._lost: set[int] = set()
 
     def on_told(
         self, worker: int, message: Held | Busy, *, is_collecting: bool
@@ -80,7 +81,7 @@ class Meetings:
             return self._end(Cancel(number=message.number))
         actions = [] if self._is_open else self._open(worker, message.number)
         self._what = max(self._what, REASONS.index(message.what))
-        if len(self._held) == self._num_workers:
+        if len(self._held) + len(self._lost) == self._num_workers:
             return actions + self._end(Commit(number=message.number, what=REASONS[self._what]))
         if is_collecting or self._is_in_the_way(message):
             actions += self._release([worker])
@@ -145,6 +146,15 @@ class Meetings:
             return []
         return self._end(Cancel(number=self._number + 1))
 
+    def on_lost(self, workers: Collection[int]) -> list[SendControl]:
+        """These are not in the job any more: nobody waits for them to hold."""
+        self._lost.update(workers)
+        for worker in workers:
+            self._held.pop(worker, None)
+        if not self._is_open or len(self._held) + len(self._lost) < self._num_workers:
+            return []
+        return self._end(Commit(number=self._number + 1, what=REASONS[self._what]))
+
     def _end(self, message: Commit | Cancel) -> list[SendControl]:
         self._number += 1
         self._is_met = isinstance(message, Commit)
@@ -155,5 +165,5 @@ class Meetings:
         return [
             SendControl(worker_id(each), message)
             for each in range(self._num_workers)
-            if each not in self._done
+            if each not in self._done and each not in self._lost
         ]

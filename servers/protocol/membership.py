@@ -4,6 +4,8 @@ The plan says who is in which group; a group takes part from its registration on
 an event in the history. A group is *active* from its registration to its leave; while it waits in
 a collective it is suspended: it keeps its weight, but nobody waits for it. It speaks through its
 leader, and stops (is suspended, leaves) only after exactly the updates that every chunk contains.
+With the death of one of its workers it is out of the job, wherever it is; the registrar alone says
+who is dead, each time as another *generation* of the membership.
 
     membership = Membership(server=0, groups=((0, 1), (2,)))
     membership.join(worker_id(0), Register(group=0, workers=[0, 1], clock=0))
@@ -18,7 +20,7 @@ from enum import Enum
 from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Leave, Register, Suspend
+from psdist.protocol.control import Bury, Leave, Register, Suspend
 from psdist.protocol.ids import (
     REGISTRAR,
     describe_peer,
@@ -37,6 +39,7 @@ class Standing(Enum):
     ACTIVE = "is active"
     SUSPENDED = "is suspended"
     LEFT = "has left"
+    DEAD = "has died"
 
 
 class Membership:
@@ -65,6 +68,12 @@ class Membership:
         self.resumed_up_to = resumed_up_to
         self.num_active_workers = 0
         """Workers in groups that have not left: the denominator of a group's weight."""
+        self.generation = 0
+        """Of the membership: one more with every time that somebody is declared dead."""
+        self.dead: frozenset[int] = frozenset()
+        """Peers of groups that are out."""
+        self.chief = worker_id(0)
+        """The first worker of the groups that are not out."""
 
     @property
     def num_groups(self) -> int:
@@ -140,6 +149,39 @@ class Membership:
         self._standing[group] = Standing.LEFT
         self._stop(group, message.clock)
         self.num_active_workers -= len(self._groups[group])
+
+    def bury(self, peer: int, message: Bury) -> dict[int, bool] | None:
+        """Groups that are out from now on, ascending, of those that have not left, and whether each
+        had registered; None for a generation that was taken in before."""
+        if peer != REGISTRAR:
+            self._refuse(peer, f"sent Bury; {describe_peer(REGISTRAR)} says who is dead")
+        if message.generation <= self.generation:
+            return None
+        if any(worker_id(worker) not in self.group_of for worker in message.dead):
+            self._refuse(
+                peer, f"declared {describe_workers(message.dead)} dead, who are not all of this run"
+            )
+        self.generation = message.generation
+        out = sorted({self.group_of[worker_id(worker)] for worker in message.dead})
+        self.dead = frozenset(worker_id(worker) for group in out for worker in self._groups[group])
+        self.chief = min(self.group_of.keys() - self.dead, default=self.chief)
+        buried: dict[int, bool] = {}
+        for group in out:
+            standing = self._standing[group]
+            if standing in (Standing.LEFT, Standing.DEAD):
+                continue
+            self._standing[group] = Standing.DEAD
+            self._suspended.discard(group)
+            self.limits.bury(group)
+            self.pushing.difference_update(self.peers_of(group))
+            buried[group] = standing is not Standing.UNREGISTERED
+            if buried[group]:
+                self.num_active_workers -= len(self._groups[group])
+        return buried
+
+    def peers_of(self, group: int) -> set[int]:
+        """Its workers."""
+        return set(map(worker_id, self._groups[group]))
 
     def _let_push(self, group: int) -> None:
         self.pushing.update(map(worker_id, self._groups[group]))

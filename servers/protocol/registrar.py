@@ -26,11 +26,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NoReturn
 
-from psdist.errors import InvariantError, ProtocolError
+from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
-from psdist.protocol.collected import MOST_TOLD, collected
+from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
 from psdist.protocol.control import (
     Absent,
+    Buried,
     Busy,
     Collected,
     Control,
@@ -47,7 +48,14 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.ids import describe_peer, describe_workers, server_id, worker_id
+from psdist.protocol.ids import (
+    describe_peer,
+    describe_workers,
+    is_worker,
+    server_id,
+    worker_id,
+    worker_of,
+)
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
@@ -55,6 +63,7 @@ from psdist.servers.protocol.checkpoints import (
     CompleteCheckpoint,
     DropCheckpoint,
 )
+from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
 
 
@@ -93,6 +102,8 @@ RegistrarAction = (
     | BeginCheckpoint
     | CompleteCheckpoint
     | DropCheckpoint
+    | Death
+    | Survived
 )
 
 
@@ -104,6 +115,8 @@ class _Collective:
     earliest: dict[int | None, Progress] = field(default_factory=dict)
     """Of those that have entered, the one with the fewest iterations, by the length of the loaders
     that these were made of (None: not all of one length)."""
+    is_complete: bool = False
+    """Whether all have come, and servers were told."""
     resumed: set[int] = field(default_factory=set)
     checkpoint: str = ""
     """Its name, where it makes one that has begun."""
@@ -118,6 +131,7 @@ class Registrar:
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *Checkpoints.TAKES,
         *Meetings.TAKES,
+        *Deaths.TAKES,
     )
 
     def __init__(
@@ -128,9 +142,12 @@ class Registrar:
         mode: str = "sync",
         staleness: int = 0,
         groups: Sequence[Sequence[int]] = (),
+        max_deaths: int = 0,
+        min_groups: int = 1,
     ) -> None:
         """``staleness``: how many iterations a group may be ahead of what it waits for in a step
-        (ssp); ``groups``: the workers of each; without them every worker is one of its own."""
+        (ssp); ``groups``: the workers of each; without them every worker is one of its own;
+        ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -142,6 +159,16 @@ class Registrar:
             groups=groups,
             staleness={"sync": 0, "ssp": staleness}.get(mode),
         )
+        self._deaths = Deaths(
+            groups=groups or [(worker,) for worker in range(num_workers)],
+            num_servers=num_servers,
+            max_deaths=max_deaths,
+            min_groups=min_groups,
+        )
+        self._is_ready = False
+        """Whether everybody has prepared, and nobody prepares more."""
+        self._is_finishing = False
+        """Whether servers have been told that all workers are done."""
         self._collectives: dict[int, _Collective] = {}
         self._held: int | None = None
         """Number of a collective to which all have come, and that waits until the checkpoint before
@@ -159,6 +186,8 @@ class Registrar:
     def handle(self, peer: int, message: Control) -> list[RegistrarAction]:
         """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
         a peer which speaks for another one or says what cannot be."""
+        if self._deaths.out and is_worker(peer) and worker_of(peer) in self._deaths.out:
+            return []  # it is not in the job any more, and may not have heard of that
         if isinstance(message, Progress):
             self._require_worker(peer, message)
             return self._on_progress(message)
@@ -185,6 +214,9 @@ class Registrar:
             self._require_worker(peer, message)
             is_collecting = any(not each.error for each in self._collectives.values())
             return [*self._meetings.on_told(message.worker, message, is_collecting=is_collecting)]
+        if isinstance(message, Buried):
+            self._require_server(peer, message)
+            return self._on_buried(message)
         if isinstance(message, Checkpoints.TAKES):
             return [*self._checkpoints.on_told(peer, message), *self._go_on_with_checkpoint()]
         raise InvariantError(f"the registrar was given {type(message).__name__}")
@@ -196,7 +228,7 @@ class Registrar:
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
 
-    def _require_server(self, peer: int, message: Resumed | Finished) -> None:
+    def _require_server(self, peer: int, message: Resumed | Finished | Buried) -> None:
         server = message.server
         if not 0 <= server < self._num_servers or peer != server_id(server):
             _refuse(peer, f"sent {type(message).__name__} of server {server}")
@@ -206,7 +238,7 @@ class Registrar:
         is_of_peer = isinstance(worker, int) and peer == worker_id(worker)
         if not is_of_peer or not isinstance(values, dict) or not is_plain(line):
             _refuse(peer, "sent a line of metrics that is not its own, or no plain data")
-        if worker == 0:
+        if worker == self._deaths.chief:
             self.last.update(values)
         return [WriteMetrics({**{k: v for k, v in line.items() if k != "values"}, **values})]
 
@@ -223,6 +255,8 @@ class Registrar:
         if message.name == CHECKPOINT and unpack_clocks(message.payload) is None:
             _refuse(peer, "entered a checkpoint with what are no clocks")
         self._entered[message.worker] = message.seq
+        if message.name == "prepare" and message.payload != PREPARED:
+            self._is_ready = False
         collective = self._collectives.get(message.seq)
         if collective is None:
             is_of_meeting = message.name == WRITTEN or (
@@ -279,7 +313,10 @@ class Registrar:
         if min(earliest, mine, key=_order) is not mine:
             return actions
         collective.earliest[length] = mine
-        others = sorted(self.progress.values(), key=_order)
+        out = self._deaths.out
+        others = sorted(
+            (each for each in self.progress.values() if each.worker not in out), key=_order
+        )
         judged = (self._judge(seq, collective, other) for other in others)
         return [*actions, *chain.from_iterable(judged)]
 
@@ -327,7 +364,9 @@ class Registrar:
         )
 
     def _resume_if_all_have_come(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
-        if len(collective.entered) < self._num_workers:
+        if collective.error or collective.is_complete or self._deaths.is_settling:
+            return []
+        if not all(worker in collective.entered for worker in self._deaths.live):
             return []
         if collective.name == CHECKPOINT:
             return self._begin_checkpoint(seq, collective)
@@ -337,15 +376,17 @@ class Registrar:
         return self._resume(seq)
 
     def _resume(self, seq: int, checkpoint: str = "") -> list[RegistrarAction]:
+        self._collectives[seq].is_complete = True
         resume = Resume(seq=seq, checkpoint=checkpoint)
         return [SendControl(server_id(server), resume) for server in range(self._num_servers)]
 
     def _begin_checkpoint(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
-        clocks = []
-        for worker in range(self._num_workers):
+        of_worker = {}
+        for worker in self._deaths.live:
             told = unpack_clocks(collective.entered[worker].payload)
             assert told is not None
-            clocks.append(told)
+            of_worker[worker] = told
+        clocks = list(of_worker.values())
         if len(set(map(len, clocks))) > 1:
             return self._fail(
                 seq,
@@ -356,7 +397,11 @@ class Registrar:
         if self._checkpoints.is_busy:  # the one before is being written
             self._held = seq
             return []
-        begun = self._checkpoints.begin(clocks)
+        # Who has died goes on, in a job that goes on from it, where the others are.
+        lowest = tuple(map(min, zip(*clocks, strict=True)))
+        begun = self._checkpoints.begin(
+            [of_worker.get(worker, lowest) for worker in range(self._num_workers)]
+        )
         collective.checkpoint = begun.checkpoint
         return [begun, *self._resume(seq, begun.checkpoint)]
 
@@ -378,7 +423,7 @@ class Registrar:
 
     def _on_resumed(self, message: Resumed) -> list[RegistrarAction]:
         collective = self._collectives.get(message.seq)
-        if collective is None or len(collective.entered) < self._num_workers:
+        if collective is None or not collective.is_complete:
             raise ProtocolError(
                 f"server {message.server} resumed collective {message.seq}, which is not complete"
             )
@@ -388,7 +433,10 @@ class Registrar:
         if len(collective.resumed) < self._num_servers:
             return []
         del self._collectives[message.seq]
-        workers = range(self._num_workers)
+        entered = [collective.entered.get(worker) for worker in range(self._num_workers)]
+        if collective.name == "prepare":
+            brought = {enter.payload for enter in collective.entered.values()}
+            self._is_ready = brought == {PREPARED}
         if collective.checkpoint:
             answer = Collected(
                 seq=message.seq,
@@ -398,8 +446,8 @@ class Registrar:
                 error="",
             )
         else:
-            answer = collected(message.seq, [collective.entered[worker] for worker in workers])
-        return [SendControl(worker_id(worker), answer) for worker in workers]
+            answer = collected(message.seq, entered)
+        return [SendControl(worker_id(worker), answer) for worker in self._deaths.live]
 
     def _on_done(self, peer: int, message: Done) -> list[RegistrarAction]:
         is_waiting = self._is_waiting(message.worker)
@@ -412,15 +460,18 @@ class Registrar:
             self._fail_if_a_script_has_finished(seq, each)
             for seq, each in self._collectives.items()
         )
-        actions = [*cancelled, *chain.from_iterable(failed)]
-        if len(self.done) == self._num_workers:
-            actions += [
-                SendControl(server_id(server), Finish()) for server in range(self._num_servers)
-            ]
-        return actions
+        return [*cancelled, *chain.from_iterable(failed), *self._finish_if_all_are_done()]
+
+    def _finish_if_all_are_done(self) -> list[RegistrarAction]:
+        if self._is_finishing or self._deaths.is_settling:
+            return []
+        if not all(worker in self.done for worker in self._deaths.live):
+            return []
+        self._is_finishing = True
+        return [SendControl(server_id(server), Finish()) for server in range(self._num_servers)]
 
     def _on_finished(self, peer: int, message: Finished) -> list[RegistrarAction]:
-        is_asked = len(self.done) == self._num_workers
+        is_asked = self._is_finishing
         if message.server in self.servers or not is_asked or not is_plain(message.statistics):
             _refuse(peer, "sent Finished twice, unasked, or with what is no plain data")
         self._checkpoints.require_told(peer)
@@ -430,20 +481,64 @@ class Registrar:
     def _complete_if_all_reported(self) -> list[RegistrarAction]:
         if len(self.servers) < self._num_servers:
             return []
-        stops = [SendControl(worker_id(worker), Stop()) for worker in range(self._num_workers)]
+        stops = [SendControl(worker_id(worker), Stop()) for worker in self._deaths.live]
         return [*stops, Complete()]
 
     def _on_who_is_absent(self, message: WhoIsAbsent) -> list[RegistrarAction]:
         collective = self._collectives.get(message.seq)
         if collective is None:
             return []  # it is over: the question has crossed the answer
-        absent = [worker for worker in range(self._num_workers) if worker not in collective.entered]
+        absent = [worker for worker in self._deaths.live if worker not in collective.entered]
         return [
             SendControl(
                 worker_id(message.worker),
                 Absent(seq=message.seq, workers=absent[:MOST_TOLD], num_absent=len(absent)),
             ),
         ]
+
+    @property
+    def out(self) -> frozenset[int]:
+        """Workers that are not in the job any more: the dead, and the others of their groups."""
+        return frozenset(self._deaths.out)
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def on_lost(self, peer: int, who: str) -> list[RegistrarAction]:
+        """The network has noticed that ``peer`` is dead. Raises :class:`PeerLostError` where the
+        job cannot go on without it."""
+        if not is_worker(peer):
+            raise PeerLostError(who)
+        worker = worker_of(peer)
+        if worker in self.done:
+            return []  # nothing was to come of it
+        return [*self._deaths.on_lost(worker, who, is_ready=self._is_ready)]
+
+    def _on_buried(self, message: Buried) -> list[RegistrarAction]:
+        actions: list[RegistrarAction] = [*self._deaths.on_buried(message.server, message)]
+        if self._deaths.is_settling:
+            return actions
+        # Behind Survive: whoever hears of what follows knows who is dead.
+        out = self._deaths.out
+        for seq, collective in tuple(self._collectives.items()):
+            if collective.is_complete:
+                continue
+            for worker in out:
+                collective.entered.pop(worker, None)
+            collective.earliest = {
+                length: each
+                for length, each in collective.earliest.items()
+                if each.worker not in out
+            }
+            if not collective.entered:
+                del self._collectives[seq]
+        actions += self._meetings.on_lost(out)
+        actions += self._checkpoints.on_lost([worker_id(worker) for worker in sorted(out)])
+        actions += self._go_on_with_checkpoint()
+        for seq, collective in tuple(self._collectives.items()):
+            if not collective.is_complete:
+                actions += self._fail_if_a_script_has_finished(seq, collective)
+                actions += self._resume_if_all_have_come(seq, collective)
+        return actions + self._finish_if_all_are_done()
 
 
 def is_plain(value: Any, *, depth: int = 8) -> bool:

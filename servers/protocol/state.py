@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from psdist.errors import PeerLostError, ProtocolError, PsdistError
 from psdist.protocol.checkpoints import FirstClocks, number_of
 from psdist.protocol.control import (
+    Bury,
     Leave,
     Missing,
     Register,
@@ -44,7 +45,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, worker_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
@@ -53,6 +54,7 @@ from psdist.servers.protocol.actions import (
     Built,
     Fail,
     Held,
+    Inherit,
     Load,
     MembershipEvent,
     Receipt,
@@ -97,10 +99,12 @@ class ServerCore:
         pipeline: int = 0,
         resumed_up_to: int = 0,
         first: FirstClocks | None = None,
+        survives_workers: bool = False,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
-        on from a checkpoint."""
+        on from a checkpoint; ``survives_workers``: the registrar decides what follows from the
+        death of a worker, which otherwise is an error."""
         self._server = server
         self._restores = first.checkpoint if first is not None else ""
         self._chunks: dict[int, ChunkState] = {}  # ascending
@@ -112,6 +116,7 @@ class ServerCore:
         )
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
+        self._survives_workers = survives_workers
         self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
         self._policy = policy
@@ -157,6 +162,7 @@ class ServerCore:
             Resume: self._on_resume,
             Leave: self._on_leave,
             SumsOfSquares: self._on_sums_of_squares,
+            Bury: self._on_bury,
             WhoIsMissing: self._on_who_is_missing,
             StateValues: self._on_state_values,
             StateWanted: self._on_state_wanted,
@@ -171,6 +177,8 @@ class ServerCore:
     def handle(self, event: ServerEvent) -> list[Action]:
         """What to do about ``event``, in order. A broken rule of a peer becomes ``Fail``."""
         try:
+            if (dead := self._replies.dead) and getattr(event, "peer", None) in dead:
+                return self._on_dead(event)
             return self._on[type(event)](event)
         except PsdistError as error:
             return [Fail(error)]
@@ -281,8 +289,10 @@ class ServerCore:
 
     def _on_state_wanted(self, peer: int, message: StateWanted) -> list[Action]:
         """Every worker is in a collective: nothing is under way."""
-        if peer != CHIEF:
-            self._refuse(peer, f"sent StateWanted; {describe_peer(CHIEF)} asks for state")
+        if peer != self._membership.chief:
+            self._refuse(
+                peer, f"sent StateWanted; {describe_peer(self._membership.chief)} asks for state"
+            )
         chunk = self._chunks.get(message.chunk)
         if chunk is None:
             self._refuse_chunk(peer, message.chunk)
@@ -386,9 +396,61 @@ class ServerCore:
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
         return [SendControl(peer, answer)]
 
+    # -- deaths -------------------------------------------------------------------------------
+
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
-        """No failure is survived in this version."""
-        raise PeerLostError(event.who)
+        """What of a worker has not arrived never will. What follows, the registrar says."""
+        if not self._survives_workers or not is_worker(event.peer):
+            raise PeerLostError(event.who)
+        pool = self._updates.pool
+        pool.forget_offers({event.peer})
+        return pool.give_up({event.peer})
+
+    def _on_bury(self, peer: int, message: Bury) -> list[Action]:
+        """Nobody waits for the groups of the dead. What has arrived of them whole is contained as
+        if they lived, chunk by chunk; nothing else of theirs is."""
+        chief = self._membership.chief
+        groups = self._membership.bury(peer, message)
+        if groups is None:
+            return []
+        replies, actions = self._replies, list[Action]()
+        replies.dead |= self._membership.dead
+        if self._membership.chief != chief:
+            for chunk in self._chunks.values():
+                actions += self._give_up_load(chunk)
+        for group, had_joined in groups.items():
+            peers = self._membership.peers_of(group)
+            for chunk in self._chunks.values():
+                actions += [Inherit(chunk.index, group, each) for each in chunk.bury(group, peers)]
+            if had_joined:
+                clocks = (chunk.clock.done[group] for chunk in self._chunks.values())
+                fewest = min(clocks, default=self._limits.first[group])
+                actions.append(self._membership_event("death", group, fewest))
+        self._updates.pool.forget_offers(replies.dead)
+        for chunk in self._chunks.values():
+            chunk.clock.catch_up()
+        for chunk in self._chunks.values():
+            actions += self._go_on(chunk)
+        return actions + self._updates.on_stopped()
+
+    def _give_up_load(self, chunk: ChunkState) -> list[Action]:
+        """The chief has died. What it was about to set is nobody's, and the next one counts what it
+        sets by pulls of its own."""
+        chunk.newest_load = 0
+        values, chunk.loading = chunk.loading, None
+        if values is None:
+            return []
+        self._end_loading(chunk)
+        return self._updates.pool.release(values.slot)
+
+    def _on_dead(self, event: Any) -> list[Action]:
+        """Whoever is out of the job says nothing that counts. A slot is free again."""
+        if isinstance(event, PeerLost):
+            return self._on_peer_lost(event)
+        if isinstance(event, Arrived) and event.frame is not None:
+            pool = self._updates.pool
+            return pool.release(event.frame) if pool.has_come(event.frame) else []
+        return []
 
     # -- messages about a chunk ---------------------------------------------------------------
 
@@ -416,9 +478,9 @@ class ServerCore:
                 chunk.sent[group] = event.clock
             elif event.clock > chunk.sent.get(group, -1):
                 self._refuse_order(peer, index, event.clock)
-        elif event.kind != Kind.INIT or peer != CHIEF:
+        elif event.kind != Kind.INIT or peer != self._membership.chief:
             self._refuse_kind(peer, event.kind)
-        return self._updates.pool.offer(index, group, event.ticket) or self._on_held(
+        return self._updates.pool.offer(index, group, event.ticket, peer) or self._on_held(
             peer, index, group
         )
 
@@ -443,6 +505,8 @@ class ServerCore:
         chunk = self._chunks.get(header.chunk)
         if chunk is None:
             self._refuse_chunk(peer, header.chunk)
+        if slot is not None:
+            self._updates.pool.has_come(slot)
         chunk.clock.catch_up()
         if header.kind == _PUSH:
             return self._on_push(chunk, peer, header, slot)
@@ -457,6 +521,8 @@ class ServerCore:
 
     def _on_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         group = self._membership.require_worker(peer)
+        if header.generation > self._membership.generation:
+            self._refuse_generation(peer, header)
         pushed = chunk.newest_round_of(group) + 1
         if not 0 <= header.clock <= pushed + self._ahead or not header.pull_number:
             self._refuse(
@@ -468,6 +534,13 @@ class ServerCore:
             self._refuse_version(chunk, peer, header)
         actions = self._replies.answer_pull(chunk, peer, header)
         return actions + self._updates.on_free_buffer(chunk)
+
+    def _refuse_generation(self, peer: int, header: Header) -> NoReturn:
+        self._refuse(
+            peer,
+            f"speaks of generation {header.generation} of the membership; the registrar has told "
+            f"of {self._membership.generation}",
+        )
 
     def _refuse_version(self, chunk: ChunkState, peer: int, header: Header) -> NoReturn:
         self._refuse(
@@ -506,7 +579,7 @@ class ServerCore:
             )
         chunk.close_implied_replies(peer, NEVER)  # who sets values waits for nothing else
         chunk.newest_load = header.pull_number
-        chunk.loading = Loading(group, clock, header.pull_number, slot)
+        chunk.loading = Loading(group, clock, header.pull_number, slot, peer)
         return self._load(chunk, chunk.loading)
 
     def _load(self, chunk: ChunkState, values: Loading) -> list[Action]:
@@ -519,17 +592,21 @@ class ServerCore:
             self._on[ReplySent] = self._on_reply_sent_meanwhile
             return []
         chunk.loading = None
-        if self._loading.pop(chunk.index, None) is not None and not self._loading:
-            self._on[Arrived] = self._on_arrived
-            self._on[ReplySent] = self._on_reply_sent
+        self._end_loading(chunk)
         chunk.current = target
         chunk.version += 1
-        index, (group, clock, number, slot) = chunk.index, values
+        index, (group, clock, number, slot, peer) = chunk.index, values
         return [
             Load(index, slot, target, group, clock),
             *self._updates.pool.release(slot),
-            Receipt(CHIEF, index, clock, number),
+            Receipt(peer, index, clock, number),
         ]
+
+    def _end_loading(self, chunk: ChunkState) -> None:
+        """No values of the chunk wait any more."""
+        if self._loading.pop(chunk.index, None) is not None and not self._loading:
+            self._on[Arrived] = self._on_arrived
+            self._on[ReplySent] = self._on_reply_sent
 
     def _on_arrived_meanwhile(self, event: Arrived) -> list[Action]:
         header = event.header
@@ -552,6 +629,8 @@ class ServerCore:
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
     ) -> list[Action]:
         group, clock, weight = header.group, header.clock, header.weight
+        if header.generation > self._membership.generation:
+            self._refuse_generation(peer, header)
         if self._group_of.get(peer) != group:
             self._refuse(peer, f"pushed for group {group}, which is not its own")
         chunk.close_implied_replies(peer, clock)
@@ -601,6 +680,11 @@ class ServerCore:
         return self._updates.on_free_buffer(chunk)
 
     # -- for tests, reports and people --------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """Of the membership."""
+        return self._membership.generation
 
     @property
     def resumed_up_to(self) -> int:

@@ -47,11 +47,12 @@ from psdist.protocol.control import (
     StateHeld,
     StateTaken,
     Stop,
+    Survive,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.header import MOST_SETS
-from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
@@ -87,13 +88,16 @@ class WorkerCore:
         *,
         describe_group: Callable[[int], str] = lambda group: f"group {group}",
         sets: list[WorkerCore] | None = None,
+        survives_workers: bool = False,
     ) -> None:
         """``describe_group(group)`` names a group to people; ``sets``: the machines of the sets
-        before this one."""
+        before this one; ``survives_workers``: the registrar decides what follows from the death of
+        another worker, which otherwise is an error."""
         self.seat = seat
         self.sets = [] if sets is None else sets
         """Of all sets of this worker, by index."""
         self.set_index = len(self.sets)
+        self._survives_workers = survives_workers
         self.sets.append(self)
         self._describe_group = describe_group
         self._membership = Membership(seat, set_index=self.set_index)
@@ -127,6 +131,7 @@ class WorkerCore:
                 Stop: self._membership.on_stop,
                 Collected: self._collectives.on_collected,
                 Absent: self._collectives.on_absent,
+                Survive: self._on_survive,
                 Propose: self.meetings.on_propose,
                 Release: self.meetings.on_release,
                 Commit: self.meetings.on_commit,
@@ -138,13 +143,19 @@ class WorkerCore:
         """The machine of another parameter set of this worker."""
         if len(self.sets) == MOST_SETS:
             raise UsageError(f"a job trains at most {MOST_SETS} parameter sets (optimizers)")
-        return WorkerCore(self.seat, describe_group=self._describe_group, sets=self.sets)
+        return WorkerCore(
+            self.seat,
+            describe_group=self._describe_group,
+            sets=self.sets,
+            survives_workers=self._survives_workers,
+        )
 
     # -- events --------------------------------------------------------------------------------
 
     def handle(self, event: WorkerEvent) -> list[Action]:
         """What to do about ``event``, in order. Raises :class:`ProtocolError` naming a peer that
-        has broken a rule, :class:`PeerLostError` naming one that has died."""
+        has broken a rule, :class:`PeerLostError` naming one that has died, :class:`BuriedError`
+        where this worker's group is not in the job any more."""
         return self._handlers[type(event)](event)
 
     def _on_control(self, event: ControlArrived) -> list[Action]:
@@ -160,7 +171,16 @@ class WorkerCore:
         return self._membership.on_initial_sent(event.chunk)
 
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
+        if self._survives_workers and is_worker(event.peer):
+            return []  # servers wait for it until the registrar says that nobody does
         raise PeerLostError(event.who)
+
+    def _on_survive(self, peer: int, message: Survive) -> list[Action]:
+        actions = self._membership.on_survive(peer, message)
+        for each in self.sets:
+            if each._slice is not None:
+                each._slice.generation = self._membership.generation
+        return actions
 
     def _on_data_too_early(self, event: Offered | Arrived) -> list[Action]:
         raise ProtocolError(
@@ -355,25 +375,26 @@ class WorkerCore:
     def begin_load(self, *, clock: int) -> list[Action]:
         """The chief, while everybody is in a collective: its values of all chunks become the
         servers'. Nothing in place changes."""
-        if not self.seat.is_chief or self._collectives.is_waiting or self._membership.is_joining:
-            raise InvariantError(
-                f"worker {self.seat.worker} sets values; the chief does, between collectives"
-            )
+        self._require_chief("sets values", is_between_collectives=True)
         return self._transfers.begin_load(clock=clock)
+
+    def _require_chief(self, does: str, *, is_between_collectives: bool = False) -> None:
+        is_waiting = self._collectives.is_waiting or self._membership.is_joining
+        if self.seat.worker != self.chief or (is_between_collectives and is_waiting):
+            raise InvariantError(
+                f"worker {self.seat.worker} {does}; the chief does, between collectives"
+            )
 
     def begin_sending_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
         """The chief, before anybody pushes: these parts (chunk, start) of the optimizer's state go
         to the servers; until then :attr:`is_state_moved` is false."""
+        self._require_chief("sends optimizer state")
         return self._state.begin_send(self._by_owner(parts))
 
     def begin_fetching_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
         """The chief, while everybody is in a collective: as :meth:`begin_sending_state`, the other
         way."""
-        if self._collectives.is_waiting or self._membership.is_joining:
-            raise InvariantError(
-                f"worker {self.seat.worker} asks for optimizer state; the chief does, between "
-                "collectives"
-            )
+        self._require_chief("asks for optimizer state", is_between_collectives=True)
         return self._state.begin_fetch(self._by_owner(parts))
 
     def _by_owner(self, parts: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
@@ -465,6 +486,16 @@ class WorkerCore:
         if not self._all_idle or self._collectives.is_waiting:
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
         return self._membership.begin_done(statistics)
+
+    @property
+    def chief(self) -> int:
+        """The worker that has the chief's duties."""
+        return self.sets[0]._membership.chief
+
+    @property
+    def dead(self) -> Collection[int]:
+        """Workers that have died in this job."""
+        return self.sets[0]._membership.dead
 
     @property
     def is_stopped(self) -> bool:

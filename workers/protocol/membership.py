@@ -16,10 +16,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Control, Done, Leave, Register, Registered, Setup, Stop, Suspend
+from psdist.errors import BuriedError, InvariantError, ProtocolError
+from psdist.protocol.control import (
+    Control,
+    Done,
+    Leave,
+    Register,
+    Registered,
+    Setup,
+    Stop,
+    Survive,
+    Suspend,
+)
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    describe_workers,
+    server_id,
+    worker_id,
+)
 from psdist.workers.protocol.actions import Action, SendControl, SendInitial, Warn
 from psdist.workers.protocol.seat import Seat
 
@@ -39,6 +55,11 @@ class Membership:
         """Whether this worker has said that its script has finished."""
         self.is_stopped = False
         """Whether everybody's has, and the job is complete."""
+        self.generation = 0
+        """Of the membership: one more with every time that workers are declared dead."""
+        self.dead: frozenset[int] = frozenset()
+        """Those that are."""
+        self.chief = 0
         self.duplicates = 0
 
     # -- coming --------------------------------------------------------------------------------
@@ -171,6 +192,28 @@ class Membership:
             )
         self.duplicates += self.is_stopped
         self.is_stopped = True
+        return []
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def on_survive(self, peer: int, message: Survive) -> list[Action]:
+        """Who is dead, and has the chief's duties now. Raises :class:`BuriedError` where this
+        worker's group is out."""
+        if peer != REGISTRAR:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent Survive; server "
+                f"{REGISTRAR} says who is dead"
+            )
+        if message.generation <= self.generation:
+            self.duplicates += 1
+            return []
+        self.generation, self.dead = message.generation, frozenset(message.dead)
+        self.chief = message.chief
+        if gone := self.dead & set(self._seat.members):
+            raise BuriedError(
+                f"{describe_workers(gone)} of group {self._seat.group} has died: worker "
+                f"{self._seat.worker}, of the same group, ends, and the job goes on without them"
+            )
         return []
 
     def _to_every_server(self, message: Control) -> list[Action]:

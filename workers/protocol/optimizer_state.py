@@ -55,10 +55,10 @@ class StateTransfer:
         return self._begin(parts, is_asking=True)
 
     def _begin(self, parts: Mapping[int, Iterable[Part]], *, is_asking: bool) -> list[Action]:
-        if not self._seat.is_chief or not self.is_idle:
+        if not self.is_idle:
             raise InvariantError(
-                f"worker {self._seat.worker} sends or asks for optimizer state; the chief does, "
-                "one after the other"
+                f"worker {self._seat.worker} sends or asks for optimizer state before what it "
+                "began before is over"
             )
         self._is_asking = is_asking
         self._queues = {server: deque(its) for server, its in parts.items()}

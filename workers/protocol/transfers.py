@@ -128,6 +128,8 @@ class Transfers:
         """What its pushes say."""
         self._num_pulls = 0
         """Pulls, and times that values were set: one count."""
+        self.generation = 0
+        """Of the membership, as far as this worker knows."""
         self._newest_load = 0
         """Its number when values were set last."""
         self._is_loading = False
@@ -228,6 +230,7 @@ class Transfers:
                 length=0 if is_empty else self.chunk_bytes[chunk],
                 dtype=self.dtypes[chunk],
                 flags=Flag.RECEIPT if self.owners[chunk] in self._asks_receipts else Flag.NONE,
+                generation=self.generation,
                 set_index=self._set_index,
                 chunk_version=self._held(chunk),
             )
@@ -255,6 +258,7 @@ class Transfers:
                 clock=clock,
                 pull_number=self._num_pulls,
                 flags=flags,
+                generation=self.generation,
                 set_index=self._set_index,
                 chunk_version=0 if is_copying else self._held(chunk),
             )
@@ -276,6 +280,7 @@ class Transfers:
                 pull_number=self._num_pulls,
                 length=self.chunk_bytes[chunk],
                 dtype=self.dtypes[chunk],
+                generation=self.generation,
                 set_index=self._set_index,
             )
             for chunk in self.order.chunks

@@ -17,12 +17,26 @@ class Occasions:
     def __init__(self, *, every: str | None, is_leading: bool, now_s: float) -> None:
         """``every``: so many iterations ("100") or so long ("10m"); ``is_leading``: whether this
         worker says when, as all do in sync and the chief does where clocks differ."""
-        found = parse_interval(every) if every is not None and is_leading else None
+        self._every = every
+        self._is_leading = False
+        self._iterations: int | None = None
+        self._seconds: float | None = None
+        self._next_clock: int | None = None
+        self._next_s = 0.0
+        self._asked = ""
+        if is_leading:
+            self.lead(clock=0, now_s=now_s)
+
+    def lead(self, *, clock: int, now_s: float) -> None:
+        """This worker says when from now on: the chief before it has died."""
+        if self._is_leading:
+            return
+        self._is_leading = True
+        found = parse_interval(self._every) if self._every is not None else None
         self._iterations = found if isinstance(found, int) else None
         self._seconds = found if isinstance(found, float) else None
-        self._next_clock = self._iterations
         self._next_s = now_s + (self._seconds or 0.0)
-        self._asked = ""
+        self.begin_at(clock)
 
     def begin_at(self, clock: int) -> None:
         """The job goes on from a checkpoint."""

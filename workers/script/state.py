@@ -73,7 +73,8 @@ class ScriptState:
         self._device = device
         self._loaders = loaders
         self._epochs = epochs
-        self._is_chief = is_chief
+        self.is_chief = is_chief
+        """Whether this worker keeps what is the chief's."""
         self._tell = tell
         self._models: list[ScriptModel] = []
         self._versions: dict[tuple[int, str], int] = {}
@@ -120,7 +121,7 @@ class ScriptState:
         return {
             name: value
             for name, value in model.names().items()
-            if self._is_chief
+            if self.is_chief
             or not isinstance(value, torch.Tensor)
             or self._is_own(model, name, value)
         }
@@ -155,7 +156,7 @@ class ScriptState:
 
     def before_prepare(self, module: torch.nn.Module) -> None:
         """``module`` is prepared next; on the chief, whose values all workers get."""
-        if self._restored is not None and self._is_chief:
+        if self._restored is not None and self.is_chief:
             self._set_tensors(len(self._models), module)
 
     def prepared(self, model: ScriptModel) -> None:

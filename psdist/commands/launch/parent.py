@@ -71,8 +71,11 @@ class _Source:
     filter: Filter
 
 
-def make_parent(*, num_ranks: int, script: str, progress: str, grace_s: float = 0.0) -> Parent:
-    """A parent on this process's own output. ``progress``, ``grace_s``: the settings."""
+def make_parent(
+    *, num_ranks: int, script: str, progress: str, grace_s: float = 0.0, max_deaths: int = 0
+) -> Parent:
+    """A parent on this process's own output. ``progress``, ``grace_s``, ``max_deaths``: the
+    settings."""
     for stream in (0, 1, 2):  # what is opened below must not take the number of one that is closed
         try:
             os.fstat(stream)
@@ -87,13 +90,23 @@ def make_parent(*, num_ranks: int, script: str, progress: str, grace_s: float = 
     screen = Screen(is_live=style == "live")
     view = View(num_ranks=num_ranks, script=script, started_s=time.monotonic())
     return Parent(
-        screen, Display(screen, style=style, view=view), num_ranks=num_ranks, grace_s=grace_s
+        screen,
+        Display(screen, style=style, view=view),
+        num_ranks=num_ranks,
+        grace_s=grace_s,
+        max_deaths=max_deaths,
     )
 
 
 class Parent:
     def __init__(
-        self, screen: Screen, display: Display, *, num_ranks: int, grace_s: float = 0.0
+        self,
+        screen: Screen,
+        display: Display,
+        *,
+        num_ranks: int,
+        grace_s: float = 0.0,
+        max_deaths: int = 0,
     ) -> None:
         self._screen = screen
         self._display = display
@@ -101,6 +114,7 @@ class Parent:
         self._selector = selectors.PollSelector()
         self._sources: dict[int, _Source] = {}
         self._noise = {stream: LauncherNoise() for stream in (1, 2)}
+        self._max_deaths = max_deaths
         self._ending = Ending(grace_s=grace_s)
         self._told: list[int] = []
         self._vanished: list[Rank] = []
@@ -352,6 +366,7 @@ class Parent:
             vanished=[rank.name for rank in self._vanished],
             num_vanished_first=self._num_vanished_first,
             num_started=len(self._ranks.all),
+            max_deaths=self._max_deaths,
         )
         if verdict.line is not None:
             self._screen.say(verdict.line)

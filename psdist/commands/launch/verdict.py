@@ -34,11 +34,12 @@ def judge(
     vanished: Sequence[str],
     num_vanished_first: int,
     num_started: int,
+    max_deaths: int = 0,
 ) -> Verdict:
     """``returncode``: the launcher's, negative for a signal; ``told``: statuses that ranks have
     given; ``vanished``: names of ranks that ended without a word, the first one first;
     ``num_vanished_first``: how many of them before any rank told a failure; ``num_started``: ranks
-    that have had a line."""
+    that have had a line; ``max_deaths``: of how many the job may go on without, and says so."""
     failures = [status for status in told if status]
     if failures:
         if not num_vanished_first or interrupted_by is not None:
@@ -50,7 +51,8 @@ def judge(
         )
     if returncode == 0:
         # Of a rank that has left without a word nobody knows whether it has finished.
-        return _unexplained(vanished[0], 1, returncode) if vanished else Verdict(0)
+        is_survived = len(vanished) <= max_deaths
+        return Verdict(0) if is_survived else _unexplained(vanished[0], 1, returncode)
     if interrupted_by is not None:
         return Verdict(_SIGNAL_STATUS + interrupted_by)
     if deaths:

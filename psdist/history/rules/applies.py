@@ -26,7 +26,11 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
         np.flatnonzero(owners[replay.chunk] != replay.server),
         lambda row: f"{replay.line(row)}: applied, but server {owners[replay.chunk[row]]} owns it",
     )
-    limit = replay.limits[replay.epoch_of(replay.position), replay.group]
+    epochs = replay.epoch_of(replay.position)
+    limit = replay.limits[epochs, replay.group]
+    if len(replay.inherited):
+        at = np.arange(replay.num_rows)
+        limit = replay.limits_at(epochs, replay.chunk)[at, replay.group]
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(limit <= replay.clock),
@@ -143,7 +147,7 @@ def _check_contributors(replay: ServerReplay, findings: Findings, starts: Ints, 
     step and whose count stands at its clock."""
     for part, counts in replay.counts(replay.chunk[starts], starts):
         first, clock = starts[part], replay.clock[starts[part], None]
-        limits = replay.limits[replay.epoch_of(replay.position[first])]
+        limits = replay.limits_at(replay.epoch_of(replay.position[first]), replay.chunk[first])
         is_due = (limits > clock) & (counts == clock)
         lengths = ends[part] - first
         step = np.repeat(np.arange(len(first)), lengths)

@@ -16,7 +16,7 @@ import numpy as np
 
 from psdist.history.records import EventFlag, EventKind, History
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.replay import NEVER, ServerReplay
 
 Cut = tuple[int, ...]
 """By group: how many of its updates a chunk contains."""
@@ -114,6 +114,13 @@ def _snapshots(
     cuts = np.zeros((len(rows), len(replay.run.groups)), np.int64)
     for part, counts in replay.counts(chunk[order], rows[order]):
         cuts[order[part]] = counts
+    # Chunks may contain different updates of the dead. Whoever goes on from here has them where the
+    # lowest of the others is.
+    is_dead = np.zeros(cuts.shape, np.bool_)
+    for epoch, group in replay.deaths:
+        is_dead[:, group] = replay.epoch_of(position) >= epoch
+    lowest = np.where(is_dead, NEVER, cuts).min(axis=1, keepdims=True)
+    cuts = np.where(is_dead, lowest, cuts)
     for i, event in enumerate(events):
         kept = Kept(number=int(event["clock"]), cut=tuple(cuts[i].tolist()), crc=_crc(event))
         found.setdefault(int(chunk[i]), []).append((int(position[i]), kept))

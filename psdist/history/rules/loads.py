@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.replay import ServerReplay
 
@@ -35,24 +36,41 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
         np.flatnonzero(owners[chunk] != replay.server),
         lambda i: f"{line(i)}: server {owners[chunk[i]]} owns the chunk",
     )
-    chief = int(run.group_of_worker()[0])
+    chief = _chiefs(replay, position)
     findings.add_each(
         Rule.LOADS,
         np.flatnonzero((loads["group"] != chief) | (loads["lr_scale"] != 1)),
-        lambda i: f"{line(i)}: set by the chief, of group {chief}, and scaled by nothing",
+        lambda i: f"{line(i)}: set by the chief, of group {chief[i]}, and scaled by nothing",
     )
-    of_chief = np.concatenate([[0], np.cumsum(replay.group == chief)])
-    contained = of_chief[replay.row_of(chunk, position)] - of_chief[replay.first_row[chunk]]
-    contained = contained + replay.first[chief]
+    contained = np.zeros(len(chunk), np.int64)
+    for group in np.unique(chief).tolist():
+        of_chief = np.concatenate([[0], np.cumsum(replay.group == group)])
+        here = of_chief[replay.row_of(chunk, position)] - of_chief[replay.first_row[chunk]]
+        contained = np.where(chief == group, here + replay.first[group], contained)
     findings.add_each(
         Rule.LOADS,
         np.flatnonzero(contained != clock),
         lambda i: f"{line(i)}: the chunk contains {contained[i]} updates of the group then",
     )
+    # What somebody had begun to set and died is set again, of all chunks, by the next chief.
+    is_whole = ~np.isin(loads["group"], [group for _, group in replay.deaths])
     return {
-        mine: tuple(clock[chunk == mine].tolist())
+        mine: tuple(clock[(chunk == mine) & is_whole].tolist())
         for mine in np.flatnonzero(owners == replay.server).tolist()
     }
+
+
+def _chiefs(replay: ServerReplay, positions: Ints) -> Ints:
+    """The group of the first worker that has not died before each position."""
+    group_of = replay.run.group_of_worker()
+    epochs = replay.epoch_of(positions)
+    chiefs: Ints = np.full(len(positions), group_of[0])
+    gone: set[int] = set()
+    for epoch, group in replay.deaths:
+        gone.add(group)
+        living = [each for each in group_of.tolist() if each not in gone]
+        chiefs[epochs >= epoch] = living[0] if living else -1
+    return chiefs
 
 
 def check_same_loads(clocks: Mapping[int, tuple[int, ...]], findings: Findings) -> None:

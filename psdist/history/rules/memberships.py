@@ -61,6 +61,7 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
             stated[group] = clock
     _check_stated_clocks(replay, findings)
     _check_deaths(replay, findings)
+    _check_inherited(replay, findings)
     if replay.is_complete:
         for group in unfinished_groups(replay):
             findings.add(
@@ -133,6 +134,47 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
                 Rule.MEMBERSHIP,
                 f"server {replay.server}, position {position}: DEATH of group {group} stamped "
                 f"{clock}, but the fewest updates that a chunk contains of it are {counts.min()}",
+            )
+
+
+def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
+    """What a chunk inherits of a group stands directly before the group's DEATH, is the next of its
+    updates that the chunk does not contain, and is contained by the end of a whole log."""
+    death_at = {
+        int(replay.members["group"][index]): int(replay.member_position[index])
+        for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH)
+    }
+    owners = replay.run.owners
+    positions = replay.inherited_position.tolist()
+    inherited = set(positions)
+    next_of: dict[tuple[int, int], int] = {}
+    for position, chunk, group, clock in zip(
+        positions,
+        replay.inherited["chunk"].tolist(),
+        replay.inherited["group"].tolist(),
+        replay.inherited["clock"].tolist(),
+        strict=True,
+    ):
+        rows = replay.rows_of_group[group]
+        rows = rows[replay.chunk[rows] == chunk]
+        num_before = int(np.count_nonzero(replay.position[rows] < position))
+        expected = next_of.get((chunk, group), num_before + int(replay.first[group]))
+        next_of[chunk, group] = clock + 1
+        end = death_at.get(group, -1)
+        problem = None
+        if owners[chunk] != replay.server:
+            problem = f"server {owners[chunk]} owns the chunk"
+        elif end < position or any(each not in inherited for each in range(position, end)):
+            problem = "its DEATH does not stand directly behind it"
+        elif clock != expected:
+            problem = f"the chunk contains {expected} updates of the group then"
+        elif replay.is_complete and not np.any(replay.clock[rows] == clock):
+            problem = "it was never applied: lost"
+        if problem is not None:
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {replay.server}, position {position}, chunk {chunk}: update {clock} of "
+                f"group {group} is inherited: {problem}",
             )
 
 

@@ -89,6 +89,12 @@ class ServerReplay:
         self.limits = self._replay_membership()
         self.num_active_workers = self._count_active_workers()
 
+        is_inherited = events["kind"] == EventKind.INHERIT
+        self.inherited_position: Ints = np.flatnonzero(is_inherited)
+        """Of every update that had arrived whole when its group died, and was to be contained."""
+        self.inherited = events[self.inherited_position]
+        self._deaths = self._replay_deaths()
+
     @property
     def num_changes(self) -> int:
         """Optimizer steps to which somebody brought a gradient."""
@@ -105,6 +111,20 @@ class ServerReplay:
         """How many membership events lie before each position: an index into ``limits``."""
         epochs: Ints = np.searchsorted(self.member_position, positions)
         return epochs
+
+    def limits_at(self, epochs: Ints, chunks: Ints) -> Counts:
+        """[n, groups]: how many updates of a group others must wait for in these chunks, after so
+        many membership events. Where a group has died that is what the chunk inherits of it."""
+        limits: Counts = self.limits[epochs]
+        for epoch, group, until in self._deaths:
+            rows = np.flatnonzero(epochs >= epoch)
+            limits[rows, group] = until[chunks[rows]]
+        return limits
+
+    @property
+    def deaths(self) -> list[tuple[int, int]]:
+        """For each death the membership events with it, and the group."""
+        return [(epoch, group) for epoch, group, _ in self._deaths]
 
     def key_of(self, chunks: Ints, positions: Ints) -> Ints:
         """A number for each, in the order of chunk, then position. The end of the log in one chunk
@@ -206,6 +226,18 @@ class ServerReplay:
                 present.pop(group, None)
             active.append(sum(present.values()))
         return np.asarray(active)
+
+    def _replay_deaths(self) -> list[tuple[int, int, Counts]]:
+        """For each death: the membership events with it, the group, and [chunks] how many of its
+        updates are waited for from then on."""
+        deaths = []
+        for index in np.flatnonzero(self.members["kind"] == EventKind.DEATH).tolist():
+            group = int(self.members["group"][index])
+            until = np.full(self.run.num_chunks, self.members["clock"][index], np.int32)
+            mine = self.inherited[self.inherited["group"] == group]
+            np.maximum.at(until, mine["chunk"], mine["clock"].astype(np.int32) + 1)
+            deaths.append((index + 1, group, until))
+        return deaths
 
     def _replay_membership(self) -> Counts:
         """[membership events + 1, groups]: how many updates of a group others must wait for.

@@ -105,7 +105,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
     epochs = replay.epoch_of(uses.position)
     staleness = np.zeros(len(rows), np.int64)
     for part, counts in replay.counts(uses.chunk, rows):
-        limits = replay.limits[epochs[part]]
+        limits = replay.limits_at(epochs[part], uses.chunk[part])
         iteration = uses.iteration[part].astype(np.int32)
         if run.bound is not None:
             needed = np.minimum((iteration - run.bound)[:, None], limits)

@@ -8,6 +8,7 @@ history is decided by whoever applies pushes (``updates``) and lets replies go
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ class Loading(NamedTuple):
     clock: int
     pull_number: int
     slot: Frame
+    peer: int
 
 
 @dataclass(slots=True, eq=False)
@@ -133,9 +135,14 @@ class ChunkState:
         now = min_done, clock.limits.admissions
         if self._turn_of != now:
             self._turn, self._turn_of = 0, now
+        inherited = clock.inherited
         for group in range(self._turn, len(done)):
             # As clock.is_required(group), without a call for each group of a round.
-            if done[group] == min_done < limit[group] and group not in gathered:
+            if (
+                done[group] == min_done
+                and (min_done < limit[group] or group in inherited)
+                and group not in gathered
+            ):
                 self._turn = group
                 return group
         self._turn = len(done)
@@ -169,6 +176,26 @@ class ChunkState:
         for token in tuple(self._tokens.get(peer, ())):
             if clock >= token.implied_by:
                 self.close_reply(token)
+
+    # -- the dead ------------------------------------------------------------------------------
+
+    def bury(self, group: int, peers: Collection[int]) -> list[int]:
+        """``group``, of the workers ``peers``, has died; the iterations of it that have arrived
+        whole and will be contained. Nothing is owed to it any more."""
+        clocks = [push.clock for push in self.pushes.get(group, ())]
+        if group in self.gathering.pushes:
+            clocks.insert(0, self.gathering.pushes[group].clock)
+        for needed, replies in tuple(self.parked.items()):
+            kept = [each for each in replies if each.peer not in peers]
+            if kept:
+                self.parked[needed] = kept
+            else:
+                del self.parked[needed]
+        self.unloaded_pulls = [each for each in self.unloaded_pulls if each.peer not in peers]
+        for peer in peers:
+            self.pulls.pop(peer, None)
+        self.clock.bury(group, inherited=len(clocks))
+        return clocks
 
     def is_gathering_later_than(self, clock: int) -> bool:
         """Whether a later iteration is being summed (sync)."""

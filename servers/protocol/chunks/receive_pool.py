@@ -44,7 +44,7 @@ tests/unit/servers/chunks/test_shared_order.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,8 @@ Key = tuple[int, int | None]
 class _Held:
     """The offers of one group about one chunk, in their order."""
 
-    tickets: deque[Any]
+    tickets: deque[tuple[int, Any]]
+    """Each with the peer whose it is."""
     need: int = 0
     """In whose queue they wait; 0 for none, until they are considered again."""
 
@@ -81,6 +82,8 @@ class ReceivePool:
         }
         self.holds_too_far = self._queues[TOO_FAR]
         """Not empty if offers wait that were too far ahead when they were looked at last."""
+        self._coming: dict[int, tuple[int, Frame]] = {}
+        """By id: the slots into which something is received, and of which peer."""
         self.most_used = 0
 
     @property
@@ -95,17 +98,41 @@ class ReceivePool:
         """Whether an offer about the chunk is held."""
         return chunk in self._held
 
-    def offer(self, chunk: int, group: int | None, ticket: Any) -> list[Action]:
-        """A message is offered: receive it now, or hold its ticket."""
+    def offer(self, chunk: int, group: int | None, ticket: Any, peer: int = -1) -> list[Action]:
+        """``peer`` offers a message: receive it now, or hold its ticket."""
         held = self._held.get(chunk)
         if (held is None or group not in held) and len(self._free) >= self._need(chunk, group):
-            return [Accept(ticket, self._use_slot())]
+            return [Accept(ticket, self._use_slot(peer))]
         if held is None:
             held = self._held[chunk] = {}
         if group not in held:
             held[group] = _Held(deque())
-        held[group].tickets.append(ticket)
+        held[group].tickets.append((peer, ticket))
         return self.reconsider(chunk, group)
+
+    def has_come(self, slot: Frame) -> bool:
+        """What was received into the slot is here; False where that was given up."""
+        return self._coming.pop(id(slot), None) is not None
+
+    def forget_offers(self, peers: Collection[int]) -> None:
+        """Nothing that these peers offer is received any more."""
+        for chunk, groups in tuple(self._held.items()):
+            for group, held in tuple(groups.items()):
+                kept = deque(each for each in held.tickets if each[0] not in peers)
+                if len(kept) == len(held.tickets):
+                    continue
+                held.tickets = kept
+                if not kept:
+                    self._forget(chunk, group)
+
+    def give_up(self, peers: Collection[int]) -> list[Action]:
+        """No payload of these peers comes any more: the slots that wait for one are free."""
+        lost = [slot for sender, slot in self._coming.values() if sender in peers]
+        actions: list[Action] = []
+        for slot in lost:
+            del self._coming[id(slot)]
+            actions += self.release(slot)
+        return actions
 
     def reconsider(self, chunk: int, group: int | None) -> list[Action]:
         """The need of this group's offer may have changed (its turn came)."""
@@ -149,20 +176,27 @@ class ReceivePool:
             held.need = need
 
     def _take(self, chunk: int, group: int | None) -> Accept:
-        groups = self._held[chunk]
-        held = groups[group]
-        ticket = held.tickets.popleft()
+        held = self._held[chunk][group]
+        peer, ticket = held.tickets.popleft()
         if held.need:
             del self._queues[held.need][chunk, group]
             held.need = 0
         if not held.tickets:
-            del groups[group]
-            if not groups:
-                del self._held[chunk]
-        return Accept(ticket, self._use_slot())
+            self._forget(chunk, group)
+        return Accept(ticket, self._use_slot(peer))
 
-    def _use_slot(self) -> Frame:
+    def _forget(self, chunk: int, group: int | None) -> None:
+        """No offer of the group about the chunk is held any more."""
+        groups = self._held[chunk]
+        if need := groups[group].need:
+            del self._queues[need][chunk, group]
+        del groups[group]
+        if not groups:
+            del self._held[chunk]
+
+    def _use_slot(self, peer: int) -> Frame:
         slot = self._free.pop()
+        self._coming[id(slot)] = (peer, slot)
         self.most_used = max(self.most_used, self.num_slots - len(self._free))
         return slot
 

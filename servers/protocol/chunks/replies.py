@@ -31,6 +31,8 @@ class Replies:
         self.num_made = 0
         self._asked: dict[int, tuple[int, set[int]]] = {}
         """Peer -> number of its newest pull, and the chunks that it has asked for."""
+        self.dead: set[int] = set()
+        """Peers to whom nothing is owed any more."""
         self.blocked: dict[int, ChunkState] = {}
         """By number: every chunk on which an offer, a push or a reply waits for groups to come or
         go, and some on which nothing waits any more."""
@@ -94,6 +96,8 @@ class Replies:
         for push in pushes:
             clock.advance(push.group)
         for push in pushes:
+            if push.peer in self.dead:
+                continue
             pending = PendingReply(push.peer, push.clock, Flag.NONE, version=push.version)
             needed = self._policy.required_min_done(push.clock + self._ahead)
             if clock.min_done >= needed:

@@ -20,7 +20,13 @@ import numpy.typing as npt
 import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
-from psdist.errors import CollectiveError, HyperparameterError, PeerLostError, PsdistError
+from psdist.errors import (
+    BuriedError,
+    CollectiveError,
+    HyperparameterError,
+    PeerLostError,
+    PsdistError,
+)
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.protocol.control import (
     Absent,
@@ -36,7 +42,14 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.header import Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    is_worker,
+    server_id,
+    worker_id,
+    worker_of,
+)
 from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import Policy
@@ -190,14 +203,17 @@ class VirtualJob(SetOfJob):
         verify_open_sends: bool = True,
         is_watched: bool = True,
         network: VirtualNetwork | None = None,
+        max_deaths: int = 0,
     ) -> None:
         """``policy``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
-        whose ranks now do this job."""
+        whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
+        on."""
         super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = wire
+        self.max_deaths = max_deaths
         self.random = random.Random(schedule.seed)
         self.network = network or VirtualNetwork(
             seed=schedule.seed,
@@ -209,6 +225,8 @@ class VirtualJob(SetOfJob):
         self.watch = (
             Watch(self.network, credits=schedule.credits, orders=orders) if is_watched else None
         )
+        if self.watch is not None:
+            self.watch.out = lambda: {worker_id(worker) for worker in self.out_of_the_job}
         self.groups: list[tuple[int, ...]] = []
         for size in schedule.group_sizes:
             first = sum(map(len, self.groups))
@@ -227,11 +245,17 @@ class VirtualJob(SetOfJob):
         self.dead: int | None = None
         self.errors: dict[int, PsdistError] = {}
         """Of ranks that a death, or a mistake that the schedule wants, has ended."""
+        self.buried: dict[int, BuriedError] = {}
+        """Of workers that have ended because another one of their group had died."""
         num_workers = sum(schedule.group_sizes)
         make_policy = policy or (lambda _server: schedule.policy())
         for server in range(schedule.servers):
             registrar = Registrar(
-                num_workers=num_workers, num_servers=schedule.servers, mode=schedule.mode
+                num_workers=num_workers,
+                num_servers=schedule.servers,
+                mode=schedule.mode,
+                groups=self.groups,
+                max_deaths=max_deaths,
             )
             loop = ServerLoop(
                 self.transport(server_id(server)),
@@ -279,6 +303,7 @@ class VirtualJob(SetOfJob):
             policy=make_policy(server),
             groups=self.groups,
             resumed_up_to=resumed_up_to,
+            survives_workers=self.max_deaths > 0,
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core
@@ -308,6 +333,8 @@ class VirtualJob(SetOfJob):
         registrar is told."""
         try:
             yield from actor
+        except BuriedError as error:
+            self.buried[peer] = error
         except (PeerLostError, CollectiveError, HyperparameterError) as error:
             is_meant = self.dead is not None or self.schedule.mistake
             if not is_meant:
@@ -334,6 +361,12 @@ class VirtualJob(SetOfJob):
                 core.check_invariants()
         if not self.errors:
             assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
+
+    @property
+    def out_of_the_job(self) -> set[int]:
+        """Workers of groups of which one has died."""
+        dead = {worker_of(peer) for peer in self.network._dead if is_worker(peer)}
+        return {worker for members in self.groups if dead & set(members) for worker in members}
 
     def _kill(self) -> None:
         """Somebody of the kind that the schedule says, if one still works."""

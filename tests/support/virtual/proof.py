@@ -187,8 +187,12 @@ def _compare_snapshots(job: SetOfJob, history: History, versions: dict[int, Vers
         for number, (position, kept) in enumerate(zip(positions, whole, strict=False)):
             before = events[:position]
             applies = before[(before["kind"] == EventKind.APPLY) & (before["chunk"] == index)]
-            contained = np.bincount(applies["group"], minlength=len(job.groups)).tolist()
-            cut = [each.in_first.kept[number][job.set_index] for each in leaders]
+            counts = np.bincount(applies["group"], minlength=len(job.groups)).tolist()
+            living = [
+                group for group, each in enumerate(leaders) if number < len(each.in_first.kept)
+            ]
+            contained = [counts[group] for group in living]
+            cut = [leaders[group].in_first.kept[number][job.set_index] for group in living]
             assert contained == cut, f"{kept.name} of chunk {index} contains {contained}, not {cut}"
             starts = starts_of(job.partition, chunk)
             for segment, start in zip(chunk.segments, starts, strict=True):

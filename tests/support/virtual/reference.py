@@ -177,7 +177,7 @@ class Reference:
         for position, (kind, index, group, clock, flags, weight, lr_scale) in enumerate(rows, 1):
             if kind == EventKind.JOIN:
                 active[group] = len(self.groups[group])
-            elif kind == EventKind.LEAVE:
+            elif kind in (EventKind.LEAVE, EventKind.DEATH):
                 del active[group]
             elif kind == EventKind.LOAD:
                 self._set_values(versions[index], self.partition.chunks[index], position)

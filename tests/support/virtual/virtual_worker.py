@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.checkpoints import pack_clocks
+from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import Progress, Setup, Written
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, worker_id
@@ -96,7 +97,10 @@ class VirtualWorker:
             first.loop.next_set()
             if first is not None
             else make_loop(
-                job.transport(worker_id(worker)), self.seat, waiting=Waiting(is_spinning=False)
+                job.transport(worker_id(worker)),
+                self.seat,
+                waiting=Waiting(is_spinning=False),
+                survives_workers=job.max_deaths > 0,
             )
         )
         self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
@@ -157,7 +161,8 @@ class VirtualWorker:
             return
         for each in (self, *self.others):
             yield from each.enter()
-            yield from self._collective("prepare")
+            is_last = each is (self, *self.others)[-1]
+            yield from self._collective("prepare", PREPARED if is_last else b"")
         collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
         for clock in range(schedule.iterations[self.group]):
             while collectives and collectives[0] <= clock:
@@ -378,7 +383,7 @@ class VirtualWorker:
             for each in (self, *self.others):
                 if each.seat.is_leader:
                     each.job.note_clock_at_save(each.group, each.clock)
-                if each.seat.is_chief:
+                if each.seat.worker == each.core.chief:
                     yield from each._copy()
             yield from self._collective(name)
         pick = random.Random(f"{self.job.schedule.seed} push {self.core._collectives.seq}")
@@ -418,7 +423,7 @@ class VirtualWorker:
         yield from self._collective("push")
         for each in (self, *self.others):
             each.draw_values()
-            if each.seat.is_chief:
+            if each.seat.worker == each.core.chief:
                 for wait in each.trainer.begin_setting_values():
                     yield from self._until(wait.is_done)
         yield from self._collective("push")
@@ -439,24 +444,45 @@ class VirtualWorker:
         yield from self._until(lambda: self.core.is_idle)
         self.job.note_copy([frame.payload for frame in frames])
 
-    def _collective(self, name: str) -> Iterator[float | None]:
+    def _collective(self, name: str, same: bytes | None = None) -> Iterator[float | None]:
+        """Each brings numbers of its own, and all ``same`` or what is different for some."""
         if self.job.schedule.report_rate:
             self.report()
         number = self.core._collectives.seq + 1
         num_workers = sum(map(len, self.job.groups))
         payloads = [b"%d" % (number + worker // 3 * 10) for worker in range(num_workers)]
+        if same is not None:
+            payloads = [same] * num_workers
         mine, numbers = payloads[self.worker], [self.worker + 1.0, number / 8]
         self.loop.begin_collective(name, mine, values=struct.pack("<2d", *numbers))
         yield from self._until(lambda: self.core.is_collected)
         brought = self.core.take_collected()
-        told = [payload if worker < 24 else None for worker, payload in enumerate(payloads)]
+        told = [
+            payload if worker < 24 or same is not None else None
+            for worker, payload in enumerate(payloads)
+        ]
+        if self.job.max_deaths and brought.num_workers < num_workers:
+            self._check_brought_by_the_living(brought, told)
+            return
         assert brought.num_workers == num_workers
         assert [brought.of(worker) for worker in range(num_workers)] == told
         assert brought.unlike(mine) == [
             worker for worker, payload in enumerate(told) if payload != mine
         ]
         total = struct.pack("<2d", sum(range(num_workers + 1)), num_workers * number / 8)
-        assert brought.values == (total if num_workers <= 3 else b"")
+        is_summed = num_workers <= 3 or same is not None
+        assert brought.values == (total if is_summed else b"")
+
+    def _check_brought_by_the_living(self, brought: Brought, told: Sequence[bytes | None]) -> None:
+        """Who is dead is left out, of the numbers as well."""
+        absent = [
+            worker for worker, payload in enumerate(told) if brought.of(worker) not in (payload,)
+        ]
+        assert set(absent) <= self.job.out_of_the_job
+        assert brought.num_workers == len(told) - len(absent)
+        if brought.values:
+            (total, _) = struct.unpack("<2d", brought.values)
+            assert total == sum(w + 1.0 for w in range(len(told)) if w not in absent)
 
     def report(self) -> None:
         """Tell the registrar where this worker stands."""

@@ -21,7 +21,7 @@ AssertionError at the moment it happens:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
@@ -58,6 +58,7 @@ class Slot:
     """One receive slot of a server."""
 
     use: Use = Use.FREE
+    sender: int = -1
     header: Header | None = None
     """Of the message that it holds; of a sum, of the first."""
     is_repeated: bool = False
@@ -93,6 +94,8 @@ class Watch:
         """(server, sender, kind, (set, chunk, clock and number)) that have arrived with a
         payload."""
         self._addresses: dict[Frame, int] = {}
+        self.out: Callable[[], Collection[int]] = frozenset
+        """Peers that are not in the job any more: what is received of them is used or not."""
         self.most_outstanding = 0
         self._steps: dict[tuple[int, int], int] = defaultdict(int)
         """(set, chunk) -> those that its server has made, and how often its values were set."""
@@ -178,15 +181,17 @@ class Watch:
         slot.is_repeated = key in self._taken
         self._taken.add(key)
 
-    def on_accept(self, me: int, frame: Frame) -> None:
+    def on_accept(self, me: int, sender: int, frame: Frame) -> None:
         slot = self._slots.get(frame)
         if slot is None:
             return
-        assert slot.use is Use.FREE or (slot.use is Use.FULL and slot.is_repeated), (
+        is_given_up = slot.use in (Use.RECEIVING, Use.FULL) and slot.sender in self.out()
+        is_used = slot.use is Use.FULL and slot.is_repeated
+        assert slot.use is Use.FREE or is_used or is_given_up, (
             f"{describe_peer(me)} receives into a slot that {slot.use.value}: {slot}"
         )
         slot.free()
-        slot.use = Use.RECEIVING
+        slot.use, slot.sender = Use.RECEIVING, sender
 
     # -- at a server's memory ------------------------------------------------------------------
 
@@ -346,7 +351,7 @@ class WatchedTransport:
         self._transport.send_control(peer, message, set_index)
 
     def accept(self, ticket: Any, frame: Frame) -> None:
-        self._watch.on_accept(self.me, frame)
+        self._watch.on_accept(self.me, ticket.sender, frame)
         self._transport.accept(ticket, frame)
 
     def poll(self) -> Event | None:

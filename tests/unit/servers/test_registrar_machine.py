@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from psdist.errors import InvariantError
 from psdist.protocol.control import (
     Absent,
+    Buried,
     Busy,
     Collected,
     Control,
@@ -218,7 +219,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
-        *(Written, WriteFailed, Held, Busy),
+        *(Written, WriteFailed, Held, Busy, Buried),
     }
 
 

@@ -64,7 +64,7 @@ def test_answers_belong_to_their_collective_whatever_came_before() -> None:
     assert core.counts().duplicates == 0 + 1 + 2 + 3
 
 
-@pytest.mark.parametrize("runs", [[0], [0, 0], [2, 1], [-1, 1], [0, -1]])
+@pytest.mark.parametrize("runs", [[0], [0, 0], [2, 1], [-2, 1], [0, -1]])
 def test_an_answer_whose_runs_do_not_fit_its_payloads_is_an_error(runs: list[int]) -> None:
     core = make_core()
     core.begin_collective("mean")

@@ -1,0 +1,146 @@
+"""Which workers have died, and which servers have still to take that in: the registrar's machine of
+the membership's generations; pure.
+
+Every rank's network notices a death, but the registrar alone declares it, in two steps. Each time
+is another *generation*: every server is told (``Bury``) and takes the groups of the dead out of its
+clocks; when all have answered, every worker is told (``Survive``). So whoever hears that somebody
+is dead finds no server that still waits for him. Deaths that come meanwhile are the next
+generation's.
+
+    deaths = Deaths(groups=((0,), (1,)), num_servers=2, max_deaths=1)
+    deaths.on_lost(1, "worker 1 (rank 3 on n2)")      # Bury for every server
+    deaths.on_buried(0, Buried(generation=1, server=0))
+    deaths.on_buried(1, Buried(generation=1, server=1))   # Survive for every worker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psdist.errors import PeerLostError, ProtocolError
+from psdist.protocol.control import Buried, Bury, Survive
+from psdist.protocol.ids import server_id, worker_id
+from psdist.servers.protocol.actions import SendControl
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The worker is declared dead."""
+
+    worker: int
+    who: str
+    """As people know it."""
+    generation: int
+    left: tuple[int, ...]
+    """The other workers of its group, which are not in the job any more either."""
+    chief: int
+    """Who has the chief's duties now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """All servers have taken in the deaths up to this generation."""
+
+    generation: int
+
+
+class Deaths:
+    TAKES = (Buried,)
+
+    def __init__(
+        self,
+        *,
+        groups: Sequence[Sequence[int]],
+        num_servers: int,
+        max_deaths: int = 0,
+        min_groups: int = 1,
+    ) -> None:
+        """``groups``: the workers of each; ``max_deaths``: so many workers may die in the job;
+        ``min_groups``: so many groups are left at least."""
+        self._groups = groups
+        self._group_of = {worker: group for group in groups for worker in group}
+        self._num_servers = num_servers
+        self._max_deaths = max_deaths
+        self._min_groups = min_groups
+        self.generation = 0
+        self.dead: set[int] = set()
+        """Workers that have died."""
+        self.out: set[int] = set()
+        """Workers of their groups, they themselves among them."""
+        self._waiting: list[int] = []
+        """Dead, but not declared yet: a generation before is still being taken in."""
+        self._awaited: set[int] = set()
+        """Servers that have not taken in the newest generation."""
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether some server has still to take in a death."""
+        return bool(self._awaited)
+
+    @property
+    def live(self) -> list[int]:
+        """The workers of groups that are not out, ascending."""
+        return sorted(self._group_of.keys() - self.out)
+
+    @property
+    def chief(self) -> int:
+        return min(self._group_of.keys() - self.out, default=0)
+
+    def on_lost(self, worker: int, who: str, *, is_ready: bool) -> list[Death | SendControl]:
+        """``worker`` is dead; ``is_ready``: the job may go on without it. Raises
+        :class:`PeerLostError` where it cannot."""
+        if worker in self.out:
+            return []
+        num_deaths = len(self.dead) + 1
+        if not self._max_deaths:
+            raise PeerLostError(who)
+        if not is_ready:
+            raise PeerLostError(
+                who, "before training had begun, for which every worker is needed: restart the job"
+            )
+        if num_deaths > self._max_deaths:
+            raise PeerLostError(
+                who,
+                f"which is death {num_deaths}, and max_deaths = {self._max_deaths}: restart the "
+                "job, or set max_deaths higher",
+            )
+        self.dead.add(worker)
+        group = self._group_of[worker]
+        left = tuple(each for each in group if each != worker)
+        self.out.update(group)
+        num_left = sum(each[0] not in self.out for each in self._groups)
+        if num_left < self._min_groups:
+            raise PeerLostError(
+                who,
+                f"which leaves {num_left} {'group' if num_left == 1 else 'groups'}, and min_groups "
+                f"= {self._min_groups}: restart the job",
+            )
+        self._waiting.append(worker)
+        generation = self.generation + 1
+        return [Death(worker, who, generation, left, self.chief), *self._declare()]
+
+    def _declare(self) -> list[SendControl]:
+        if self._awaited or not self._waiting:
+            return []
+        self._waiting.clear()
+        self.generation += 1
+        self._awaited = set(range(self._num_servers))
+        bury = Bury(generation=self.generation, dead=sorted(self.dead))
+        return [SendControl(server_id(server), bury) for server in range(self._num_servers)]
+
+    def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:
+        """A server has taken it in; with the last one workers are told."""
+        if message.generation != self.generation or server not in self._awaited:
+            raise ProtocolError(
+                f"the registrar: server {server} sent Buried of generation {message.generation} "
+                f"in generation {self.generation}, or twice"
+            )
+        self._awaited.remove(server)
+        if self._awaited:
+            return []
+        if self._waiting:
+            return [*self._declare()]
+        told = Survive(generation=self.generation, dead=sorted(self.dead), chief=self.chief)
+        survive = [SendControl(worker_id(worker), told) for worker in sorted(self._group_of)]
+        return [*survive, Survived(self.generation)]

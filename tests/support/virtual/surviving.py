@@ -1,0 +1,138 @@
+"""Schedules in which workers die and the others go on: played, and proved.
+
+job = play_with_deaths(seed)
+prove_survival(job)
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from psdist.commands.check import check_sets_of
+from psdist.history.records import EventKind
+from psdist.protocol.ids import worker_id, worker_of
+from psdist.servers.protocol.deaths import Death, Survived
+from psdist.servers.protocol.registrar import Complete, WriteMetrics
+from tests.support.virtual.job import VirtualJob
+from tests.support.virtual.proof import prove_values
+from tests.support.virtual.schedule import Schedule
+
+NOTICES_S = (0.0, 1e-4, 1e-2)
+"""How much later than a message the others notice a death, at most."""
+
+
+def schedule_with_deaths(seed: int) -> Schedule:
+    """Several groups, of which not all die; the chief may."""
+    pick = random.Random(f"{seed} survivors")
+    schedule = replace(Schedule.from_seed(seed), mistake="", death=None, has_model=True)
+    if len(schedule.group_sizes) < 2:
+        sizes = (*schedule.group_sizes, *(1,) * pick.choice([1, 2]))
+        num = len(sizes)
+        schedule = replace(
+            schedule,
+            group_sizes=sizes,
+            iterations=(schedule.iterations[0],) * num,
+            collectives=(schedule.collectives[0],) * num if schedule.collectives else (),
+            compute_s=tuple(schedule.compute_s[:1]) * num,
+        )
+    # What the chief sets, and to which norm servers clip, has an oracle for whole runs only.
+    return replace(schedule, push_rate=0.0, clipping=0.0)
+
+
+def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> VirtualJob:
+    """Some workers die, each at a random event, but one group has none of them."""
+    schedule = schedule or schedule_with_deaths(seed)
+    pick = random.Random(f"{seed} deaths")
+    job = VirtualJob(schedule, max_deaths=99, **broken)
+    safe = pick.randrange(len(job.groups))
+    at_risk = [
+        worker for group, members in enumerate(job.groups) if group != safe for worker in members
+    ]
+    num_deaths = pick.choice([1, 1, 1, 2, min(3, len(at_risk))])
+    victims = pick.sample(at_risk, min(num_deaths, len(at_risk)))
+    wanted = sorted(int(10 ** pick.uniform(0.5, 3.2)) for _ in victims)
+    num_events = 0
+    while job.network.step():
+        num_events += 1
+        registrar = job.servers[0].registrar
+        assert registrar is not None
+        while wanted and num_events >= wanted[0] and registrar._is_ready:
+            wanted.pop(0)
+            victim = worker_id(victims.pop())
+            if victim in job.network._actors:
+                job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+    return job
+
+
+def prove_survival(job: VirtualJob) -> None:
+    """Whoever lives has finished all that it was to do; the history keeps the mode's rules; every
+    update that was acknowledged, to the living or the dead, is in the final parameters once; and
+    every value is what arithmetic says."""
+    out = job.out_of_the_job
+    dead = {worker_of(peer) for peer in job.network._dead}
+    assert not job.errors, job.errors
+    assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
+    assert any(isinstance(each, Complete) for each in job.reported)
+    for server in job.servers:
+        for each in server.sets:
+            each.core.check_invariants()
+            assert not each.has_open_replies
+    declared = {each.worker for each in job.reported if isinstance(each, Death)}
+    assert declared <= dead
+    assert not declared or any(isinstance(each, Survived) for each in job.reported)
+    for worker in job.workers:
+        number = worker.worker
+        if number in out and (worker.core.is_stopped or worker_id(number) in job.buried):
+            continue
+        assert number in dead or worker.core.is_stopped, f"worker {number}"
+    lived = [worker for worker in job.workers if worker.worker not in out]
+    assert lived
+    for worker in lived:
+        assert worker.clock == job.schedule.iterations[worker.group]
+        assert worker.core.dead <= dead
+    lines = [each.line for each in job.reported if isinstance(each, WriteMetrics)]
+    for worker in lived:
+        mine = sum(line["worker"] == worker.worker for line in lines)
+        assert mine == worker.num_lines, f"lines of worker {worker.worker}"
+    histories = [each.history() for each in job.sets]
+    report = check_sets_of(histories, None)
+    assert not report.violations, report.violations[:5]
+    # Of a group that had taken leave when one of it died nobody says that it is dead.
+    has_left = out & {worker.worker for worker in job.workers if worker.core._membership.has_left}
+    assert report.proved or has_left, report.notes
+    for each, history in zip(job.sets, histories, strict=True):
+        _prove_acknowledged(each, history)
+        prove_values(each, history)
+
+
+def _prove_acknowledged(job: Any, history: Any) -> None:
+    applied: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for log in history.servers:
+        events = log.events[log.events["kind"] == EventKind.APPLY]
+        for chunk, group, clock in events[["chunk", "group", "clock"]].tolist():
+            applied[chunk, group].append(clock)
+    for key, clocks in applied.items():
+        assert clocks == list(range(len(clocks))), f"chunk and group {key}: {clocks}"
+    for worker in job.workers:
+        if worker.core._slice is None:
+            continue
+        for chunk in worker.mine:
+            version = worker.core.versions.get(chunk)
+            # The clock of a reply to a pull is that of the next iteration.
+            acknowledged = (
+                0
+                if version is None
+                else worker.core.clock
+                - (chunk in worker.core._slice.awaited or chunk in worker.core._slice._unpushed)
+            )
+            assert len(applied[chunk, worker.group]) >= acknowledged, (
+                f"worker {worker.worker}, chunk {chunk}: {acknowledged} were acknowledged"
+            )
+
+
+def deaths_of(job: VirtualJob) -> list[int]:
+    """Workers whose death was declared."""
+    return [each.worker for each in job.reported if isinstance(each, Death)]
