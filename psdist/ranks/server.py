@@ -36,6 +36,7 @@ from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, 
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
+from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.standing import Standing
 from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
@@ -55,6 +56,7 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.traced import TracedSetLoop
+from psdist.transfers import transfers_for
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor
 from psdist.version import VERSION
@@ -179,6 +181,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             is_behind=context.comm is not None,
         ),
     )
+    make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
     tracer = context.tracer
     make_set = SetLoop if tracer is None else partial(TracedSetLoop, tracer=tracer)
     if server != REGISTRAR:
@@ -186,7 +189,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             transport,
             make_core,
             options,
-            make_executor=TensorShard,
+            make_executor=make_executor,
             make_history=make_history,
             make_set=make_set,
         )
@@ -197,7 +200,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         transport,
         make_core,
         options,
-        make_executor=TensorShard,
+        make_executor=make_executor,
         make_history=make_history,
         registrar=registrar,
         on_registrar=reporter.on_action,
