@@ -337,6 +337,7 @@ class SetLoop:
         self._transport.send_control(action.peer, answer, self.set_index)
 
     def _accept(self, action: Accept) -> None:
+        self._built.settle(action.slot)
         self._transport.accept(action.ticket, action.slot)
 
     def _start_sum(self, action: StartSum) -> None:
@@ -364,6 +365,7 @@ class SetLoop:
         frame.token = token
         length = frame.capacity
         encoded = None
+        self._built.complete(*key)
         if self._is_encoding:
             length = self._built.encode(*key, clock=action.clock, into=frame.payload)
             encoded = frame.payload[:length] if frame.payload is not None else None

@@ -29,6 +29,7 @@ MAX_CREDITS: Final = 4096
 """As psdist.protocol.header says; neither imports the other, and a test compares them."""
 _SEED_MAX: Final = 2**63 - 1
 _SECONDS_MAX: Final = 1e9
+_DEVICE: Final = r"^(cpu|auto|cuda(:(0|[1-9][0-9]{0,3}))?)$"
 _COUNT: Final = f"a whole number from 1 to {_COUNT_MAX}"
 _SECONDS: Final = f"a number of seconds > 0 and <= {_SECONDS_MAX:.0f}"
 
@@ -152,6 +153,11 @@ class RunConfig(BaseModel):
         "auto",
         allowed="auto, shared_memory, torch, mpi or nccl",
         description="Reduce in shared memory, by torch or MPI: same bits; nccl: in NCCL's order.",
+    )
+    server_device: Annotated[str, Field(pattern=_DEVICE)] = _setting(
+        "cpu",
+        allowed="cpu, cuda, cuda:N or auto",
+        description="Where servers hold and step their shards; auto: a GPU no worker uses, if any.",
     )
     run_dir: _Path | None = _setting(
         None,

@@ -37,6 +37,7 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.deaths import DeathReports
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
+from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.standing import Standing
 from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
@@ -57,6 +58,7 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.traced import TracedSetLoop
+from psdist.transfers import transfers_for
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor
 from psdist.version import VERSION
@@ -184,6 +186,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             is_expecting=config.checkpoint_every is not None,
         ),
     )
+    make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
     tracer = context.tracer
     make_set = SetLoop if tracer is None else partial(TracedSetLoop, tracer=tracer)
     if server != REGISTRAR:
@@ -191,7 +194,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             transport,
             make_core,
             options,
-            make_executor=TensorShard,
+            make_executor=make_executor,
             make_history=make_history,
             make_set=make_set,
         )
@@ -202,7 +205,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         transport,
         make_core,
         options,
-        make_executor=TensorShard,
+        make_executor=make_executor,
         make_history=make_history,
         registrar=registrar,
         on_registrar=reporter.on_action,

@@ -108,6 +108,7 @@ class ChunkOptimizer:
         self._pieces = frozenset(segment.piece for segment in segments)
         self._num_elements = values.numel()
         self._dtype = values.dtype
+        self._device = values.device
         self._bound: Tensor | None = None
         self._is_checked = False
         if traits.kind is OptimizerKind.ELEMENTWISE:
@@ -119,7 +120,7 @@ class ChunkOptimizer:
         self._is_merged = traits.kind is OptimizerKind.ELEMENTWISE and len(segments) > 1
 
         optimizer_class = find_class(name, extra=extra)
-        is_fused = self._is_fused = can_fuse(name, values.dtype, values.device.type)
+        is_fused = self._is_fused = can_fuse(name, values.dtype, str(values.device))
         self._optimizer = construct(
             optimizer_class, self._parts[0].parameter, hyper, is_fused=is_fused
         )
@@ -203,7 +204,11 @@ class ChunkOptimizer:
         for part, state in zip(self._parts, wanted, strict=False):  # merged: all are the same
             if state:
                 self._optimizer.state[part.parameter] = begin(
-                    state, part.shape, self._dtype, is_fused=self._is_fused
+                    state,
+                    part.shape,
+                    self._dtype,
+                    is_fused=self._is_fused,
+                    device=self._device,
                 )
 
     def describe_state(self) -> dict[int, PieceState]:
@@ -289,7 +294,7 @@ class ChunkOptimizer:
         if not self._is_checked:
             self._check_state()
         if self._kernel is not None and not is_proven(
-            self._name, self._group, self._switches, self._dtype, values.device.type
+            self._name, self._group, self._switches, self._dtype, str(self._device)
         ):
             self._kernel = None
         for part in parts:

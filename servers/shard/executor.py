@@ -77,6 +77,10 @@ class Executor(Protocol):
         """``count`` receive slots of ``ShardSpec.slot_bytes`` each."""
         ...
 
+    def settle(self, slot: Frame) -> None:
+        """The network may fill the slot from here on: what still reads its memory is awaited."""
+        ...
+
     def load(self, action: Load) -> None:
         """Parameters, in the workers' dtype; the optimizer's state stays as it is."""
         ...
@@ -125,6 +129,10 @@ class Executor(Protocol):
         """Memory for the payload of replies that read a chunk's parameter buffer. Raw: the
         buffer's own, the same for as long as the executor lives; else new memory, for
         :meth:`encode`. None where there are only sizes."""
+        ...
+
+    def complete(self, chunk: int, buffer: int) -> None:
+        """The buffer's own memory holds what it is to hold: a reply may leave."""
         ...
 
     def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:

@@ -31,19 +31,26 @@ from psdist.protocol.optimizer_state import (
 
 
 def begin(
-    described: PieceState, shape: tuple[int, ...], dtype: torch.dtype, *, is_fused: bool
+    described: PieceState,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    is_fused: bool,
+    device: torch.device,
 ) -> dict[str, Any]:
-    """State of a tensor of this shape and dtype, zero where it has elements. As torch does where it
-    loads state: what is a float per element gets the tensor's dtype, and ``step`` float32 where
-    the step is fused."""
+    """State of a tensor of this shape, dtype and device, zero where it has elements. As torch does
+    where it loads state: what is a float per element gets the tensor's dtype, ``step`` is float32
+    where the step is fused, and on the CPU where it is not, and all else lies on the device."""
     state: dict[str, Any] = {}
     for key, entry in described.items():
         if isinstance(entry, PerElement):
             own = state_dtype(entry.dtype)
-            state[key] = torch.zeros(shape, dtype=dtype if own.is_floating_point else own)
+            own = dtype if own.is_floating_point else own
+            state[key] = torch.zeros(shape, dtype=own, device=device)
         elif isinstance(entry, OneValue):
             own = torch.float32 if key == "step" and is_fused else state_dtype(entry.dtype)
-            state[key] = torch.full((1,) * entry.dims, entry.value, dtype=own)
+            where = torch.device("cpu") if key == "step" and not is_fused else device
+            state[key] = torch.full((1,) * entry.dims, entry.value, dtype=own, device=where)
         elif isinstance(entry, Plain):
             state[key] = entry.value
     return state

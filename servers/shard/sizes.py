@@ -63,6 +63,9 @@ class SizeShard:
     def make_slots(self, count: int) -> list[Frame]:
         return [Frame(capacity=self._slot_bytes) for _ in range(count)]
 
+    def settle(self, slot: Frame) -> None:
+        """Nothing reads it."""
+
     def load(self, action: Load) -> None:
         self._charge(action.chunk, self._model.copy_s_per_byte)
         if action.target:
@@ -106,6 +109,9 @@ class SizeShard:
             self._charge(action.chunk, self._model.copy_s_per_byte)
         if is_switch:
             self._has_second_buffer.add(action.chunk)
+
+    def complete(self, chunk: int, buffer: int) -> None:
+        """It holds nothing."""
 
     def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - seam
         return None

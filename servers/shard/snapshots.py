@@ -5,7 +5,7 @@ checkpoint was written from stays for the next one, and may be made before the f
 
     memory = SnapshotMemory()
     memory.reserve((0, 3, 0, ""), values)            # made and touched, nothing copied
-    copied = memory.copy((0, 3, 0, ""), values)      # the same memory every time
+    memory.room((0, 3, 0, ""), values).copy_(values)  # the same memory every time
     memory.free()
 
 Who writes a copy to the disk must be done with it before the next is taken (FileKeeper).
@@ -30,14 +30,13 @@ class SnapshotMemory:
     def reserve(self, at: At, like: torch.Tensor) -> None:
         """Memory for a copy of ``like`` is there, every page of it."""
         if not self._fits(at, like):
-            self._held[at] = like.new_empty(like.shape).zero_()
+            self.room(at, like).zero_()
 
-    def copy(self, at: At, values: torch.Tensor) -> torch.Tensor:
-        """``values`` as they are now, until the next copy at this place or :meth:`free`."""
-        if self._fits(at, values):
-            return self._held[at].copy_(values)
-        self._held[at] = copied = values.clone()
-        return copied
+    def room(self, at: At, like: torch.Tensor) -> torch.Tensor:
+        """For a copy of ``like`` on the host: until the next at this place or :meth:`free`."""
+        if not self._fits(at, like):
+            self._held[at] = like.new_empty(like.shape, device="cpu")
+        return self._held[at]
 
     def _fits(self, at: At, values: torch.Tensor) -> bool:
         held = self._held.get(at)

@@ -2,9 +2,11 @@
 
 Owns all tensor arithmetic on a server. Decides nothing: the state machine says what to fold, when
 to step and into which buffer. Parameters are held in float32 (float64 for float64 models); where
-workers hold bfloat16 or float16, a second copy in their dtype is what goes on the wire.
+workers hold bfloat16 or float16, a second copy in their dtype is what goes on the wire. With a
+shard on a device parameters, sums and the optimizers' state lie there; what the network reads and
+writes stays on the host, and copies between the two are those of psdist.transfers.
 
-    shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...))
+    shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...), OnHost())
     shard.load(Load(0, slot))
     shard.step(step_action)
     shard.payload(0, buffer=0)       # memoryview: the bytes of a reply
@@ -13,7 +15,7 @@ workers hold bfloat16 or float16, a second copy in their dtype is what goes on t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -23,7 +25,7 @@ from psdist.codecs.raw import Raw
 from psdist.codecs.wire import ANY_SERVER, Encoder
 from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import allocate, as_bytes, as_tensor, torch_dtype
+from psdist.protocol.memory import allocate, as_bytes
 from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, Chunk, master_dtype
@@ -37,52 +39,28 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
+from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.slots import Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
+from psdist.transfers import OnHost, Transfers
 
 _LOADED_AND_STEPPED: Final = 2
 """Changes of a chunk: its first values, and a step, in which most optimizers make their state."""
 
 
-class _ChunkMemory:
-    """One chunk: ``buffers`` are what replies read, ``values`` what the optimizer steps.
-
-    For float32 and float64 models values *is* the current buffer; else it stays where it is and
-    a buffer is filled from it after each step.
-    """
-
-    def __init__(self, chunk: Chunk) -> None:
-        self.chunk = chunk
-        self.is_wire_master = master_dtype(chunk.dtype) == chunk.dtype
-        self.buffers: list[torch.Tensor | None] = [self._new_buffer(), None]
-        first = self.buffers[0]
-        assert first is not None
-        self.values = (
-            first if self.is_wire_master else torch.zeros(chunk.length, dtype=torch.float32)
-        )
-        self.num_changes = 0
-        self.optimizer: ChunkOptimizer | None = None
-        self.checksum = (-1, 0)  # (num_changes, crc32)
-
-    def _new_buffer(self) -> torch.Tensor:
-        return as_tensor(allocate(self.chunk.num_bytes), self.chunk.dtype, self.chunk.length)
-
-    def buffer(self, index: int) -> torch.Tensor:
-        tensor = self.buffers[index]
-        if tensor is None:
-            tensor = self.buffers[index] = self._new_buffer()
-        return tensor
-
-
 class TensorShard:
     """The executor that computes; see :class:`psdist.servers.shard.executor.Executor`."""
 
-    def __init__(self, spec: ShardSpec) -> None:
-        """Zeroed memory and an optimizer for each chunk; raises OptimizerRefusedError."""
-        self._slot_bytes = spec.slot_bytes
+    def __init__(self, spec: ShardSpec, transfers: Transfers | None = None) -> None:
+        """Zeroed memory and an optimizer for each chunk; raises OptimizerRefusedError.
+        ``transfers``: of the device that has the shard; None: on the CPU."""
+        transfers = transfers or OnHost()
+        self._transfers = transfers
+        self._slots = Slots(transfers, spec.slot_bytes)
         self._wire = spec.wire
         self._encoder = (
             None
@@ -90,18 +68,18 @@ class TensorShard:
             else Encoder(spec.wire.reply, seed=spec.wire.seed, sender=ANY_SERVER)
         )
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
-        self._memory: dict[int, _ChunkMemory] = {}
+        self._memory: dict[int, ChunkMemory] = {}
         self._held: dict[int, torch.Tensor] = {}
         if spec.is_holding:
             for index in spec.chunks:
                 chunk = spec.partition.chunks[index]
                 dtype = master_dtype(chunk.dtype)
-                self._held[index] = as_tensor(allocate(chunk.num_master_bytes), dtype, chunk.length)
+                self._held[index] = transfers.device_memory(dtype, chunk.length)
         groups = self._hyper(spec.hyper)
         partition = self._partition = spec.partition
         for index in spec.chunks:
             chunk = partition.chunks[index]
-            memory = self._memory[index] = _ChunkMemory(chunk)
+            memory = self._memory[index] = ChunkMemory(chunk, transfers)
             memory.optimizer = ChunkOptimizer(
                 name=spec.optimizer,
                 traits=spec.traits,
@@ -126,18 +104,15 @@ class TensorShard:
         self._states = spec.states
 
     def make_slots(self, count: int) -> list[Frame]:
-        return [Frame(allocate(self._slot_bytes)) for _ in range(count)]
+        return self._slots.make(count)
+
+    def settle(self, slot: Frame) -> None:
+        self._slots.settle(slot)
 
     def load(self, action: Load) -> None:
         memory = self._memory[action.chunk]
-        values = self._payload_as(action.slot, memory.chunk.dtype, memory.chunk.length)
-        target = memory.buffer(action.target)
-        target.copy_(values)
-        if memory.is_wire_master:
-            memory.values = target
-        else:
-            memory.values.copy_(values)
-        memory.num_changes += 1
+        where = action.slot, memory.chunk.dtype, memory.chunk.length
+        memory.load(self._slots.host(*where), self._slots.received(*where), target=action.target)
 
     def load_state(self, action: LoadState) -> None:
         memory, at = self._memory[action.chunk], 0
@@ -151,24 +126,24 @@ class TensorShard:
         memory = self._memory[chunk]
         assert memory.optimizer is not None
         states = memory.optimizer.describe_state()
-        values = (
-            bytes_of(memory.optimizer.state_elements(each.key, each.start, each.length))
+        elements = self._fetched(
+            memory.optimizer.state_elements(each.key, each.start, each.length)
             for each in stretches(memory.chunk, states, start)
         )
-        return states, b"".join(values)
+        return states, b"".join(map(bytes_of, elements))
 
     def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:
-        return [
-            replace(
-                live,
-                values=into.copy((set_index, chunk, place, ""), live.values),
-                elements={
-                    key: into.copy((set_index, chunk, place, key), values)
-                    for key, values in live.elements.items()
-                },
-            )
-            for place, live in enumerate(self._live_regions(chunk))
-        ]
+        pairs, regions = list[tuple[torch.Tensor, torch.Tensor]](), list[Region]()
+        for place, live in enumerate(self._live_regions(chunk)):
+            found = {"": live.values, **live.elements}
+            rooms = {
+                key: into.room((set_index, chunk, place, key), values)
+                for key, values in found.items()
+            }
+            pairs += [(found[key], room) for key, room in rooms.items()]
+            regions.append(replace(live, values=rooms.pop(""), elements=rooms))
+        self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
+        return regions
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
         if self._memory[chunk].num_changes < _LOADED_AND_STEPPED:
@@ -221,20 +196,20 @@ class TensorShard:
             memory.values[offset : offset + length].copy_(region.values)
             for key, value in region.elements.items():
                 if key in region.shapes:
-                    optimizer.set_whole(offset, key, value.view(region.shapes[key]).clone())
+                    whole = value.view(region.shapes[key]).to(memory.values.device, copy=True)
+                    optimizer.set_whole(offset, key, whole)
                 else:
                     optimizer.state_elements(key, offset, length).copy_(value)
-        if not memory.is_wire_master:
-            memory.buffer(0).copy_(memory.values)
-        memory.num_changes += 1
+        memory.end_step(target=0)
 
     def value_checksum(self, chunk: int) -> int:
-        return zlib.crc32(as_bytes(self._memory[chunk].values))
+        (values,) = self._fetched([self._memory[chunk].values])
+        return zlib.crc32(as_bytes(values))
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk
         gradient = self._gradient(action.slot, chunk)
-        total = self._payload_as(action.slot, master_dtype(chunk.dtype), chunk.length)
+        total = self._sum(action.slot, chunk)
         if gradient is not total:
             total.copy_(gradient)
         if action.weight != 1.0:
@@ -242,16 +217,16 @@ class TensorShard:
 
     def fold(self, action: Fold) -> None:
         chunk = self._memory[action.chunk].chunk
-        total = self._payload_as(action.accumulator, master_dtype(chunk.dtype), chunk.length)
+        total = self._sum(action.accumulator, chunk)
         total.add_(self._gradient(action.slot, chunk), alpha=action.weight)
 
     def hold(self, action: Hold) -> tuple[float, ...]:
-        chunk = self._memory[action.chunk].chunk
         held = self._held[action.chunk]
-        held.copy_(self._payload_as(action.slot, master_dtype(chunk.dtype), chunk.length))
+        held.copy_(self._sum(action.slot, self._memory[action.chunk].chunk))
         if action.scale != 1.0:
             held.mul_(action.scale)
-        return tuple(map(_sum_of_squares, torch.split(held, BLOCK_ELEMENTS)))
+        squares = torch.stack([_sum_of_squares(each) for each in torch.split(held, BLOCK_ELEMENTS)])
+        return tuple(squares.tolist())
 
     def step(self, action: Step) -> None:
         slot = action.gradient
@@ -260,15 +235,12 @@ class TensorShard:
         if slot is None:
             gradient = self._held[action.chunk]
         elif action.content is SlotContent.SUM:
-            gradient = self._payload_as(slot, master_dtype(chunk.dtype), chunk.length)
+            gradient = self._sum(slot, chunk)
         else:
             gradient = self._gradient(slot, chunk)
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
-        if memory.is_wire_master and action.target != action.source:
-            target = memory.buffer(action.target)
-            target.copy_(memory.values)
-            memory.values = target
+        memory.begin_step(source=action.source, target=action.target)
         assert memory.optimizer is not None
         memory.optimizer.step(
             values=memory.values,
@@ -277,15 +249,16 @@ class TensorShard:
             lr_scale=action.lr_scale,
             absent=action.absent,
         )
-        memory.num_changes += 1
-        if not memory.is_wire_master:
-            memory.buffer(action.target).copy_(memory.values)
+        memory.end_step(target=action.target)
 
     def payload(self, chunk: int, buffer: int) -> memoryview:
         memory = self._memory[chunk]
         if self._encoder is not None:
             return allocate(self._wire.reply.sizes(memory.chunk)[1])
         return as_bytes(memory.buffer(buffer))
+
+    def complete(self, chunk: int, buffer: int) -> None:
+        self._memory[chunk].buffer(buffer)
 
     def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:
         assert self._encoder is not None
@@ -308,19 +281,14 @@ class TensorShard:
         return 0.0
 
     def statistics(self) -> ShardStatistics:
-        parameter_bytes = second_bytes = state_bytes = 0
-        for memory in self._memory.values():
-            first, second = memory.buffers
-            parameter_bytes += first.nbytes if first is not None else 0
-            if not memory.is_wire_master:
-                parameter_bytes += memory.values.nbytes
-            second_bytes += second.nbytes if second is not None else 0
-            state_bytes += memory.optimizer.state_bytes() if memory.optimizer else 0
+        memories = self._memory.values()
         return ShardStatistics(
-            num_chunks=len(self._memory),
-            parameter_bytes=parameter_bytes,
-            second_buffer_bytes=second_bytes,
-            optimizer_state_bytes=state_bytes,
+            num_chunks=len(memories),
+            parameter_bytes=sum(memory.parameter_bytes for memory in memories),
+            second_buffer_bytes=sum(memory.second_bytes for memory in memories),
+            optimizer_state_bytes=sum(
+                memory.optimizer.state_bytes() for memory in memories if memory.optimizer
+            ),
             held_bytes=sum(held.nbytes for held in self._held.values()),
         )
 
@@ -337,28 +305,28 @@ class TensorShard:
         there."""
         codec, master = self._wire.push, master_dtype(chunk.dtype)
         if isinstance(codec, Raw):
-            gradient = self._payload_as(slot, chunk.dtype, chunk.length)
+            gradient = self._slots.received(slot, chunk.dtype, chunk.length)
             return gradient if master == chunk.dtype else gradient.to(dtype=torch.float32)
-        assert slot.payload is not None
-        gradient = torch.empty(chunk.length, dtype=torch_dtype(master))
-        codec.decode(slot.payload[: slot.num_received], gradient)
-        return gradient
+        return self._slots.decoded(slot, master, chunk.length, codec.decode)
 
-    @staticmethod
-    def _payload_as(slot: Frame, dtype: str, num_elements: int) -> torch.Tensor:
-        """The slot's memory as a tensor; chunks have few lengths, so each is made once."""
-        if slot.owner is None:
-            slot.owner = {}
-        key = (dtype, num_elements)
-        tensor: torch.Tensor | None = slot.owner.get(key)
-        if tensor is None:
-            assert slot.payload is not None
-            tensor = slot.owner[key] = as_tensor(slot.payload, dtype, num_elements)
-        return tensor
+    def _sum(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
+        return self._slots.sums(slot, master_dtype(chunk.dtype), chunk.length)
+
+    def _fetched(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """These on the host: themselves, or copies."""
+        found = list(tensors)
+        return self._copied(found) if self._transfers.has_mirrors else found
+
+    def _copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies on the host."""
+        copies = [torch.empty_like(each, device="cpu") for each in tensors]
+        pairs = list(zip(tensors, copies, strict=True))
+        self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
+        return copies
 
 
-def _sum_of_squares(block: torch.Tensor) -> float:
+def _sum_of_squares(block: torch.Tensor) -> torch.Tensor:
     """Row by row first: a sum of more elements than these torch may split among threads, and how
     many a server has depends on how many servers there are."""
     rows = block.to(torch.float64).square_().view(-1, ALIGN)
-    return float(rows.sum(dim=1).sum())
+    return rows.sum(dim=1).sum()

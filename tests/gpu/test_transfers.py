@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from psdist.commands.doctor import examine
 from psdist.protocol.memory import as_tensor
-from psdist.workers.model.transfers import ToGpu
+from psdist.transfers import ToGpu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

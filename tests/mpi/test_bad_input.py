@@ -719,6 +719,13 @@ def test_a_bug_of_psdist_and_errors_of_the_script_are_tracebacks() -> None:
         assert status == 1
 
 
+def test_a_server_on_a_gpu_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    env = {**QUIET, "PSDIST_RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": ""}
+    words = ["-m", "psdist", "run", "--set", "server_device=cuda", str(SCRIPT), "sleeps"]
+    line = the_line(run_mpi(2, words, timeout_s=TIMEOUT_S, env=env))
+    assert "server_device = cuda: torch sees no GPU on " in line
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

@@ -206,7 +206,7 @@ class SetsTheValuesOfBefore(OnceWrong):
         if self._is_now(if_possible=action.clock >= 0):
             assert isinstance(self.executor, TensorShard)
             values = self.executor._memory[action.chunk].values
-            self.executor._payload_as(action.slot, "float32", len(values)).copy_(values)
+            self.executor._slots.host(action.slot, "float32", len(values)).copy_(values)
         super()._load(action)
 
 

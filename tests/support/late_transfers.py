@@ -12,15 +12,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 
 from psdist.protocol.memory import allocate, torch_dtype
+from psdist.transfers import Mark, Pairs
 from psdist.workers.model.bits import same_bits
-from psdist.workers.model.transfers import Mark, Pairs
 
 
 class LateTransfers:
@@ -28,6 +28,7 @@ class LateTransfers:
     for again."""
 
     has_mirrors = True
+    device = torch.device("cpu")
 
     def __init__(self, seed: int, *, rate: float = 0.5) -> None:
         """``rate``: how often a copy has been made meanwhile, when it is asked for."""
@@ -98,13 +99,24 @@ class LateCopy:
 
 
 @contextmanager
-def on_a_device(*, seed: int = 0, rate: float = 0.5) -> Iterator[list[LateTransfers]]:
-    """Every model that is prepared inside lies on such a device; the devices."""
+def _made_in(where: str, seed: int, rate: float) -> Iterator[list[LateTransfers]]:
     made: list[LateTransfers] = []
 
     def make(_device: Any) -> LateTransfers:
         made.append(LateTransfers(seed + len(made), rate=rate))
         return made[-1]
 
-    with mock.patch("psdist.workers.model.flat.transfers_for", make):
+    with mock.patch(where, make):
         yield made
+
+
+def on_a_device(*, seed: int = 0, rate: float = 0.5) -> AbstractContextManager[list[LateTransfers]]:
+    """Every model that is prepared inside lies on such a device; the devices."""
+    return _made_in("psdist.workers.model.flat.transfers_for", seed, rate)
+
+
+def shards_on_a_device(
+    *, seed: int = 0, rate: float = 0.5
+) -> AbstractContextManager[list[LateTransfers]]:
+    """Every server that is started inside has its shard on such a device; the devices."""
+    return _made_in("psdist.ranks.server.transfers_for", seed, rate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import logging
 import os
 import sys
@@ -568,6 +569,99 @@ def test_what_goes_wrong_while_values_are_awaited_ends_the_job(tmp_path: Path) -
 
     with pytest.raises(UsageError, match=r"parameter inner\.0\.weight is read in another thread"):
         run(training(before=read_elsewhere), tmp_path, overlap="full", link=SLOW, record=False)
+
+
+# -- what torch and the record are told ------------------------------------------------------------
+
+
+def pull_behind_a_forward_pass(turn: Turn) -> None:
+    """A use of the values that are pending, which the step's own is not."""
+    turn.loss()
+    turn.job.pull()
+
+
+def test_a_use_counts_though_other_values_come_before_the_step(tmp_path: Path) -> None:
+    script = training(before=pull_behind_a_forward_pass)
+    outcomes = [
+        run(counted(script), tmp_path / overlap, overlap=overlap, link=SLOW)
+        for overlap in ("full", "off")
+    ]
+    full, off = outcomes
+    assert torch.equal(parameters(full), parameters(off))
+    assert num_late(full) == {ALL_LATE}
+    assert full.checked().num_uses == off.checked().num_uses
+    # Two uses of each chunk in every iteration, but the first values are not pulled anew.
+    assert full.summary["staleness_seen"] == off.summary["staleness_seen"]
+
+
+def test_torch_is_told_of_a_step_at_once_and_again_of_the_values(tmp_path: Path) -> None:
+    """A graph or a cache that knows a version never takes other values for it."""
+    grown: list[tuple[bool, bool]] = []
+
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in PROBLEM.batches(size=BATCH, count=STEPS):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            before = versions(model)
+            optimizer.step()
+            stepped, is_late = versions(model), job._sets.trainers[0]._late.is_pending  # type: ignore[union-attr]
+            flat(model)
+            if is_late:
+                grown.append((less(before, stepped), less(stepped, versions(model))))
+        return {"parameters": flat(model), "clock": job.clock}
+
+    run(script, tmp_path, overlap="full", link=SLOW, groups=((0,),))
+    assert grown == [(True, True)] * ALL_LATE
+
+
+def versions(model: nn.Module) -> list[int]:
+    return [parameter._version for parameter in model.parameters()]
+
+
+def less(before: list[int], after: list[int]) -> bool:
+    return all(one < other for one, other in zip(before, after, strict=True))
+
+
+def parts_alone(pending: list[bool]) -> Script:
+    """The model itself is never called, and one of its layers not in every iteration."""
+
+    def script(job: Job, _stage: Stage) -> Result:
+        torch.manual_seed(6)
+        sizes = (PROBLEM.num_inputs, 40, 40, PROBLEM.num_classes)
+        model = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def look(_parameter: Tensor) -> None:
+            late_steps = job._sets.trainers[0]._late
+            pending.append(late_steps is not None and late_steps.is_pending)
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(look)
+        batches = PROBLEM.batches(
+            size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers
+        )
+        for step, (x, y) in enumerate(batches):
+            optimizer.zero_grad()
+            x = torch.tanh(model[0](x))
+            if step < WATCHED or step % 2:
+                x = torch.tanh(model[1](x))
+            nn.functional.cross_entropy(model[2](x), y).backward()
+            optimizer.step()
+        return {"parameters": flat(model), "clock": job.clock}
+
+    return script
+
+
+def test_what_no_forward_pass_has_read_is_there_before_the_first_new_gradient(
+    tmp_path: Path,
+) -> None:
+    pending: list[bool] = []
+    full = both(parts_alone(pending), tmp_path)
+    assert num_late(full) == {ALL_LATE}
+    assert pending
+    assert not any(pending)
 
 
 # -- where it is as auto ---------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psdist.protocol.partition import Partition
+from psdist.transfers import Copy, Mark
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.model.transfers import Copy, Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

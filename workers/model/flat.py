@@ -2,7 +2,7 @@
 
 Parameters become parts of flat buffers (so replies land in place); gradients are copied into flat
 buffers of the same layout when a step begins. For a model on a GPU the flat buffers live there,
-with mirrors on the host for MPI (psdist.workers.model.transfers).
+with mirrors on the host for MPI (psdist.transfers).
 
     flat = FlatModel(partition, parameters)       # parameters[i] is piece i
     absent = flat.collect_gradients(scale=1.0)
@@ -22,8 +22,8 @@ from psdist.errors import ModelError, UsageError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
+from psdist.transfers import DONE, Copy, Mark, Pairs, Transfers, transfers_for
 from psdist.workers.model.bits import as_bits, same_bits
-from psdist.workers.model.transfers import DONE, Copy, Mark, Pairs, Transfers, transfers_for
 
 
 class _FlatBuffers:

@@ -1,14 +1,20 @@
-"""Which device a worker computes on: the GPU of its plan, or the CPU.
+"""Which device a worker computes on, the GPU of its plan or the CPU; and where a server's shard is.
 
 device = device_of(context)       # cuda:1; also torch's current device from then on
+shard_device_of(context)          # by the setting server_device
 """
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
+from psdist.errors import ConfigError
 from psdist.ranks.context import RankContext
 from psdist.topology.machine.gpus import torch_bus_id
+
+logger = logging.getLogger("psdist")
 
 
 def device_of(context: RankContext) -> torch.device:
@@ -27,10 +33,7 @@ def device_of(context: RankContext) -> torch.device:
         if len(set(planned)) < len(planned):
             return torch.device("cpu")
         bus_id = planned[here.index(context.rank)]
-        buses = [
-            torch_bus_id(torch.cuda.get_device_properties(number))
-            for number in range(torch.cuda.device_count())
-        ]
+        buses = _buses()
         if bus_id in buses:
             index = buses.index(bus_id)
         elif set(planned) & set(buses):
@@ -42,3 +45,54 @@ def device_of(context: RankContext) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def shard_device_of(context: RankContext) -> torch.device:
+    """Where this server's shard lies. Servers of a host take turns at its GPUs, with "auto" at
+    those that no worker there has; where there is none of those, the CPU.
+
+    Raises :class:`ConfigError` where there is no such GPU.
+    """
+    wanted = context.config.server_device
+    if wanted == "cpu":
+        return torch.device("cpu")
+    places, roles = context.roles.places, context.roles
+    host = places[context.rank].host
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    usable = list(range(number))
+    if wanted == "auto":
+        usable = _without_those_of_workers(context, host, usable)
+    elif ":" in wanted:
+        usable = [each for each in usable if wanted == f"cuda:{each}"]
+    if not usable and wanted != "auto":
+        seen = f"no GPU but cuda:0 to cuda:{number - 1}" if number else "no GPU"
+        raise ConfigError(
+            f"server_device = {wanted}: torch sees {seen} on {host}, where rank {context.rank} "
+            "serves; set server_device = cpu, or auto, which takes what is there"
+        )
+    device = torch.device("cpu")
+    if usable:
+        here = [rank for rank in roles.server_ranks if places[rank].host == host]
+        device = torch.device("cuda", usable[here.index(context.rank) % len(usable)])
+    logger.info("this server's shard is on %s (server_device = %s)", device, wanted)
+    return device
+
+
+def _without_those_of_workers(context: RankContext, host: str, numbers: list[int]) -> list[int]:
+    workers = [
+        rank for rank in context.roles.worker_ranks if context.roles.places[rank].host == host
+    ]
+    plan = context.plan
+    taken = {plan.ranks[rank].gpu for rank in workers} if plan is not None and numbers else set()
+    buses = _buses() if numbers else []
+    if taken & set(buses):
+        return [number for number in numbers if buses[number] not in taken]
+    return numbers[len(workers) :]
+
+
+def _buses() -> list[str]:
+    """PCI bus ids of the GPUs that torch sees, in its order."""
+    return [
+        torch_bus_id(torch.cuda.get_device_properties(number))
+        for number in range(torch.cuda.device_count())
+    ]

@@ -52,11 +52,21 @@ def all_operations(comm: MPI.Intracomm) -> None:
     result = finish(operations(channel, channel.beside()))
     is_right = result == expected(channel.place, channel.size)
     say(f"{channel.place} of {channel.size}: {is_right}")
+    two_at_once(channel)
     different_calls(channel)
     if channel.size == 2:
         late_worker(channel, comm)
         refused(channel, comm)
     channel.close()
+
+
+def two_at_once(channel: GroupChannel) -> None:
+    """The second is asked for first; both bring more than fits a first message."""
+    rows = [[[100.0 * number + place] * 40 for place in range(channel.size)] for number in (1, 2)]
+    first, second = (channel.agree("any", row[channel.place]) for row in rows)
+    found = loop_of(channel).wait_for(second, "any")
+    is_right = [loop_of(channel).wait_for(first, "any"), found] == rows
+    say(f"{channel.place} of {channel.size} at once: {is_right}")
 
 
 def different_calls(channel: GroupChannel) -> None:

@@ -415,7 +415,7 @@ def test_a_snapshot_takes_the_memory_of_the_one_before_or_what_was_made_for_it()
 def test_memory_of_another_shape_or_dtype_is_not_taken_for_a_copy() -> None:
     memory, at = SnapshotMemory(), (0, 0, 0, "exp_avg")
     for values in (torch.arange(4.0), torch.ones(1), torch.ones(1, dtype=torch.float64)):
-        copied = memory.copy(at, values)
+        copied = memory.room(at, values).copy_(values)
         assert (copied.shape, copied.dtype) == (values.shape, values.dtype)
         assert torch.equal(copied, values)
     assert memory.num_bytes(0) == 8

@@ -341,7 +341,7 @@ def test_every_kind_of_entry_is_made_and_described_again() -> None:
         "g": Plain(True),
         "step": OneValue("float64", 0, 3.0),
     }
-    state = begin(described, (4,), torch.float32, is_fused=False)
+    state = begin(described, (4,), torch.float32, is_fused=False, device=torch.device("cpu"))
     assert describe(state, (4,)) == described
     assert state["c"].shape == (1,)
 

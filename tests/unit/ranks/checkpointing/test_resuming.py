@@ -203,7 +203,7 @@ def test_memory_of_copies_is_not_written_to_while_a_file_is_made_of_it(
         is_expecting=True,
     )
     assert keeper.is_reserving == is_keeping  # nothing is made that would be freed
-    keeper.memory.copy((0, 0, 0, ""), torch.ones(4))
+    keeper.memory.room((0, 0, 0, ""), torch.ones(4))
     assert (keeper.snapshot_bytes(0), keeper.snapshot_bytes(1)) == (16, 0)
     keeper.write("step-00000004")
     assert not keeper.is_reserving

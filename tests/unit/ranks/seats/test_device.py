@@ -9,9 +9,10 @@ from typing import cast
 import pytest
 import torch
 
+from psdist.errors import ConfigError
 from psdist.protocol.roles import Place
 from psdist.ranks.context import RankContext
-from psdist.ranks.seats.device import device_of
+from psdist.ranks.seats.device import device_of, shard_device_of
 from psdist.ranks.seats.placing import roles_of_plan
 from psdist.topology.network.cluster import one_rack
 from psdist.topology.plan.plan import Plan
@@ -90,3 +91,71 @@ def test_a_worker_never_takes_the_gpu_that_the_plan_gives_to_another(buses: list
 def test_without_a_plan_workers_take_gpus_in_order(buses: list[int]) -> None:
     buses += [1, 2]
     assert str(device_of(world_of(2, None, 3))) == "cuda:1"
+
+
+def server_of(
+    rank: int,
+    wanted: str,
+    plan: Plan | None,
+    *,
+    servers: tuple[int, ...] = (0,),
+    num_ranks: int = 3,
+) -> str:
+    """Where the shard of the server at ``rank`` is; the other ranks work."""
+    context = world_of(rank, plan, num_ranks)
+    workers = tuple(each for each in range(num_ranks) if each not in servers)
+    roles = SimpleNamespace(places=context.roles.places, server_ranks=servers, worker_ranks=workers)
+    config = SimpleNamespace(server_device=wanted)
+    found = SimpleNamespace(rank=rank, plan=plan, roles=roles, config=config)
+    return str(shard_device_of(cast(RankContext, found)))
+
+
+def test_shards_are_on_the_cpu_unless_it_is_asked_for(buses: list[int]) -> None:
+    buses += [1, 2, 3]
+    assert server_of(0, "cpu", None) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "expected"),
+    [
+        ("cuda", [1, 2], ["cuda:0", "cuda:1", "cuda:0"]),
+        ("cuda:1", [1, 2], ["cuda:1"] * 3),
+        ("auto", [1, 2, 3, 4], ["cuda:1", "cuda:2", "cuda:3"]),
+        ("auto", [1, 2, 3], ["cuda:1", "cuda:2", "cuda:1"]),
+        ("auto", [1], ["cpu"] * 3),
+        ("auto", [], ["cpu"] * 3),
+    ],
+)
+def test_servers_of_a_host_take_turns_at_its_gpus(
+    buses: list[int], wanted: str, seen: list[int], expected: list[str]
+) -> None:
+    buses += seen
+    servers = (0, 1, 2)
+    found = [server_of(rank, wanted, None, servers=servers, num_ranks=4) for rank in servers]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [((BUS_1, BUS_2), "cuda:0"), ((BUS_1, "0000:03:00.0"), "cuda:1")]
+)
+def test_auto_leaves_alone_the_gpus_that_the_plan_gives_to_workers(
+    buses: list[int], gpus: tuple[str, ...], expected: str
+) -> None:
+    buses += [3, 2, 1]
+    assert server_of(0, "auto", plan_with(gpus)) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "said"),
+    [
+        ("cuda", [], "server_device = cuda: torch sees no GPU on n1, where rank 0 serves; set"),
+        ("cuda:2", [1, 2], "server_device = cuda:2: torch sees no GPU but cuda:0 to cuda:1 on n1"),
+        ("cuda:1", [1], "server_device = cuda:1: torch sees no GPU but cuda:0 to cuda:0 on n1"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(
+    buses: list[int], wanted: str, seen: list[int], said: str
+) -> None:
+    buses += seen
+    with pytest.raises(ConfigError, match=said):
+        server_of(0, wanted, None)

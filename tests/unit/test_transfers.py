@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.workers.model.transfers import OnHost, ToGpu
+from psdist.transfers import OnHost, ToGpu
 
 
 class Streams:

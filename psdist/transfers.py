@@ -1,4 +1,5 @@
-"""Copies between a model's device and the memory that MPI sees: the one seam for them.
+"""Copies between a device and the memory that MPI sees, for workers' models and servers' shards:
+the one seam for them.
 
     transfers = transfers_for(device)
     source, target = transfers.device_memory("float32", 1024), transfers.allocate(4096)
@@ -49,8 +50,13 @@ class Transfers(Protocol):
         """Whether the device's memory is other than what MPI sees."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where is computed."""
+        ...
+
     def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
-        """Zeroed, where the model computes."""
+        """Zeroed, where is computed."""
         ...
 
     def allocate(self, num_bytes: int) -> memoryview:
@@ -86,6 +92,7 @@ class OnHost:
     """Of a model on the CPU: its memory is what MPI sees, and what is copied is copied at once."""
 
     has_mirrors: Final = False
+    device: Final = torch.device("cpu")
 
     def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
         return torch.zeros(num_elements, dtype=torch_dtype(dtype))
@@ -113,11 +120,11 @@ class ToGpu:
     has_mirrors: Final = True
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's
 
     def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
-        return torch.zeros(num_elements, dtype=torch_dtype(dtype), device=self._device)
+        return torch.zeros(num_elements, dtype=torch_dtype(dtype), device=self.device)
 
     def allocate(self, num_bytes: int) -> memoryview:
         memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -125,7 +132,7 @@ class ToGpu:
         return view
 
     def mark(self) -> Mark:
-        return torch.cuda.current_stream(self._device).record_event()
+        return torch.cuda.current_stream(self.device).record_event()
 
     def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:
         # A wait sleeps: others want the core.
@@ -136,7 +143,7 @@ class ToGpu:
             for source, target in pairs:
                 target.copy_(source, non_blocking=True)
         done.record(self._stream)
-        return _OnStream(self._device, done, pairs)
+        return _OnStream(self.device, done, pairs)
 
 
 class _OnStream:

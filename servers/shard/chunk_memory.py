@@ -1,0 +1,98 @@
+"""The parameters of one chunk on a server: what the optimizer steps, and what replies read.
+
+memory = ChunkMemory(chunk, transfers)
+memory.begin_step(source=0, target=1)      # memory.values is what is stepped
+memory.end_step(target=1)
+memory.buffer(1)                           # the bytes of replies
+"""
+
+from __future__ import annotations
+
+import torch
+
+from psdist.protocol.memory import as_tensor, torch_dtype
+from psdist.protocol.partition import Chunk, master_dtype
+from psdist.servers.shard.chunk_optimizer import ChunkOptimizer
+from psdist.transfers import DONE, Copy, Transfers
+
+
+class ChunkMemory:
+    """``values`` are in the server's dtype. Where they are in the workers' dtype, too, and on the
+    CPU, they *are* the current buffer; else they stay where they are, and a buffer, which lies
+    where the network reads it, is filled from them after each step."""
+
+    def __init__(self, chunk: Chunk, transfers: Transfers) -> None:
+        """Zeroed."""
+        self.chunk = chunk
+        self._transfers = transfers
+        self.is_buffer = master_dtype(chunk.dtype) == chunk.dtype and not transfers.has_mirrors
+        """Whether ``values`` are the current buffer."""
+        self._buffers: list[torch.Tensor | None] = [None, None]
+        first = self.buffer(0)
+        self.values = (
+            first
+            if self.is_buffer
+            else transfers.device_memory(master_dtype(chunk.dtype), chunk.length)
+        )
+        self.num_changes = 0
+        self.optimizer: ChunkOptimizer | None = None
+        self.checksum = (-1, 0)
+        """(num_changes, crc32)"""
+        self._copy: Copy = DONE
+        """From the device to a buffer."""
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """Complete: what is still on its way there is awaited."""
+        tensor = self._buffers[index]
+        if tensor is None:
+            memory = self._transfers.allocate(self.chunk.num_bytes)
+            tensor = as_tensor(memory, self.chunk.dtype, self.chunk.length)
+            self._buffers[index] = tensor
+            return tensor
+        if not self.is_buffer:
+            self._copy.wait()
+        return tensor
+
+    def load(self, host: torch.Tensor, values: torch.Tensor, *, target: int) -> None:
+        """Begin with these, in the workers' dtype: where they lie for the network, and where they
+        are computed with."""
+        buffer = self.buffer(target)
+        buffer.copy_(host)
+        if self.is_buffer:
+            self.values = buffer
+        else:
+            self.values.copy_(values)
+        self.num_changes += 1
+
+    def begin_step(self, *, source: int, target: int) -> None:
+        """``values`` may be stepped: they lie in buffer ``target``, or in none."""
+        if not self.is_buffer:
+            self._copy.wait()
+        elif target != source:
+            buffer = self.buffer(target)
+            buffer.copy_(self.values)
+            self.values = buffer
+
+    def end_step(self, *, target: int) -> None:
+        """``values`` have changed: buffer ``target`` is to hold them."""
+        self.num_changes += 1
+        if self.is_buffer:
+            return
+        buffer = self.buffer(target)
+        if not self._transfers.has_mirrors:
+            buffer.copy_(self.values)
+            return
+        values = self.values.to(torch_dtype(self.chunk.dtype))
+        self._copy = self._transfers.begin([(values, buffer)], after=[self._transfers.mark()])
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Without a second buffer."""
+        first = self._buffers[0]
+        assert first is not None
+        return first.nbytes + (0 if self.is_buffer else self.values.nbytes)
+
+    @property
+    def second_bytes(self) -> int:
+        second = self._buffers[1]
+        return second.nbytes if second is not None else 0

@@ -1,0 +1,134 @@
+"""Receive slots: memory that the network fills, and where what has come is computed with.
+
+On the CPU that is one and the same. With a shard on a device each slot has a mirror there, to which
+what has arrived is copied; sums are made in mirrors.
+
+    slots = Slots(transfers, num_bytes)
+    frames = slots.make(8)
+    slots.received(frame, "float32", 1024)     # what has arrived; on the device
+    slots.sums(frame, "float32", 1024)         # where a sum lies that was begun there
+    slots.settle(frame)                        # before the network fills it again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from psdist.protocol.events import Frame
+from psdist.protocol.memory import as_tensor, torch_dtype
+from psdist.transfers import DONE, Copy, Mark, Transfers
+
+
+class _Slot:
+    """A frame's owner."""
+
+    def __init__(self, frame: Frame, transfers: Transfers) -> None:
+        self._frame = frame
+        self._transfers = transfers
+        self._views: dict[tuple[str, int], torch.Tensor] = {}
+        self._mirrors: dict[tuple[str, int], torch.Tensor] = {}
+        self._mirror: torch.Tensor | None = None
+        self.copy: Copy = DONE
+        """To the mirror."""
+        self.used: Mark | None = None
+        """After all that was computed with the mirror."""
+
+    def host(self, dtype: str, num_elements: int) -> torch.Tensor:
+        """Chunks have few lengths, so each view is made once."""
+        key = (dtype, num_elements)
+        view = self._views.get(key)
+        if view is None:
+            assert self._frame.payload is not None
+            view = self._views[key] = as_tensor(self._frame.payload, dtype, num_elements)
+        return view
+
+    def mirror(self, dtype: str, num_elements: int) -> torch.Tensor:
+        key = (dtype, num_elements)
+        view = self._mirrors.get(key)
+        if view is None:
+            if self._mirror is None:
+                self._mirror = self._transfers.device_memory(
+                    "float64", -(-self._frame.capacity // 8)
+                )
+            view = self._mirror.view(torch_dtype(dtype))[:num_elements]
+            self._mirrors[key] = view
+        return view
+
+
+class Slots:
+    def __init__(self, transfers: Transfers, num_bytes: int) -> None:
+        """``num_bytes`` of each."""
+        self._transfers = transfers
+        self._num_bytes = num_bytes
+        self._staging: torch.Tensor | None = None
+        """Where what was encoded is decoded, for the device."""
+        self._staged: Copy = DONE
+
+    def make(self, count: int) -> list[Frame]:
+        return [Frame(self._transfers.allocate(self._num_bytes)) for _ in range(count)]
+
+    def host(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
+        """The network's own memory."""
+        return self._of(frame).host(dtype, num_elements)
+
+    def received(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
+        """What has arrived, where it is computed with; once for each arrival."""
+        slot = self._of(frame)
+        host = slot.host(dtype, num_elements)
+        if not self._transfers.has_mirrors:
+            return host
+        return self._uploaded(slot, host, slot.mirror(dtype, num_elements))
+
+    def decoded(
+        self,
+        frame: Frame,
+        dtype: str,
+        num_elements: int,
+        decode: Callable[[memoryview, torch.Tensor], None],
+    ) -> torch.Tensor:
+        """As :meth:`received`, of what ``decode`` makes of the payload."""
+        assert frame.payload is not None
+        payload = frame.payload[: frame.num_received]
+        if not self._transfers.has_mirrors:
+            values = torch.empty(num_elements, dtype=torch_dtype(dtype))
+            decode(payload, values)
+            return values
+        if self._staging is None:
+            memory = self._transfers.allocate(self._num_bytes)
+            self._staging = as_tensor(memory, "float64", self._num_bytes // 8)
+        self._staged.wait()
+        host = self._staging.view(torch_dtype(dtype))[:num_elements]
+        decode(payload, host)
+        slot = self._of(frame)
+        target = self._uploaded(slot, host, slot.mirror(dtype, num_elements))
+        self._staged, slot.copy = slot.copy, DONE
+        return target
+
+    def sums(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
+        """Where a sum lies, or is to be made of what :meth:`received` gave."""
+        slot = self._of(frame)
+        if self._transfers.has_mirrors:
+            return slot.mirror(dtype, num_elements)
+        return slot.host(dtype, num_elements)
+
+    def settle(self, frame: Frame) -> None:
+        """The network may fill it: nothing reads it any more. What comes next is copied to its
+        mirror behind all that was computed until now."""
+        if self._transfers.has_mirrors:
+            slot = self._of(frame)
+            slot.copy.wait()
+            slot.copy, slot.used = DONE, self._transfers.mark()
+
+    def _uploaded(self, slot: _Slot, host: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        marks = [] if slot.used is None else [slot.used]
+        slot.copy = self._transfers.begin([(host, target)], after=marks)
+        slot.copy.join()
+        return target
+
+    def _of(self, frame: Frame) -> _Slot:
+        if frame.owner is None:
+            frame.owner = _Slot(frame, self._transfers)
+        slot: _Slot = frame.owner
+        return slot
