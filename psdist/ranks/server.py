@@ -367,7 +367,9 @@ class Reporter:
         if now_s - self._shown_s < _SHOW_EVERY_S:
             return
         self._shown_s = now_s
-        progress, parent = self._registrar.progress, self._context.parent
+        parent, out = self._context.parent, self._registrar.out
+        told = self._registrar.progress
+        progress = {worker: each for worker, each in told.items() if worker not in out}
         if any(each.clock for each in progress.values()):
             self._look_for_empty_servers()
             training = self._standing.at(
