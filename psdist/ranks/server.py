@@ -367,13 +367,14 @@ class Reporter:
         if now_s - self._shown_s < _SHOW_EVERY_S:
             return
         self._shown_s = now_s
-        parent, out = self._context.parent, self._registrar.out
-        told = self._registrar.progress
-        progress = {worker: each for worker, each in told.items() if worker not in out}
+        progress, parent = self._registrar.progress, self._context.parent
         if any(each.clock for each in progress.values()):
             self._look_for_empty_servers()
             training = self._standing.at(
-                now_s - self._context.started_s, progress=progress, last=self._registrar.last
+                now_s - self._context.started_s,
+                progress=progress,
+                last=self._registrar.last,
+                out=self._registrar.out,
             )
             self._display.update(training)
             if parent is not None:
