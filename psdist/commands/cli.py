@@ -389,6 +389,19 @@ def probe(
     return lambda: measure(json_path, quick=quick, racks=racks)
 
 
+@app.command()
+def status(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a job that goes on.")],
+) -> Action:
+    """Who waits for whom and since when, and who is slow: of a job that goes on, or hangs.
+
+    Without MPI. Server 0 writes RUN_DIR/status.json about once a second.
+    """
+    from psdist.commands.status import main
+
+    return lambda: main(run_dir)
+
+
 _CHECKPOINT_HELP = "RUN_DIR, or a checkpoint of it: RUN_DIR/checkpoints/step-N."
 
 

@@ -44,7 +44,8 @@ from psdist.errors import (
 )
 from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
-from psdist.protocol.control import Failure
+from psdist.protocol.control import Failure, Survive
+from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
@@ -137,6 +138,7 @@ class RankContext:
         self._first_path = self.run_directory.path
         self._checkpoint: Checkpoint | None = None
         self._attempt = 1
+        self._has_survived = False
         self._num_left_out = 0
         """Workers that have died and are not in ``workers_comm`` any more."""
 
@@ -333,33 +335,48 @@ class RankContext:
     def cause_of(self, error: Exception) -> Exception:
         """The death of another rank where there is one, of which ``error`` is taken to be a
         consequence: torch.distributed says only that a connection was closed. Where the job
-        survives workers, only one of this worker's own group can be."""
+        survives workers, only one of this worker's own group can be, and the registrar says what
+        follows: :class:`BuriedError`, if that is not the end of the job."""
         if self.comm is None or not survives_deaths(os.environ):
             return error
         self.take_over()
         deadline = time.monotonic() + _NOTICE_S
         while not self._fatal_losses() and time.monotonic() < deadline:
-            with suppress(PsdistError):
-                self.transport.poll()
+            self._poll_for_survival()
             time.sleep(1e-3)
-        for who in self._fatal_losses():
-            if self.survives_workers:
+        lost = self._fatal_losses()
+        deadline = time.monotonic() + _REPORT_TIMEOUT_S
+        while lost and self.survives_workers and time.monotonic() < deadline:
+            if self._poll_for_survival():
                 return BuriedError(
-                    f"{who}, of the same group, has died: this worker ends, and the job goes on "
-                    "without them"
+                    f"{lost[0]}, of the same group, has died: this worker ends, and the job goes "
+                    "on without them"
                 )
-            return PeerLostError(who).with_traceback(error.__traceback__)
-        return error
+            time.sleep(1e-3)
+        return PeerLostError(lost[0]).with_traceback(error.__traceback__) if lost else error
+
+    def _poll_for_survival(self) -> bool:
+        """Whether the registrar has said that the job goes on without somebody of this group."""
+        with suppress(PsdistError):
+            event = self.transport.poll()
+            if isinstance(event, ControlArrived) and isinstance(event.message, Survive):
+                self._has_survived |= not set(event.message.dead).isdisjoint(self._group)
+        return self._has_survived
 
     def _fatal_losses(self) -> list[str]:
         """Who has died without whom this rank cannot go on."""
         lost = self.transport.lost
         if not self.survives_workers:
             return list(lost.values())
-        group: Sequence[int] = ()
-        if is_worker(self.me):
-            group = self.roles.groups[self.roles.group_of_worker[worker_of(self.me)]]
+        group = self._group
         return [who for peer, who in lost.items() if is_worker(peer) and worker_of(peer) in group]
+
+    @property
+    def _group(self) -> Sequence[int]:
+        """The workers of this worker's group."""
+        if not is_worker(self.me):
+            return ()
+        return self.roles.groups[self.roles.group_of_worker[worker_of(self.me)]]
 
     @property
     def survives_workers(self) -> bool:

@@ -36,6 +36,7 @@ from psdist.protocol.ids import (
 )
 from psdist.ranks.context import RankContext
 from psdist.ranks.run_files import create_next_run_directory, take_settings_of_script
+from psdist.ranks.status import StatusWriter
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
 
 logger = logging.getLogger("psdist")
@@ -49,6 +50,7 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
     waiting = context.waiting(has_deadline=False)
     waiting.relax()
     known: set[int] = set()
+    status = StatusWriter(context.run_directory, roles=context.roles, mode=context.config.mode)
     while True:
         if lobby is not None and context.survives_workers:
             for peer in context.transport.lost.keys() - known:
@@ -60,6 +62,8 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
             waiting.idle("psdist.init on the workers")
             if lobby is not None:
                 context.heed_parent()
+                if status.is_due and lobby.job == 1:
+                    status.at_start(called=lobby.called, job=lobby.job)
             continue
         waiting.reset()
         arrived = _control(context, event)

@@ -39,8 +39,10 @@ from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.standing import Standing
+from psdist.ranks.status import OpenCall, StatusWriter
 from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
+from psdist.report.facts import Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import policy_for
@@ -243,6 +245,7 @@ class Reporter:
         )
         self._has_looked_for_empty_servers = False
         context.on_abort = self._on_abort
+        self._status = StatusWriter(context.run_directory, roles=context.roles, mode=self._mode())
         self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
         self._shown_s = 0.0
         self._display = ProgressDisplay(style=self._style(), stream=sys.stderr)
@@ -372,15 +375,34 @@ class Reporter:
         if now_s - self._shown_s < _SHOW_EVERY_S:
             return
         self._shown_s = now_s
+        training = self._show(now_s)
+        if self._context.comm is not None and self._status.is_due:
+            registrar = self._registrar
+            self._status.training(
+                progress=registrar.progress,
+                calls=[OpenCall(*each) for each in registrar.open_collectives()],
+                done=registrar.done,
+                out=registrar.out,
+                dead=[each["who"] for each in self._deaths.told()],
+                training=training,
+            )
+
+    def _show(self, now_s: float) -> Training | None:
+        """On a display, once training has begun."""
         progress, parent = self._registrar.progress, self._context.parent
         if any(each.clock for each in progress.values()):
             self._look_for_empty_servers()
             training = self._standing.at(
-                now_s - self._context.started_s, progress=progress, last=self._registrar.last
+                now_s - self._context.started_s,
+                progress=progress,
+                last=self._registrar.last,
+                out=self._registrar.out,
             )
             self._display.update(training)
             if parent is not None:
                 parent.tell(training)
+            return training
+        return None
 
     def _summary(self, outcome: str) -> dict[str, Any]:
         """summary.json; where the run failed, what is known by then and null for what is not."""

@@ -9,7 +9,7 @@ Owns the choice of the group that is called the slowest. It never speaks to anyb
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,18 @@ class Standing:
         self._seen: deque[_Seen] = deque()
 
     def at(
-        self, at_s: float, *, progress: Mapping[int, Progress], last: Mapping[str, Any]
+        self,
+        at_s: float,
+        *,
+        progress: Mapping[int, Progress],
+        last: Mapping[str, Any],
+        out: Collection[int] = (),
     ) -> Training:
-        """``progress``: each worker's latest; ``last``: the chief's logged values."""
+        """``progress``: each worker's latest; ``last``: the chief's logged values; ``out``: workers
+        whose groups are not in the job any more."""
+        progress = {worker: each for worker, each in progress.items() if worker not in out}
+        gone = {self._group_of_worker[worker] for worker in out}
+        living = [group for group in range(self._num_groups) if group not in gone]
         groups: list[list[Progress]] = [[] for _ in range(self._num_groups)]
         for worker, each in progress.items():
             groups[self._group_of_worker[worker]].append(each)
@@ -55,8 +64,8 @@ class Standing:
         seen.append(_Seen(at_s, clocks, waited_s))
         while len(seen) > 2 and seen[1].at_s <= at_s - self.WINDOW_S:
             seen.popleft()
-        slowest, others_wait = self._slowest()
-        behind = min(clocks, default=0)
+        slowest, others_wait = self._slowest(living)
+        behind = min((clocks[group] for group in living), default=0)
         in_data = [each for each in progress.values() if each.epoch]
         where = min(in_data, key=_position, default=None)
         return Training(
@@ -75,25 +84,25 @@ class Standing:
             last={short(name): short(value) for name, value in list(last.items())[:MAX_VALUES]},
         )
 
-    def _slowest(self) -> tuple[int | None, float]:
+    def _slowest(self, living: Sequence[int]) -> tuple[int | None, float]:
         """The group that others wait for, and how much of their time; or the one far behind."""
         first, now = self._seen[0], self._seen[-1]
         elapsed_s = now.at_s - first.at_s
-        if self._num_groups < 2 or elapsed_s <= 0.0:
+        if len(living) < 2 or elapsed_s <= 0.0:
             return None, 0.0
         waiting = [
             (after - before) / elapsed_s
             for before, after in zip(first.waited_s, now.waited_s, strict=True)
         ]
-        slowest = min(range(self._num_groups), key=waiting.__getitem__)
-        others = (sum(waiting) - waiting[slowest]) / (self._num_groups - 1)
+        slowest = min(living, key=waiting.__getitem__)
+        others = sum(waiting[group] for group in living if group != slowest) / (len(living) - 1)
         gap = min(1.0, others - waiting[slowest])
         if gap >= self.LEAST_WAITING:
             return slowest, gap
         # Workers report a few times a second, not at the same time: what a group does within a
         # second is no distance.
         ahead = max(now.clocks)
-        last = min(range(self._num_groups), key=now.clocks.__getitem__)
+        last = min(living, key=now.clocks.__getitem__)
         in_a_second = (ahead - max(first.clocks)) / elapsed_s
         if ahead - now.clocks[last] > max(self.LEAST_BEHIND, in_a_second):
             return last, 0.0

@@ -52,6 +52,16 @@ class Lobby:
         self._error = ""
         """Why this job cannot begin: whoever calls later is told the same."""
 
+    @property
+    def called(self) -> list[int]:
+        """Workers that have called psdist.init for the next job."""
+        return sorted(self._called)
+
+    @property
+    def job(self) -> int:
+        """Number of the next job."""
+        return self._job
+
     def handle(self, peer: int, message: Control) -> list[LobbyAction]:
         """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
         a peer which speaks for another one or says what cannot be."""

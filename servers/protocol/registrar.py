@@ -496,6 +496,21 @@ class Registrar:
             ),
         ]
 
+    def open_collectives(self) -> list[tuple[int, str, list[int], list[int]]]:
+        """Of each that has not ended: its number and name, the workers that have entered it, and
+        those that have still to come."""
+        live = self._deaths.live
+        return [
+            (
+                seq,
+                each.name,
+                sorted(each.entered),
+                [worker for worker in live if worker not in each.entered],
+            )
+            for seq, each in sorted(self._collectives.items())
+            if not each.error
+        ]
+
     @property
     def out(self) -> frozenset[int]:
         """Workers that are not in the job any more: the dead, and the others of their groups."""

@@ -320,6 +320,7 @@ class WorkerCore:
         Until :meth:`finish_push` nothing else may begin in this set, no worker of the group leaves,
         and of collectives it enters those that leave parameters alone (:data:`ANY_TIME`).
         """
+        self.sets[0]._membership.require_in_job()
         is_stopped = self._collectives.is_waiting and self._is_suspended
         if is_stopped or self.sets[0]._membership.is_done:
             raise InvariantError(
@@ -438,6 +439,7 @@ class WorkerCore:
         group is suspended meanwhile, in all sets but those in the middle of an iteration, where the
         collective is one of :data:`ANY_TIME` (docs/design.md, Single chunks). ``payload`` is
         compared with what others bring, ``values`` (float64) are summed."""
+        self.sets[0]._membership.require_in_job()
         is_moved = all(each.is_state_moved for each in self.sets)
         stopped = [each for each in self.sets if not (each.is_open and name in ANY_TIME)]
         is_idle = all(each.is_idle for each in stopped)
@@ -483,6 +485,7 @@ class WorkerCore:
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
         """This worker's script has finished; :attr:`is_stopped` when everybody's has.
         ``statistics`` go into summary.json."""
+        self.sets[0]._membership.require_in_job()
         if not self._all_idle or self._collectives.is_waiting:
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
         return self._membership.begin_done(statistics)

@@ -209,12 +209,17 @@ class Membership:
             return []
         self.generation, self.dead = message.generation, frozenset(message.dead)
         self.chief = message.chief
-        if gone := self.dead & set(self._seat.members):
+        self.require_in_job()
+        return []
+
+    def require_in_job(self) -> None:
+        """Raises :class:`BuriedError` where this worker's group is out: also of a script that has
+        caught the first one."""
+        if self.dead and (gone := self.dead & set(self._seat.members)):
             raise BuriedError(
                 f"{describe_workers(gone)} of group {self._seat.group} has died: worker "
-                f"{self._seat.worker}, of the same group, ends, and the job goes on without them"
+                f"{self._seat.worker}, of the same group, ends, and the job goes on without it"
             )
-        return []
 
     def _to_every_server(self, message: Control) -> list[Action]:
         servers = range(self._seat.num_servers)

@@ -87,7 +87,7 @@ def main() -> None:
         else:
             time.sleep(PAUSE_S)
         optimizer.step()
-        job.log(loss=float(loss.detach()))
+        job.log(loss=float(loss.detach()), at=time.time())
         if clock % 10 == 9:
             if phase == "collective" and clock == at:
                 die(after_s=0.1)

@@ -69,11 +69,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     calls: list[tuple[int, list[str]]] = []
 
     def start_mpirun(
-        num_ranks: int, arguments: list[str], *, script: str, progress: str, grace_s: float
+        num_ranks: int,
+        arguments: list[str],
+        *,
+        script: str,
+        progress: str,
+        grace_s: float,
+        max_deaths: int,
     ) -> int:
         calls.append((num_ranks, arguments))
         assert script in arguments
-        assert (progress, grace_s) == ("auto", 30.0)
+        assert (progress, grace_s, max_deaths) == ("auto", 30.0, 0)
         return 0
 
     monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)

@@ -71,3 +71,16 @@ def test_workers_that_have_not_begun_an_epoch_say_nothing_of_it() -> None:
     standing = Standing(mode="sync", group_of_worker=(0, 1))
     progress = {0: report(0, 9, epoch=2, batch=1, batches=8), 1: report(1, 0)}
     assert standing.at(1.0, progress=progress, last={}).epoch == 2
+
+
+def test_a_group_that_has_died_is_neither_behind_nor_waited_for() -> None:
+    standing = Standing(mode="sync", group_of_worker=(0, 1, 2))
+    for second in range(6):
+        progress = {
+            0: report(0, 10 * second, waited_s=0.5 * second),
+            1: report(1, 10 * second, waited_s=0.1 * second),
+            2: report(2, 3),
+        }
+        told = standing.at(float(second), progress=progress, last={}, out={2})
+    assert (told.slowest, told.behind, told.ahead, told.samples) == (1, 50, 50, 1000)
+    assert told.others_wait == pytest.approx(0.4)

@@ -165,3 +165,20 @@ def test_what_cannot_be_names_who_sent_it(peer: int, message: Any, told: str) ->
 def test_another_message_is_a_bug() -> None:
     with pytest.raises(InvariantError, match="was given Stop"):
         Lobby(num_workers=1, num_servers=1).handle(worker_id(0), Stop())
+
+
+def test_who_has_died_is_waited_for_neither_by_the_next_job_nor_by_the_end() -> None:
+    lobby = Lobby(num_workers=3, num_servers=2)
+    call(lobby, 0)
+    words = told(lobby.lose(1))
+    assert [*words] == [worker_id(0)]
+    assert words[worker_id(0)].startswith(
+        "psdist.init was called for job 1 by worker 0; absent: worker 1, whose script has finished "
+        "or which has died; "
+    )
+    assert lobby.lose(1) == []
+    for worker in (0, 2):
+        actions = lobby.handle(worker_id(worker), Gone(worker=worker))
+    assert actions == [SendControl(server_id(1), End()), AllGone()]
+    lobby = Lobby(num_workers=1, num_servers=1)
+    assert lobby.lose(0) == [AllGone()]

@@ -83,3 +83,9 @@ def test_an_end_that_nobody_explains_is_explained_as_far_as_it_is_known() -> Non
         "stands above",
     )
     assert verdict(1) == Verdict(1, "psdist: error: mpirun ended with status 1")
+
+
+def test_a_job_that_went_on_without_some_ended_well_and_with_more_it_did_not() -> None:
+    assert verdict(0, vanished=["worker 1", "worker 2"], max_deaths=2) == Verdict(0)
+    assert verdict(0, vanished=["worker 1", "worker 2"], max_deaths=1).status == 1
+    assert verdict(0, vanished=["worker 1"], told=[1], max_deaths=2).status == 1

@@ -9,7 +9,7 @@ import pytest
 
 from psdist.codecs.raw import RAW
 from psdist.codecs.wire import payload_rule
-from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.errors import BuriedError, InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.control import (
     Collected,
     Control,
@@ -17,6 +17,7 @@ from psdist.protocol.control import (
     Registered,
     Settings,
     Stop,
+    Survive,
     WhoIsAbsent,
     WhoIsMissing,
 )
@@ -369,3 +370,61 @@ def test_what_is_still_to_be_pushed_belongs_to_an_iteration() -> None:
     core._transfers.is_pushing = False
     with pytest.raises(InvariantError, match=r"chunks \[3\] were never pushed"):
         core.check_invariants()
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def surviving(worker: int = 1, members: tuple[int, ...] = (1,)) -> WorkerCore:
+    seat = Seat(worker=worker, group=0, members=members, num_servers=1)
+    return WorkerCore(seat, survives_workers=True)
+
+
+def survive(core: WorkerCore, *dead: int, generation: int = 1, chief: int = 0) -> None:
+    control(core, REGISTRAR, Survive(generation=generation, dead=list(dead), chief=chief))
+
+
+def test_the_loss_of_another_worker_is_the_registrars_matter() -> None:
+    core = surviving()
+    assert core.handle(PeerLost(worker_id(0), "worker 0")) == []
+    with pytest.raises(PeerLostError, match="server 0"):
+        core.handle(PeerLost(server_id(0), "server 0"))
+    with pytest.raises(PeerLostError, match="worker 1"):
+        make_core().handle(PeerLost(worker_id(1), "worker 1"))
+
+
+def test_who_hears_of_a_death_knows_the_chief_and_says_so_in_every_set() -> None:
+    core = make_core()
+    core._survives_workers = True
+    second = core.next_set()
+    survive(core, 3, chief=2)
+    assert (core.chief, second.chief, core.dead) == (2, 2, {3})
+    assert core._transfers.generation == 1
+    assert {each.header.generation for each in push(core) if isinstance(each, SendPush)} == {1}
+    survive(core, 3, 4, chief=5, generation=1)  # a second delivery
+    assert core.chief == 2
+    assert core.counts().duplicates == 1
+
+
+def test_a_worker_whose_group_is_out_ends_whatever_its_script_catches() -> None:
+    core = surviving(members=(0, 1))
+    with pytest.raises(BuriedError, match="worker 0 of group 0 has died: worker 1, of the same"):
+        survive(core, 0, chief=2)
+    for begin in (lambda: core.begin_collective("mean"), lambda: core.begin_done({})):
+        with pytest.raises(BuriedError):
+            begin()
+    with pytest.raises(BuriedError):
+        core.begin_iteration(clock=0, hyper=b"", absent=(), weight=1.0)
+
+
+def test_the_registrar_alone_says_who_is_dead() -> None:
+    with pytest.raises(ProtocolError, match="server 1 sent Survive; server 0 says who is dead"):
+        control(surviving(), server_id(1), Survive(generation=1, dead=[0], chief=1))
+
+
+def test_the_next_chief_has_the_chiefs_rights_and_nobody_else() -> None:
+    core = make_core(worker=1, members=(1,))
+    with pytest.raises(InvariantError, match="worker 1 sets values; the chief does"):
+        core.begin_load(clock=0)
+    survive(core, 0, chief=1)
+    assert core.begin_load(clock=0)

@@ -1,0 +1,143 @@
+"""What the registrar knows of how the job stands, put into ``status.json`` about once a second.
+
+    writer = StatusWriter(run_directory, roles=roles, mode="sync")
+    writer.at_start(called=[0, 2], job=1)                       # before the job has begun
+    writer.training(progress=..., open_calls=..., training=...)
+
+It decides nothing; a file that cannot be written is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from psdist.protocol.control import Progress
+from psdist.protocol.roles import Roles
+from psdist.report.facts import Training
+from psdist.report.run_directory import RunDirectory
+from psdist.report.status import Status, WaitStatus, WorkerStatus, write_status
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that all workers make, and to which some have come."""
+
+    key: int
+    """Another one for every such call."""
+    what: str
+    present: Collection[int]
+    absent: Collection[int]
+
+
+class StatusWriter:
+    def __init__(
+        self,
+        run_directory: RunDirectory,
+        *,
+        roles: Roles,
+        mode: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock()``: seconds."""
+        self._run_directory = run_directory
+        self._roles = roles
+        self._mode = mode
+        self._clock = clock
+        self._written_s = -EVERY_S
+        self._since_s: dict[int, float] = {}
+        """By key of an open call: when it was first seen."""
+        self._clock_of: dict[int, tuple[int, float]] = {}
+        """By worker: its clock, and since when it is that."""
+
+    @property
+    def is_due(self) -> bool:
+        return self._clock() - self._written_s >= EVERY_S
+
+    def at_start(self, *, called: Collection[int], job: int) -> None:
+        """Servers wait for psdist.init on all workers; ``called``: those that have called it."""
+        everybody = range(self._roles.num_workers)
+        call = OpenCall(-job, "psdist.init", called, set(everybody) - set(called))
+        self._write(phase="starting", calls=[call])
+
+    def training(
+        self,
+        *,
+        progress: Mapping[int, Progress],
+        calls: Sequence[OpenCall],
+        done: Collection[int] = (),
+        out: Collection[int] = (),
+        dead: Sequence[str] = (),
+        training: Training | None = None,
+    ) -> None:
+        """``progress``: what each worker has told last; ``out``: those that are not in the job any
+        more; ``dead``: who has died, in words; ``training``: what a display is told."""
+        now_s = self._clock()
+        workers = []
+        for worker, each in sorted(progress.items()):
+            if worker in out:
+                continue
+            clock, since_s = self._clock_of.get(worker, (-1, now_s))
+            if clock != each.clock:
+                since_s = now_s
+                self._clock_of[worker] = each.clock, now_s
+            workers.append(
+                WorkerStatus(
+                    worker=worker,
+                    group=self._roles.group_of_worker[worker],
+                    clock=each.clock,
+                    epoch=each.epoch,
+                    batch=each.batch,
+                    waited_s=round(each.waited_s, 3),
+                    same_s=round(now_s - since_s, 3),
+                )
+            )
+        living = set(range(self._roles.num_workers)) - set(out)
+        self._write(
+            phase="ending" if living <= set(done) else "training",
+            calls=calls,
+            workers=workers,
+            done=done,
+            dead=dead,
+            training=training,
+        )
+
+    def _write(
+        self,
+        *,
+        phase: str,
+        calls: Sequence[OpenCall],
+        workers: Sequence[WorkerStatus] = (),
+        done: Collection[int] = (),
+        dead: Sequence[str] = (),
+        training: Training | None = None,
+    ) -> None:
+        now_s = self._written_s = self._clock()
+        self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in calls}
+        waits = [
+            WaitStatus(
+                what=each.what,
+                since_s=round(now_s - self._since_s[each.key], 3),
+                present=tuple(sorted(each.present)),
+                absent=tuple(sorted(each.absent)),
+            )
+            for each in calls
+        ]
+        status = Status(
+            at=time.time(),
+            phase=phase,  # type: ignore[arg-type]
+            mode=self._mode,
+            num_workers=self._roles.num_workers,
+            waits=tuple(waits),
+            workers=tuple(workers),
+            done=tuple(sorted(done)),
+            dead=tuple(dead),
+            slowest=training.slowest if training else None,
+            others_wait=training.others_wait if training else 0.0,
+        )
+        with suppress(OSError):  # a full disk is told by whoever needs the file
+            write_status(self._run_directory, status)

@@ -1,0 +1,124 @@
+"""`psdist status`: what the registrar writes of how a job stands, read back and said to people."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from psdist.commands import status as command
+from psdist.errors import ConfigError
+from psdist.protocol.control import Enter, Progress
+from psdist.protocol.ids import worker_id
+from psdist.protocol.roles import Place, Roles
+from psdist.ranks.status import OpenCall, StatusWriter
+from psdist.report.run_directory import RunDirectory
+from psdist.report.status import read_status
+from psdist.servers.protocol.registrar import Registrar
+
+ROLES = Roles(
+    places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(5)),
+    server_ranks=(0,),
+    worker_ranks=(1, 2, 3, 4),
+    groups=((0,), (1, 2), (3,)),
+)
+
+
+class Job:
+    """A writer with a clock of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.now_s = 100.0
+        self.path = path
+        self.writer = StatusWriter(
+            RunDirectory(path), roles=ROLES, mode="sync", clock=lambda: self.now_s
+        )
+
+    def lines(self, age_s: float = 0.0) -> list[str]:
+        return command.lines_of(read_status(self.path), age_s=age_s)
+
+
+def test_a_job_that_hangs_at_its_start_names_who_is_missing_and_since_when(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    assert job.writer.is_due
+    job.writer.at_start(called=[0, 3], job=1)
+    assert not job.writer.is_due
+    job.now_s += 34
+    job.writer.at_start(called=[0, 3], job=1)
+    assert job.lines(age_s=1.2) == [
+        "starting, sync, 4 workers; told 1 s ago",
+        "  waiting    psdist.init, for 34 s: workers 1, 2 missing; workers 0, 3 there",
+    ]
+
+
+def test_who_waits_in_a_collective_for_whom_and_who_stands_still(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    progress = {w: Progress(worker=w, clock=40 + w, samples=0) for w in range(4)}
+    call = OpenCall(7, "save", [0], [1, 2])
+    job.writer.training(progress=progress, calls=[call])
+    job.now_s += 12
+    progress[0] = Progress(worker=0, clock=50, samples=0, waited_s=3.25, epoch=2, batch=9)
+    job.writer.training(
+        progress=progress, calls=[call], out=[3], dead=["worker 3 (rank 4 on n1)"], done=[0]
+    )
+    assert job.lines() == [
+        "training, sync, 4 workers; told 0 s ago",
+        "  waiting    save, for 12 s: workers 1, 2 missing; worker 0 there",
+        "  died       worker 3 (rank 4 on n1)",
+        "  finished   worker 0",
+        "  worker 1    group 1, iteration 41; the same for 12 s; waited 0.0 s in steps",
+        "  worker 2    group 1, iteration 42; the same for 12 s; waited 0.0 s in steps",
+        "  worker 0    group 0, iteration 50, epoch 2 batch 9; the same for 0 s; waited 3.2 s in "
+        "steps",
+    ]
+    job.writer.training(progress=progress, calls=[], out=[3], done=[0, 1, 2])
+    assert job.lines(age_s=60)[:2] == [
+        "ending, sync, 4 workers; told 60 s ago",
+        "  old        server 0 has told nothing for 60 s: it is busy or stuck, or the job has "
+        "ended",
+    ]
+
+
+def test_the_next_call_is_waited_for_from_its_own_beginning(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.writer.training(progress={}, calls=[OpenCall(1, "mean", [0], [1])])
+    job.now_s += 50
+    job.writer.training(progress={}, calls=[OpenCall(2, "mean", [1], [0])])
+    assert job.lines()[1] == "  waiting    mean, for 0 s: worker 0 missing; worker 1 there"
+
+
+def test_the_registrar_knows_which_collectives_are_open() -> None:
+    registrar = Registrar(num_workers=3, num_servers=1)
+    assert registrar.open_collectives() == []
+    registrar.handle(worker_id(2), Enter(worker=2, seq=1, name="save", payload=b""))
+    assert registrar.open_collectives() == [(1, "save", [2], [0, 1])]
+    registrar.handle(worker_id(0), Enter(worker=0, seq=1, name="mean", payload=b""))
+    assert registrar.open_collectives() == []  # it has failed
+
+
+def test_a_file_that_is_none_of_ours_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no status.json: no job of several ranks writes"):
+        command.main(tmp_path)
+    Job(tmp_path).writer.at_start(called=[], job=1)
+    whole = json.loads((tmp_path / "status.json").read_text())
+    for key, wrong in {"at": "now", "waits": [{}], "phase": "asleep", "more": 1}.items():
+        (tmp_path / "status.json").write_text(json.dumps({**whole, key: wrong}))
+        with pytest.raises(ConfigError, match=rf"is damaged or of another version.*: {key}"):
+            command.main(tmp_path)
+    (tmp_path / "status.json").write_text("[")
+    with pytest.raises(ConfigError, match="is damaged"):
+        command.main(tmp_path)
+
+
+def test_the_command_prints_and_says_when_the_job_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Job(tmp_path).writer.at_start(called=[0, 1, 2], job=1)
+    assert abs(read_status(tmp_path).at - time.time()) < 60
+    (tmp_path / "summary.json").write_text("{}")
+    assert command.main(tmp_path) == 0
+    told = capsys.readouterr().out
+    assert "worker 3 missing; workers 0, 1, 2 there" in told
+    assert "the job is over" in told

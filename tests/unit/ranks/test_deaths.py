@@ -1,0 +1,48 @@
+"""What people hear of workers that have died."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from psdist.protocol.control import Progress
+from psdist.protocol.roles import Place, Roles
+from psdist.ranks.deaths import DeathReports
+from psdist.servers.protocol.deaths import Death, Survived
+
+ROLES = Roles(
+    places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(5)),
+    server_ranks=(0,),
+    worker_ranks=(1, 2, 3, 4),
+    groups=((0,), (1, 2), (3,)),
+)
+
+
+def test_a_death_is_told_at_once_and_with_what_it_has_cost_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress = {2: Progress(worker=2, clock=41, samples=9)}
+    reports = DeathReports(progress, started_s=time.monotonic() - 5, roles=ROLES)
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        reports.declared(Death(2, "worker 2 (rank 3 on n1)", generation=1, left=(1,), chief=0))
+        reports.declared(Death(3, "worker 3 (rank 4 on n1)", generation=2, left=(), chief=0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker 2 (rank 3 on n1) has died, and with it worker 1 of its group; the job goes on with "
+        "2 workers",
+        "worker 3 (rank 4 on n1) has died; the job goes on with 1 worker",
+    ]
+    reports.survived(Survived(1))
+    first, second = reports.told()
+    assert {key: first[key] for key in ("worker", "who", "group", "left", "clock")} == {
+        "worker": 2,
+        "who": "worker 2 (rank 3 on n1)",
+        "group": 1,
+        "left": [1],
+        "clock": 41,
+    }
+    assert (first["at_s"] >= 5, first["settled_s"] >= 0, first["generation"]) == (True, True, 1)
+    assert (second["clock"], second["settled_s"], second["generation"]) == (None, None, 2)
+    reports.survived(Survived(2))
+    assert reports.told()[1]["settled_s"] >= 0
