@@ -44,10 +44,10 @@ class Found:
     seconds: float = 0.0
 
 
-def start(run_dir: Path, epochs: int) -> subprocess.Popen[str]:
+def start(run_dir: Path, script: list[str]) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "psdist", "run", "--workers", str(WORKERS), "--servers", "1"]
     words += ["--checkpoint-every", str(EVERY), "--resume", "--run-dir", str(run_dir)]
-    words += ["-m", "tests.support.programs.resumable", f"{run_dir}.out", "--epochs", str(epochs)]
+    words += ["-m", "tests.support.programs.resumable", f"{run_dir}.out", *script]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PSDIST_PROGRESS": "off"}
     return subprocess.Popen(
         words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -77,10 +77,10 @@ def finish(process: subprocess.Popen[str], found: Found) -> tuple[int, str]:
 
 
 def kill_once(
-    run_dir: Path, epochs: int, after_s: float, pick: random.Random, found: Found
+    run_dir: Path, script: list[str], after_s: float, pick: random.Random, found: Found
 ) -> bool:
     """Whether the run has ended, nevertheless."""
-    process = start(run_dir, epochs)
+    process = start(run_dir, script)
     try:
         process.wait(timeout=after_s)
     except subprocess.TimeoutExpired:
@@ -106,13 +106,15 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--pause-s", type=float, default=0.2, help="behind each iteration")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    script = ["--epochs", str(given.epochs), "--pause-s", str(given.pause_s)]
     runs: list[Found] = []
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         begun_s = perf_counter()
-        status, text = finish(start(whole, given.epochs), Found())
+        status, text = finish(start(whole, script), Found())
         whole_s = perf_counter() - begun_s
         if status:
             print(text)
@@ -122,11 +124,11 @@ def main() -> int:
             pick = random.Random(f"{given.seed} {number}")
             run_dir, found = Path(folder) / f"run-{number}", Found()
             begun_s = perf_counter()
-            is_over = kill_once(run_dir, given.epochs, pick.random() * whole_s, pick, found)
+            is_over = kill_once(run_dir, script, pick.random() * whole_s, pick, found)
             if not is_over and pick.random() < SECOND_KILL:
-                is_over = kill_once(run_dir, given.epochs, pick.random() * whole_s, pick, found)
+                is_over = kill_once(run_dir, script, pick.random() * whole_s, pick, found)
             if not is_over:
-                status, text = finish(start(run_dir, given.epochs), found)
+                status, text = finish(start(run_dir, script), found)
                 if status:
                     print(text)
             found.is_equal = not status and results(run_dir) == expected
