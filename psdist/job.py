@@ -350,6 +350,12 @@ class Job:
             self._script.restore(
                 tree, name=restored.checkpoint.name, is_moved=self._checkpoints.is_moved
             )
+            if self._checkpoints.is_moved and self._config.global_batch is None:
+                self._tell_chief(
+                    f"the checkpoint is of {len(restored.checkpoint.workers)} workers, the job of "
+                    f"{self.num_workers}: batch sizes are per worker, so a joint batch has another "
+                    "number of samples; --global-batch N keeps it at N"
+                )
 
     def _start_epoch(self, is_again: bool) -> None:
         if not is_again:

@@ -51,6 +51,15 @@ def saved(run_dir: Path) -> bytes:
     return Path(str(run_dir) + ".safetensors").read_bytes()
 
 
+def exported(run_dir: Path) -> bytes:
+    """What ``psdist export`` makes of the newest checkpoint, without MPI."""
+    out = Path(str(run_dir) + "-exported.safetensors")
+    argv = [sys.executable, "-m", "psdist", "export", str(run_dir), str(out)]
+    done = run_program(argv, timeout_s=TIMEOUT_S)
+    assert done.returncode == 0, done.text
+    return out.read_bytes()
+
+
 def killed_and_resumed(tmp_path: Path, mpi: Mpi = "openmpi", **options: Any) -> Path:
     """The run directory of a job that was killed once."""
     run_dir = tmp_path / "killed"
@@ -102,14 +111,18 @@ def test_masters_of_bfloat16_go_on_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("servers", [1, 3])
-def test_another_number_of_servers_goes_on_with_the_same_bits(servers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("servers", [1, 2, 3, 6])
+def test_any_number_of_servers_goes_on_with_the_same_bits(servers: int, tmp_path: Path) -> None:
     assert run("openmpi", tmp_path / "whole").returncode == 0
     run_dir = tmp_path / "killed"
     assert run("openmpi", run_dir, kill=KILL).returncode != 0
     again = run("openmpi", run_dir, "--resume", servers=servers)
     assert again.returncode == 0, again.text
     assert saved(run_dir) == saved(tmp_path / "whole")
+    kept = json.loads((run_dir / "checkpoints" / "step-00000009" / "index.json").read_text("utf-8"))
+    assert kept["servers"] == servers
+    assert len(list((run_dir / "checkpoints" / "step-00000009").glob("server-*"))) == servers
+    assert exported(run_dir) == exported(tmp_path / "whole")
     proved = check(run_dir)
     assert proved.returncode == 0, proved.text
 

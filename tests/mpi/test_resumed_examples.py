@@ -89,6 +89,7 @@ def test_with_a_global_batch_other_workers_go_on_with_the_same_iterations(
     again = train("killed", workers=workers)
     assert again.returncode == 0, again.text
     assert "is of other workers" in again.text
+    assert "batch sizes are per worker" not in again.text
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text("utf-8"))
     (kept,) = re.findall("goes on from checkpoint step-([0-9]{8})", again.text)
     assert set(summary["clocks"]) == {58}

@@ -138,3 +138,4 @@ def test_other_workers_go_on_with_what_can_move(tmp_path: Path) -> None:
     again = run(run_dir, *every, workers=1)
     assert again.returncode == 0, again.text
     assert "is of other workers: buffers and what is attached are the chief's" in again.text
+    assert "the checkpoint is of 2 workers, the job of 1: batch sizes are per worker" in again.text

@@ -151,6 +151,38 @@ def test_a_job_script_starts_again_what_has_crashed_but_not_for_ever(
         assert "3 times in a row without a new checkpoint" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_job_script_goes_on_beyond_its_time_limit(slurm_cluster: SlurmCluster) -> None:
+    """Slurm signals 90 s before the limit of 3 minutes, and lets a requeued job wait for two."""
+    folder = slurm_cluster.directory("time-limit")
+    program = REPOSITORY / "tests" / "support" / "programs" / "resumable.py"
+    epochs = 300
+    done = slurm_cluster.sbatch(
+        REPOSITORY / "slurm" / "requeue.sbatch",
+        sbatch_args=["--nodes=2", "--ntasks-per-node=2", "--time=3", "--signal=B:USR1@90"],
+        script_args=[
+            *(str(program), str(folder / "out"), "--loader-processes=0"),
+            *(f"--epochs={epochs}", "--pause-s=0.1"),
+        ],
+        env={"RUN_DIR": str(folder / "run"), "PSDIST_MODE": "sync", "PSDIST_SERVERS": "2"},
+        timeout_s=1100,
+    )
+    assert done.returncode == 0, done.text
+    assert "requeue.sbatch: requeued at checkpoint step-" in done.text
+    first = json.loads((folder / "run" / "attempt-1" / "summary.json").read_text())
+    assert first["exit"] == "requeue"
+    last = json.loads((folder / "run" / "summary.json").read_text())
+    assert (last["exit"], last["attempts"] > 1) == ("completed", True)
+    assert int(last["resumed_from"].removeprefix("step-")) >= first["clocks"][0] > 0
+    for worker in range(2):
+        found = json.loads((folder / f"out-{worker}.json").read_text())
+        assert found["clock"] == len(found["losses"]) == last["clocks"][0]
+        # Nothing twice and nothing left out: as many iterations of every epoch.
+        counts = Counter(epoch for epoch, _ in found["losses"])
+        assert counts == dict.fromkeys(range(epochs), counts[0])
+
+
 @pytest.mark.parametrize("name", JOB_SCRIPTS)
 def test_a_job_script_names_a_training_script_that_does_not_exist(
     slurm_cluster: SlurmCluster, name: str

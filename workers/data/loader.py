@@ -143,17 +143,17 @@ class PlannedBatches:
 
     def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
         self._epoch, self._start, self._skip = epoch, start, skip
-        self.require_joint_batches()
+        if not start:  # the rest of one that began with other joint batches may be any number
+            self.require_joint_batches()
 
     def require_joint_batches(self) -> None:
-        """Not of what is left where the pass began with joint batches of another size."""
-        if not self._start % (self._global_batch or 1):
-            require_joint_batches(
-                len(self._dataset),
-                global_batch=self._global_batch,
-                num_workers=self._num_workers,
-                drop_last=self._drop_last,
-            )
+        """Raises UsageError for a dataset of which no such batches can be dealt."""
+        require_joint_batches(
+            len(self._dataset),
+            global_batch=self._global_batch,
+            num_workers=self._num_workers,
+            drop_last=self._drop_last,
+        )
 
     def has_any(self) -> bool:
         try:
@@ -271,8 +271,7 @@ class EpochLoader:
             return self._hand_out(a_pass, sized, skip=a_pass.seen)
         self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
         if a_pass.start and not self._batches.has_any():
-            a_pass.num_batches = 0  # too few are left for this number of workers
-            return self._hand_out(a_pass, iter(()))
+            return self._hand_out(a_pass, iter(()))  # too few are left for so many workers
         a_pass.num_batches = len(self._batches)
         a_pass.consumed = lambda: self._consumed(a_pass)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get

@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--signal", default="SIGTERM")
     parser.add_argument("--checkpoint-at", type=int, default=0)
     parser.add_argument("--only-once", action="store_true")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="behind each iteration")
     given = parser.parse_args()
     has_died = given.out.with_suffix(".died")
 
@@ -116,6 +118,7 @@ def main() -> None:
             optimizer.step()
             per_step.step()
             losses.append([epoch, loss.item()])
+            time.sleep(given.pause_s)
             if job.clock == given.checkpoint_at:
                 job.checkpoint()
             if job.clock == given.signal_at and job.is_chief:

@@ -135,6 +135,17 @@ def stopped_early(job: Worker) -> None:
                 break
 
 
+def stopped_before_another(job: Worker) -> None:
+    first, second = job.loader(Augmented(8)), job.loader(Augmented(6))
+    for epoch in job.epochs(2):
+        for batch in first:
+            job.step(epoch, 1, *batch)
+            if job.clock % 5 == 2:  # with the 3 of the second pass an epoch has 5
+                break
+        for batch in second:
+            job.step(epoch, 2, *batch)
+
+
 def accumulated(job: Worker) -> None:
     loader = job.loader(Augmented(12))
     for epoch in job.epochs(2):
@@ -187,6 +198,7 @@ SCRIPTS: dict[str, Script] = {
     "side by side": side_by_side,
     "two loops": two_loops,
     "stopped early": stopped_early,
+    "stopped before another": stopped_before_another,
     "accumulated": accumulated,
     "by clock": by_clock,
     "by own epochs": by_own_epochs,
