@@ -32,6 +32,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.shard.executor import ShardSpec
 from psdist.servers.shard.regions import Region
+from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Mark, Pairs
 from tests.support.cast import Cast
@@ -79,6 +80,7 @@ class Driven:
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.current = [0] * len(given.chunks)
+        self.snapshots = (SnapshotMemory(), SnapshotMemory())
 
     def both(self, slot: int) -> Iterable[tuple[TensorShard, Frame]]:
         return ((shard, slots[slot]) for shard, slots in zip(self.shards, self.slots, strict=True))
@@ -153,7 +155,10 @@ class Driven:
         return found[0][0]
 
     def regions(self, chunk: int) -> list[Region]:
-        ours, theirs = (shard.snapshot(chunk) for shard in self.shards)
+        ours, theirs = (
+            shard.snapshot(chunk, memory, set_index=0)
+            for shard, memory in zip(self.shards, self.snapshots, strict=True)
+        )
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             assert same(one, other)
@@ -291,7 +296,7 @@ def test_copies_come_behind_what_was_computed_with_their_memory() -> None:
     assert second_down == [stepped_again]
     for num_fetched, fetch in enumerate(
         (
-            lambda: shard.snapshot(0),
+            lambda: shard.snapshot(0, SnapshotMemory(), set_index=0),
             lambda: shard.value_checksum(0),
             lambda: shard.state(0, 0),
         ),
