@@ -78,6 +78,14 @@ class CodecCode(IntEnum):
     """Codecs by number; which one a receiver takes is psdist.protocol.payloads'."""
 
     RAW = 0
+    FP16 = 1
+    BF16 = 2
+    INT8 = 3
+    INT4 = 4
+    INT2 = 5
+    SIGN = 6
+    TOPK = 7
+    RANDK = 8
 
 
 # One field per line, in wire order; see Header for their meaning.
