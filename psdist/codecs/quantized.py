@@ -73,9 +73,10 @@ class Quantized:
         if self._bits == 8:
             return multiples.to(torch.int8)
         codes = multiples.add_(self._offset).to(torch.uint8)
-        parts = codes.split(BLOCK * self._bits // 8, dim=1)
-        packed = parts[0]
-        for place, part in enumerate(parts[1:], start=1):
+        width = BLOCK * self._bits // 8
+        packed = codes[:, :width]
+        for place in range(1, 8 // self._bits):
+            part = codes[:, place * width : (place + 1) * width]
             packed = torch.add(packed, part, alpha=1 << place * self._bits)
         return packed
 

@@ -53,7 +53,8 @@ class Flag:
 
     NONE = 0
     FRESH = 1
-    """On PULL: whatever is newest, without waiting for other groups."""
+    """On PULL: whatever is newest, without waiting for other groups. On REPLY: answers such a
+    one."""
     CHECKSUMMED = 2
     """``checksum`` is that of the payload: its receiver compares (psdist.codecs.checks)."""
     FOR_PULL = 4

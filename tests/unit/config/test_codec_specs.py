@@ -28,7 +28,8 @@ def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "int9", "INT8", "int8:", "int8:0.5", "fp16:stochastic", "sign:1", "topk",
-     "topk:", "topk:0", "topk:1.5", "topk:-1", "topk:nan", "topk:inf", "randk:x", "none:1", "int8/sign", " int8"],
+     "topk:", "topk:0", "topk:1.5", "topk:-1", "topk:nan", "topk:inf", "randk:x", "none:1",
+     "int8/sign", " int8"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no codec; a codec is none, fp16, .*topk:R") as seen:
