@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psdist.version import VERSION
 
 if TYPE_CHECKING:
+    from psdist.errors import BuriedError as BuriedError
     from psdist.errors import CheckpointError as CheckpointError
     from psdist.errors import CollectiveError as CollectiveError
     from psdist.errors import ConfigError as ConfigError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
+    "BuriedError",
     "CheckpointError",
     "CollectiveError",
     "ConfigError",

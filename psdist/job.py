@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
@@ -88,6 +88,10 @@ def _mpi_of_group(context: RankContext) -> group_tier.GroupMpi | None:
     if context.group_comm is None:
         return None
     return group_tier.GroupMpi(comm=context.group_comm, takes_gpu_memory=takes_gpu_memory)
+
+
+RESIDUALS: Final = "residuals"
+"""In a worker's part of a checkpoint."""
 
 
 class Job:
@@ -340,7 +344,7 @@ class Job:
     def _collect(self) -> dict[str, Any]:
         at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
         self._script.is_chief = self.is_chief
-        return self._script.collect(at=at)
+        return {**self._script.collect(at=at), RESIDUALS: self._sets.residuals()}
 
     def _restore(self) -> None:
         """What a checkpoint has of this script, if the job goes on from one."""
@@ -355,6 +359,13 @@ class Job:
                     f"the checkpoint is of {len(restored.checkpoint.workers)} workers, the job of "
                     f"{self.num_workers}: batch sizes are per worker, so a joint batch has another "
                     "number of samples; --global-batch N keeps it at N"
+                )
+            if not self._checkpoints.is_moved:
+                self._sets.go_on_with(tree.get(RESIDUALS, {}))
+            elif tree.get(RESIDUALS):
+                self._tell_chief(
+                    f"checkpoint {restored.checkpoint.name} is of other workers: what codecs have "
+                    "left out of their pushes is dropped"
                 )
 
     def _start_epoch(self, is_again: bool) -> None:

@@ -24,6 +24,8 @@ from typing import Any, Final, Literal
 import torch
 
 from psdist.checkpoint.reading import Checkpoint
+from psdist.config.combinations import refusal, text_of
+from psdist.config.settings import coded
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
@@ -212,10 +214,37 @@ class ParameterSets:
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
+        self._restored_residuals: Mapping[str, Any] = {}
         self._progress: Progress | None = None
         self._passes: Passes | None = None
         if context.tracer is not None:
             self._passes = Passes(context.tracer, clock=lambda: self.trainers[0].clock)
+
+    # -- what codecs have left out ----------------------------------------------------------
+
+    def residuals(self) -> dict[str, Any]:
+        """For a checkpoint: by set, of those whose pushes are coded."""
+        found: dict[str, Any] = {}
+        for each in self.sets:
+            encoder = each.loop.encoder
+            if encoder is not None:
+                found[str(each.loop.core.set_index)] = encoder.collect()
+        return found
+
+    def go_on_with(self, residuals: Mapping[str, Any]) -> None:
+        """What this worker has kept of a checkpoint's :meth:`residuals`; before its sets are
+        prepared."""
+        self._restored_residuals = residuals
+
+    def _restore_residuals(self, loop: WorkerLoop) -> None:
+        index, encoder = loop.core.set_index, loop.encoder
+        kept = self._restored_residuals.get(str(index))
+        if kept and (encoder is None or not encoder.restore(kept)):
+            logger.warning(
+                "parameter set %d: what codecs had left out of pushes before the checkpoint is of "
+                "other chunks, or codecs are off now: it is dropped",
+                index,
+            )
 
     # -- who uses the loop ---------------------------------------------------------------------
 
@@ -347,6 +376,11 @@ class ParameterSets:
                 "the model has no parameters to train: the optimizer holds no parameter that "
                 "requires a gradient"
             )
+        for description in descriptions:
+            has_float64 = any(piece.dtype == "float64" for piece in description.pieces)
+            wrong = refusal(*coded(self._config), mode=self._config.mode, has_float64=has_float64)
+            if wrong:
+                raise UsageError(wrong)
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
@@ -487,10 +521,21 @@ class ParameterSets:
         loop = self._loop.next_set() if index else self._loop
         is_alone = self._context.network is not None
         is_pipelined = config.pipeline > 0 and not is_alone
+        push_codec, _ = coded(config)
+        # Servers see what a codec has made of gradients: their joint norm is not known.
+        clips_itself = config.mode != "sync" or not push_codec.is_none
+        is_own_norm = clips_itself and config.mode == "sync"
+        if max_norm and is_own_norm:
+            logger.info(
+                "parameter set %d: max_grad_norm clips each group's own gradient, not the joint "
+                "one: push_codec = %s changes its norm on the way",
+                index,
+                text_of(push_codec),
+            )
         never = why_never(
             mode=config.mode,
             on_nonfinite=config.on_nonfinite,
-            max_norm=max_norm,
+            max_norm=max_norm if clips_itself else 0.0,
             is_alone=is_alone,
             pipeline=config.pipeline,
             local_steps=config.local_steps,
@@ -529,7 +574,7 @@ class ParameterSets:
             hyperparameters=lambda: packed_hyperparameters(on_servers),
             on_nonfinite=config.on_nonfinite,
             max_norm=0.0 if rounds is not None else max_norm,
-            clips_itself=config.mode != "sync",
+            clips_itself=clips_itself,
             history=history,
             on_iteration=has_ended,
             order=ORDERS[overlap](partition),
@@ -542,11 +587,12 @@ class ParameterSets:
             is_pipelined=is_pipelined,
             rounds=rounds,
         )
+        self._restore_residuals(loop)
         setup = Setup(
             partition=partition.encode(),
             optimizer=description.optimizer,
             hyper=packed_hyperparameters(on_servers),
-            max_norm=0.0 if rounds is not None else max_norm,
+            max_norm=0.0 if rounds is not None or is_own_norm else max_norm,
             state=pack_states(state),
             restore=first.checkpoint if first is not None else "",
         )

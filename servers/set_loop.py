@@ -21,7 +21,7 @@ from operator import add
 from typing import Any, TypeAlias
 
 from psdist.codecs.checks import Checks, stamped, verify
-from psdist.codecs.raw import RAW, Raw
+from psdist.codecs.layout import Layouts
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.checkpoints import number_of
@@ -147,7 +147,9 @@ class SetLoop:
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
         self._codec = options.wire.reply.code
-        self._is_encoding = not isinstance(options.wire.reply, Raw)
+        self._is_relative = options.wire.is_relative
+        self._replies: Layouts | None = None
+        """None where they are raw."""
         self._make_executor = make_executor
         self._history = history
         self._log = history or EventCount()
@@ -245,6 +247,7 @@ class SetLoop:
             is_holding=options.mode == "sync" and setup.max_norm > 0,
             states=states,
         )
+        self._replies = options.wire.replies(partition)
         self.executor = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, setup)
         count = options.receive_buffers
@@ -267,8 +270,8 @@ class SetLoop:
         built = Built(
             mine,
             slots,
-            initials=payload_rule(RAW, partition),
-            pushes=payload_rule(options.wire.push, partition),
+            initials=payload_rule(None, partition),
+            pushes=payload_rule(options.wire.pushes(partition), partition),
             num_pieces=len(partition.pieces),
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
             blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
@@ -318,9 +321,14 @@ class SetLoop:
         self._built.load(action)
         if action.clock >= 0:
             crc = None
-            if self._history is not None and not self._is_encoding:  # else workers see other bytes
+            if self._history is not None and self._has_workers_values:
                 crc = self._built.checksum(action.chunk, action.target, encoded=None)
             self._log.load(action.chunk, action.group, action.clock, crc)
+
+    @property
+    def _has_workers_values(self) -> bool:
+        """Whether a parameter buffer is what workers compute on, bit by bit."""
+        return self._replies is None or self._is_relative
 
     def _load_state(self, action: LoadState) -> None:
         self._built.load_state(action)
@@ -366,9 +374,10 @@ class SetLoop:
         length = frame.capacity
         encoded = None
         self._built.complete(*key)
-        if self._is_encoding:
-            length = self._built.encode(*key, clock=action.clock, into=frame.payload)
-            encoded = frame.payload[:length] if frame.payload is not None else None
+        if self._replies is not None:
+            length = self._built.encode(action, into=frame.payload)
+            if not self._is_relative and frame.payload is not None:
+                encoded = frame.payload[:length]
         header = Header(
             kind=_REPLY,
             sender=self._me,
@@ -387,9 +396,11 @@ class SetLoop:
         )
         if self._checks.carries(token.chunk, action.clock):
             # Of raw parameters the executor keeps it: it is computed once per step.
-            crc = None if self._is_encoding else self._built.checksum(*key, encoded=None)
+            is_raw = self._replies is None
+            crc = self._built.checksum(*key, encoded=None) if is_raw else None
             header = stamped(header, frame.payload, crc=crc)
-        header = self._with_record(header, key, token.peer, encoded)
+        if not (self._is_relative and action.flags & Flag.FRESH):  # a copy of the master values
+            header = self._with_record(header, key, token.peer, encoded)
         header.pack_into(frame.header)
         self._transport.send(token.peer, frame)
 
@@ -451,10 +462,10 @@ class SetLoop:
         self._num_reply_frames += 1
         if key == _HEADERS:
             return ReplyFrame(None, capacity=0, dtype=0, free_list=free, set_loop=self)
-        chunk = self._partition.chunks[key[0]]
+        chunk, replies = self._partition.chunks[key[0]], self._replies
         return ReplyFrame(
             self._built.payload(*key),
-            capacity=self._options.wire.reply.sizes(chunk)[1],
+            capacity=replies[chunk.index].sizes[1] if replies is not None else chunk.num_bytes,
             dtype=int(DTYPE_CODES[chunk.dtype]),
             free_list=free,
             set_loop=self,

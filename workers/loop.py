@@ -23,17 +23,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, stamped, verify
-from psdist.codecs.frames import DecodingFrame, EncodingFrame
-from psdist.codecs.raw import RAW, Raw
-from psdist.codecs.wire import RAW_WIRE, Encoder, Wire, payload_rule
+from psdist.codecs.chunks import ChunkCodings
+from psdist.codecs.feedback import PushEncoder, PushTerms
+from psdist.codecs.frames import DecodingFrame, EncodingFrame, Held
+from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Setup, StateHeld, StateValues
 from psdist.protocol.events import Arrived, Event, Frame, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.optimizers import lr_of_groups
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
@@ -128,6 +129,7 @@ class _InitialValues:
     chunk: int
 
 
+_MOST_RATES: Final = 64
 _CHECKSUMMED = Flag.CHECKSUMMED
 _DISCARDED: Final = object()
 """Owns the memory of a message that nobody waits for."""
@@ -164,7 +166,17 @@ class WorkerLoop:
         self._copy: Sequence[Frame] = ()
         self._state_source: StateSource | None = None
         self._state_sink: StateSink | None = None
-        self._reply_codec: Codec | Raw = RAW
+        self.encoder: PushEncoder | None = None
+        """Of pushes that are not raw."""
+        self._rates: dict[bytes, list[float]] = {}
+        """Packed hyperparameters -> lr of each optimizer group."""
+        self._replies: ChunkCodings | None = None
+        self._held: dict[int, Held] = {}
+        """By chunk, where replies are relative to the ones before."""
+        self._differing: set[int] = set()
+        """Chunks of which the server has sent what its reader does not have now."""
+        self.num_compared_in_vain = 0
+        """Replies after which this worker held something else than its server."""
         self._checks = NO_CHECKS
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
@@ -200,7 +212,9 @@ class WorkerLoop:
     ) -> None:
         """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
         not raw on the ``wire`` has frames of its own."""
-        replies = payload_rule(wire.reply, partition)
+        layouts = wire.replies(partition)
+        self._replies = ChunkCodings.of(layouts)
+        replies = payload_rule(layouts, partition, is_relative=wire.is_relative)
         self.core.take_slice(
             partition,
             owners=owners,
@@ -210,23 +224,32 @@ class WorkerLoop:
             first_clock=first_clock,
         )
         self._frames, self._chunks = frames, partition.chunks
-        self._reply_codec = wire.reply
         self._checks = wire.checks
-        push, encoder = wire.push, None
-        if not isinstance(push, Raw):
-            encoder = Encoder(push, seed=wire.seed, sender=self.core.seat.group)
+        if (pushes := ChunkCodings.of(wire.pushes(partition))) is not None:
+            self.encoder = PushEncoder(
+                pushes,
+                mine=self.core.mine,
+                seed=wire.seed,
+                group=self.core.seat.group,
+                has_feedback=wire.has_feedback,
+            )
+        if wire.is_relative:
+            self._held = {index: Held() for index in self.core.mine}
         for index in self.core.mine:
             chunk = partition.chunks[index]
             gradient = frames.gradient_frame(chunk)
-            if encoder is not None:
-                gradient = EncodingFrame(encoder, chunk, gradient)
+            if self.encoder is not None:
+                gradient = EncodingFrame(self.encoder, chunk, gradient)
             self._gradients[index] = gradient
-            self._parameters[index] = self._receiving(chunk, frames.parameter_frame(chunk))
+            values = frames.parameter_frame(chunk)
+            self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
 
-    def _receiving(self, chunk: Chunk, values: Frame) -> Frame:
-        """The frame to receive a reply into that ends in ``values``."""
-        codec = self._reply_codec
-        return values if isinstance(codec, Raw) else DecodingFrame(codec, chunk, values)
+    def _receiving(self, chunk: Chunk, values: Frame, held: Held | None = None) -> Frame:
+        """The frame to receive a reply into that ends in ``values``; ``held``: to what it is
+        relative."""
+        if self._replies is None:
+            return values
+        return DecodingFrame(self._replies[chunk.index], values, held=held)
 
     def receive_into(self, parameter_frame: Callable[[Chunk], Frame]) -> None:
         """From now on replies land in these frames; nothing is awaited now."""
@@ -234,7 +257,8 @@ class WorkerLoop:
             raise InvariantError("memory for replies was exchanged while some were awaited")
         for index in self.core.mine:
             chunk = self._chunks[index]
-            self._parameters[index] = self._receiving(chunk, parameter_frame(chunk))
+            values = parameter_frame(chunk)
+            self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -292,13 +316,24 @@ class WorkerLoop:
         header = action.header
         frame = self._gradients[header.chunk]
         if isinstance(frame, EncodingFrame) and header.length:
-            num_bytes = frame.encode(clock=header.clock)
-            header = header._replace(codec=frame.codec.code, length=num_bytes)
+            terms = self._terms(header, frame.coding.chunk.optimizer_group)
+            num_bytes = frame.encode(clock=header.clock, terms=terms)
+            header = header._replace(codec=frame.coding.codec.code, length=num_bytes)
         if self._checks.carries(header.chunk, header.clock):
             header = stamped(header, frame.payload)
         header.pack_into(frame.header)
         self.transport.send(action.peer, frame)
         self.core.count_pushed(header.length)
+
+    def _terms(self, header: Header, optimizer_group: int) -> PushTerms:
+        """Under which this push was made."""
+        hyper, absent = self.core.settings_of(header.settings)
+        rates = self._rates.get(hyper)
+        if rates is None:
+            if len(self._rates) > _MOST_RATES:  # a schedule that never repeats
+                self._rates.clear()
+            rates = self._rates[hyper] = lr_of_groups(hyper)
+        return PushTerms(rates[optimizer_group] * header.weight, absent)
 
     def _send_pull(self, action: SendPull) -> None:
         chunk = action.header.chunk
@@ -349,7 +384,10 @@ class WorkerLoop:
     def _decode_reply(self, action: DecodeReply) -> None:
         frame = self._parameters[action.chunk]
         assert isinstance(frame, DecodingFrame)
-        frame.decode()
+        if not frame.decode():
+            self.core.forget_values([action.chunk])
+            self._differing.add(action.chunk)
+            self.num_compared_in_vain += 1
 
     def _decode_copy(self, action: DecodeCopy) -> None:
         frame = self._copy[action.chunk]
@@ -516,7 +554,25 @@ class WorkerLoop:
     def wait_for_replies(self) -> Wait:
         """Until everything that was pushed and asked for is answered."""
         self.core.require_handed_over()
-        return self._wait_until(lambda: self.core.is_idle)
+        return self._wait_until(self._is_whole)
+
+    def _is_whole(self) -> bool:
+        """Whether all replies are here, and what they were relative to was what servers have; else
+        all of those chunks is asked for."""
+        if not self.core.is_idle:
+            return False
+        if not self._differing:
+            return True
+        chunks = sorted(self._differing)
+        logger.warning(
+            "worker %d: chunks %s are not what their servers have sent, by the checksum of what "
+            "the replies so far make of them; asking for all of their values",
+            self.core.seat.worker,
+            chunks,
+        )
+        self._differing.clear()
+        self.begin_pull(clock=self.core.clock, chunks=chunks, is_fresh=False)
+        return False
 
     def wait_for_chunk(self, chunk: int) -> Wait:
         """Until what was pushed or asked for of ``chunk`` is answered, and lies in place."""

@@ -1,11 +1,14 @@
-"""The seam for codecs: from the values of one chunk to the bytes of a payload, and back.
+"""The seam for codecs: from a vector of float32 to bytes, and back to what the receiver has.
 
-A codec is *pure*: what it gives depends on its arguments alone. What it must know from one encoding
-to the next is a state that the sender keeps for each chunk and hands in; what is random comes from
-a seed. So an encoding can be taken back, repeated and tested.
+A codec is *pure*: what it gives depends on its arguments alone. It keeps nothing from one encoding
+to the next; what is random comes from a seed. So an encoding can be taken back, repeated and
+tested, and both ends have the same bits: the sender decodes its own payload.
 
-    encoded = codec.encode(values, frame_memory, state=None, seed=7)
-    codec.decode(frame_memory[: encoded.num_bytes], other_values)
+    payload = codec.encode(values, seed=7)            # uint8, codec.num_bytes(len(values)) of them
+    seen = codec.decode(payload, len(values))         # float32: what the receiver will have
+
+**Nothing makes a value finite that is not.** Where a vector holds NaN or infinity, what is decoded
+holds NaN: in the values' block, or (topk, randk) in all values that are sent.
 
 :class:`psdist.codecs.raw.Raw` is no codec in this sense: there the values' own memory is the
 payload, and nothing is encoded.
@@ -13,19 +16,12 @@ payload, and nothing is encoded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from psdist.protocol.partition import Chunk
+from psdist.errors import ProtocolError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Encoded(NamedTuple):
-    """``num_bytes`` of the memory were used; ``state`` is that for the chunk's next encoding."""
-
-    num_bytes: int
-    state: Tensor | None = None
 
 
 class Codec(Protocol):
@@ -36,27 +32,34 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """As users write it."""
         ...
 
-    @property
-    def has_state(self) -> bool:
-        """Whether an encoding depends on the ones before."""
+    def num_bytes(self, num_values: int) -> int:
+        """Of the payload of so many values, 1 at least."""
         ...
 
-    def sizes(self, chunk: Chunk) -> tuple[int, int]:
-        """The smallest and the largest payload that the chunk may have, in bytes."""
+    def encode(self, values: Tensor, *, seed: int) -> Tensor:
+        """The payload of ``values`` (1-D, float32, contiguous, on the CPU), which stay as they
+        are."""
         ...
 
-    def encode(
-        self, values: Tensor, into: memoryview, *, state: Tensor | None, seed: int
-    ) -> Encoded:
-        """``values``: 1-D, in the workers' dtype, unchanged here; ``into``: as many bytes as the
-        chunk's largest payload; ``state``: what the chunk's last encoding gave, None at first."""
+    def decode(self, payload: Tensor, num_values: int) -> Tensor:
+        """New float32 values. ``payload``: uint8, from a multiple of 4 bytes on in its memory.
+        Raises :class:`ProtocolError` where it cannot be what ``encode`` made of so many values."""
         ...
 
-    def decode(self, payload: memoryview, into: Tensor) -> None:
-        """Write what was encoded, rounded to the dtype of ``into``, to all of ``into`` (1-D).
-        Raises :class:`ProtocolError` where the payload cannot be what ``encode`` made of so many
-        values."""
-        ...
+
+def require_size(codec: Codec, payload: Tensor, num_values: int) -> None:
+    expected = codec.num_bytes(num_values)
+    if len(payload) != expected:
+        raise ProtocolError(
+            f"codec {codec.name}: {len(payload)} bytes where {num_values} values have {expected}"
+        )
+
+
+def has_only_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    if bool(values.sum().isfinite()):  # the sum of finite ones may still overflow
+        return True
+    return bool(values.isfinite().all())

@@ -1,19 +1,21 @@
 """Frames for what is not raw: encoded bytes for the network on one side, a chunk's values behind.
 
     frame = EncodingFrame(encoder, chunk, memory.gradient_frame(chunk))
-    num_bytes = frame.encode(clock=3)              # then send it with a header that says so
-    frame = DecodingFrame(codec, chunk, memory.parameter_frame(chunk))
-    frame.decode()                                 # when its payload has arrived
+    num_bytes = frame.encode(clock=3, terms=terms)   # then send it with a header that says so
+    frame = DecodingFrame(coding, memory.parameter_frame(chunk), held=Held())
+    frame.decode()                                   # when its payload has arrived
 
-Where the values have no memory (simulations of sizes alone), a payload is as large as it can be.
+Where the values have no memory (simulations of sizes alone), a payload is as large as it is when
+nothing is left out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psdist.codecs.base import Codec
-from psdist.codecs.wire import Encoder
+from psdist.codecs.chunks import ChunkCoding, Form
+from psdist.codecs.feedback import PushEncoder, PushTerms
+from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.partition import Chunk
@@ -23,39 +25,70 @@ if TYPE_CHECKING:
 
 
 class _EncodedFrame(Frame):
-    __slots__ = ("chunk", "codec", "values")
+    __slots__ = ("coding", "values")
 
-    def __init__(self, codec: Codec, chunk: Chunk, values: Frame) -> None:
+    def __init__(self, coding: ChunkCoding, values: Frame) -> None:
         """``values``: a frame over the chunk's values, in the workers' dtype."""
-        _, largest = codec.sizes(chunk)
+        _, largest = coding.sizes
         super().__init__(
             allocate(largest) if values.payload is not None else None, capacity=largest
         )
-        self.codec = codec
-        self.chunk = chunk
+        self.coding = coding
         self.values: Tensor | None = None
         if values.payload is not None:
-            self.values = as_tensor(values.payload, chunk.dtype, chunk.length)
+            self.values = as_tensor(values.payload, coding.chunk.dtype, coding.chunk.length)
 
 
 class EncodingFrame(_EncodedFrame):
     __slots__ = ("encoder",)
 
-    def __init__(self, encoder: Encoder, chunk: Chunk, values: Frame) -> None:
-        super().__init__(encoder.codec, chunk, values)
+    def __init__(self, encoder: PushEncoder, chunk: Chunk, values: Frame) -> None:
+        super().__init__(encoder.codings[chunk.index], values)
         self.encoder = encoder
 
-    def encode(self, *, clock: int) -> int:
+    def encode(self, *, clock: int, terms: PushTerms) -> int:
         """Make the payload of what the values are at ``clock``; its bytes."""
         if self.values is None or self.payload is None:
-            return self.capacity
-        return self.encoder.encode(self.chunk.index, clock, self.values, self.payload)
+            return self.coding.usual_bytes
+        chunk = self.coding.chunk.index
+        return self.encoder.encode(chunk, self.values, self.payload, clock=clock, terms=terms)
+
+
+class Held:
+    """What a server knows that a reader holds of a chunk: the sum of what it was sent, apart from
+    the parameters, to which the script may write."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: Tensor | None = None
 
 
 class DecodingFrame(_EncodedFrame):
-    __slots__ = ()
+    __slots__ = ("_held",)
 
-    def decode(self) -> None:
-        """Bring the payload that was received last to where the values lie."""
-        if self.values is not None and self.payload is not None:
-            self.codec.decode(self.payload[: self.num_received], self.values)
+    def __init__(self, coding: ChunkCoding, values: Frame, *, held: Held | None = None) -> None:
+        """``held``: where replies are relative to the ones before; None where each says all."""
+        super().__init__(coding, values)
+        self._held = held
+
+    def decode(self) -> bool:
+        """Bring the payload that was received last to where the values lie. False where the sender
+        has others: all of them must come."""
+        if self.values is None or self.payload is None:
+            return True
+        content = self.coding.read(self.payload[: self.num_received])
+        held = self._held
+        if content.form is Form.CHANGE and (held is None or held.values is None):
+            raise ProtocolError(
+                f"chunk {self.coding.chunk.index}: a reply relative to values that this worker "
+                "does not hold"
+            )
+        if held is None:
+            content.set(self.values)
+            return True
+        if held.values is None:
+            held.values = self.values.clone()
+        is_same = content.change(held.values)
+        self.values.copy_(held.values)
+        return is_same

@@ -11,7 +11,7 @@ class Raw:
     name = "raw"
 
     def sizes(self, chunk: Chunk) -> tuple[int, int]:
-        """As :meth:`psdist.codecs.base.Codec.sizes`: both the chunk's own."""
+        """The smallest and the largest payload, in bytes: both the chunk's own."""
         return chunk.num_bytes, chunk.num_bytes
 
 

@@ -126,6 +126,16 @@ def run(
     strict_placement: Annotated[
         bool, typer.Option("--strict-placement", help="A rank that is not as planned is an error.")
     ] = False,
+    codec: Annotated[
+        str | None,
+        typer.Option(metavar="CODEC|PUSH/PULL", help="Send less: int8, int4/sign, topk:0.01 ..."),
+    ] = None,
+    push_codec: Annotated[
+        str | None, typer.Option(metavar="CODEC", help="Of gradients, where it is another.")
+    ] = None,
+    pull_codec: Annotated[
+        str | None, typer.Option(metavar="CODEC", help="Of parameters, where it is another.")
+    ] = None,
     run_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where the run writes.")
     ] = None,
@@ -180,6 +190,9 @@ def run(
         "group": group,
         "placement": placement,
         "strict_placement": True if strict_placement else None,
+        "codec": codec,
+        "push_codec": push_codec,
+        "pull_codec": pull_codec,
         "run_dir": run_dir,
         "seed": seed,
         "checkpoint_every": checkpoint_every,

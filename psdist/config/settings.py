@@ -14,6 +14,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
+from psdist.config.codec_specs import parse_codec
+from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.outer import parse_outer
 from psdist.errors import ProtocolError
@@ -56,6 +59,16 @@ def _require_outer(value: str) -> str:
     return value
 
 
+def _require_codec(value: str) -> str:
+    parse_codec(value)
+    return value
+
+
+def _require_codecs(value: str) -> str:
+    parse_both(value)
+    return value
+
+
 def _list_as_tuple(value: object) -> object:
     # TOML arrays arrive as lists; everything else must already be a tuple.
     return tuple(value) if isinstance(value, list) else value
@@ -70,6 +83,9 @@ _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_na
 _Interval: TypeAlias = Annotated[
     str, BeforeValidator(_number_as_text), AfterValidator(_require_interval)
 ]
+_Codec: TypeAlias = Annotated[str, Field(max_length=60), AfterValidator(_require_codec)]
+_CodecOrTwo: TypeAlias = Annotated[str, Field(max_length=120), AfterValidator(_require_codecs)]
+_Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 # What psdist.protocol.optimizers.traits reads.
@@ -254,6 +270,35 @@ class RunConfig(BaseModel):
         allowed=_COUNT,
         description="With max_deaths: fewer groups than this end the job.",
     )
+    codec: _CodecOrTwo | None = _setting(
+        None,
+        allowed=f"a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",
+        description="How gradients and parameters are coded on the network; unset: not at all.",
+    )
+    push_codec: _Codec | None = _setting(
+        None,
+        allowed=CODECS_ALLOWED,
+        description="How gradients are coded; unset, as codec says.",
+    )
+    pull_codec: _Codec | None = _setting(
+        None,
+        allowed=CODECS_ALLOWED,
+        description="How parameters are coded; unset, as codec says. ssp, async: casts only.",
+    )
+    feedback: Literal["on", "off"] = _setting(
+        "on",
+        allowed="on or off",
+        description="What a codec leaves out of a push is added to the next one; off: it is lost.",
+    )
+    codec_exact: Annotated[
+        tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
+    ] = _setting(
+        ("vectors", "*embed*", "*.wte.*", "*.wpe.*"),
+        allowed="names of parameters, with * and ? (a list in TOML, else separated by commas); "
+        "vectors stands for all of fewer than two dimensions",
+        description="Parameters that codecs but fp16 and bf16 leave alone: norms, biases, "
+        "embeddings.",
+    )
     warn_s: _Seconds = _setting(
         30.0,
         allowed=_SECONDS,
@@ -316,6 +361,8 @@ def contradiction(config: RunConfig) -> str:
             "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
             "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
         )
+    if wrong := refusal(*coded(config), mode=config.mode):
+        return wrong
     if config.pipeline and config.mode == "ssp" and not config.staleness:
         return (
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
@@ -332,6 +379,11 @@ def contradiction(config: RunConfig) -> str:
             "optimizer: set local_steps to 2 or more, or leave outer out"
         )
     return ""
+
+
+def coded(config: RunConfig) -> Codecs:
+    """The codec of each direction."""
+    return codecs_of(codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec)
 
 
 def to_toml(config: RunConfig) -> str:

@@ -53,7 +53,8 @@ class Flag:
 
     NONE = 0
     FRESH = 1
-    """On PULL: whatever is newest, without waiting for other groups."""
+    """On PULL: whatever is newest, without waiting for other groups. On REPLY: answers such a
+    one."""
     CHECKSUMMED = 2
     """``checksum`` is that of the payload: its receiver compares (psdist.codecs.checks)."""
     FOR_PULL = 4
@@ -78,6 +79,14 @@ class CodecCode(IntEnum):
     """Codecs by number; which one a receiver takes is psdist.protocol.payloads'."""
 
     RAW = 0
+    FP16 = 1
+    BF16 = 2
+    INT8 = 3
+    INT4 = 4
+    INT2 = 5
+    SIGN = 6
+    TOPK = 7
+    RANDK = 8
 
 
 # One field per line, in wire order; see Header for their meaning.

@@ -246,6 +246,12 @@ def unpack_hyperparameters(packed: bytes) -> list[dict[str, HyperValue]]:
     return groups
 
 
+def lr_of_groups(packed: bytes) -> list[float]:
+    """Of each optimizer group the ``lr``, as packed; 1 where the optimizer has none."""
+    found = (group.get("lr", 1.0) for group in unpack_hyperparameters(packed))
+    return [float(lr) if isinstance(lr, int | float) else 1.0 for lr in found]
+
+
 def difference(
     first: Sequence[Mapping[str, HyperValue]], second: Sequence[Mapping[str, HyperValue]]
 ) -> str:

@@ -22,6 +22,9 @@ class PayloadRule:
     smallest: tuple[int, ...]
     """Bytes, by chunk."""
     largest: tuple[int, ...]
+    keeps_versions: bool = True
+    """Whether a receiver has the sender's values afterwards, bit by bit, so that it can say which
+    version it holds."""
 
     @classmethod
     def of_nothing(cls) -> PayloadRule:

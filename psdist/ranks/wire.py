@@ -6,18 +6,36 @@ wire_of(config)          # the same for servers and workers
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from psdist.codecs.checks import Checks
-from psdist.codecs.wire import RAW_WIRE, Wire
-from psdist.config.settings import RunConfig
+from psdist.codecs.named import codec_of
+from psdist.codecs.wire import Wire
+from psdist.config.codec_specs import CodecSpec
+from psdist.config.settings import RunConfig, coded
 from psdist.protocol.flow import auto_credits
 
 logger = logging.getLogger("psdist")
 
 
 def wire_of(config: RunConfig) -> Wire:
-    return replace(RAW_WIRE, checks=Checks(config.checksum, config.checksum_every))
+    push, pull = coded(config)
+    has_feedback = config.feedback == "on"
+
+    def exact(spec: CodecSpec) -> tuple[str, ...]:
+        return () if spec.is_cast else config.codec_exact
+
+    is_relative = not pull.is_none and config.mode == "sync"
+    return Wire(
+        push=codec_of(push, has_feedback=has_feedback),
+        # What a relative reply leaves out comes with later ones, whatever the setting says.
+        reply=codec_of(pull, has_feedback=is_relative),
+        seed=config.seed,
+        checks=Checks(config.checksum, config.checksum_every),
+        has_feedback=has_feedback,
+        is_relative=is_relative,
+        exact_in_pushes=exact(push),
+        exact_in_replies=exact(pull),
+    )
 
 
 def credits_of(config: RunConfig, num_groups: int) -> int:

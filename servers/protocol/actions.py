@@ -164,7 +164,7 @@ class ReplyToken:
 
 class Reply(NamedTuple):
     """Send the chunk's parameters from the token's buffer, stamped with the log's position;
-    ``ReplySent(token)`` comes back."""
+    ``ReplySent(token)`` comes back. ``held``: the version that the peer holds, 0 for none."""
 
     token: ReplyToken
     clock: int
@@ -172,6 +172,7 @@ class Reply(NamedTuple):
     flags: int
     pull_number: int
     version: int
+    held: int = 0
 
 
 class Unchanged(NamedTuple):

@@ -19,13 +19,16 @@ from psdist.transfers import DONE, Copy, Transfers
 class ChunkMemory:
     """``values`` are in the server's dtype. Where they are in the workers' dtype, too, and on the
     CPU, they *are* the current buffer; else they stay where they are, and a buffer, which lies
-    where the network reads it, is filled from them after each step."""
+    where the network reads it, is filled from them after each step: rounded, or (``is_relative``)
+    by the shard, with what workers will hold when a codec has told them of it."""
 
-    def __init__(self, chunk: Chunk, transfers: Transfers) -> None:
+    def __init__(self, chunk: Chunk, transfers: Transfers, *, is_relative: bool = False) -> None:
         """Zeroed."""
         self.chunk = chunk
         self._transfers = transfers
-        self.is_buffer = master_dtype(chunk.dtype) == chunk.dtype and not transfers.has_mirrors
+        self.is_relative = is_relative
+        is_aside = transfers.has_mirrors or is_relative
+        self.is_buffer = master_dtype(chunk.dtype) == chunk.dtype and not is_aside
         """Whether ``values`` are the current buffer."""
         self._buffers: list[torch.Tensor | None] = [None, None]
         first = self.buffer(0)
@@ -34,6 +37,11 @@ class ChunkMemory:
             if self.is_buffer
             else transfers.device_memory(master_dtype(chunk.dtype), chunk.length)
         )
+        self.newest = 0
+        """The buffer that was written last."""
+        self.change: memoryview | None = None
+        """What the newest step has changed of what workers hold; None where that is no step."""
+        self.change_memory: memoryview | None = None
         self.num_changes = 0
         self.optimizer: ChunkOptimizer | None = None
         self.checksum = (-1, 0)
@@ -53,6 +61,11 @@ class ChunkMemory:
             self._copy.wait()
         return tensor
 
+    @property
+    def held(self) -> torch.Tensor:
+        """Where replies are relative: what workers hold."""
+        return self.buffer(self.newest)
+
     def load(self, host: torch.Tensor, values: torch.Tensor, *, target: int) -> None:
         """Begin with these, in the workers' dtype: where they lie for the network, and where they
         are computed with."""
@@ -62,6 +75,7 @@ class ChunkMemory:
             self.values = buffer
         else:
             self.values.copy_(values)
+        self.newest, self.change = target, None
         self.num_changes += 1
 
     def begin_step(self, *, source: int, target: int) -> None:
@@ -76,7 +90,8 @@ class ChunkMemory:
     def end_step(self, *, target: int) -> None:
         """``values`` have changed: buffer ``target`` is to hold them."""
         self.num_changes += 1
-        if self.is_buffer:
+        self.newest = target
+        if self.is_buffer or self.is_relative:
             return
         buffer = self.buffer(target)
         if not self._transfers.has_mirrors:

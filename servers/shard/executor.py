@@ -25,7 +25,7 @@ from psdist.protocol.events import Frame
 from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
-from psdist.servers.protocol.actions import Fold, Hold, Load, LoadState, StartSum, Step
+from psdist.servers.protocol.actions import Fold, Hold, Load, LoadState, Reply, StartSum, Step
 from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 
@@ -52,8 +52,13 @@ class ShardSpec:
     def slot_bytes(self) -> int:
         """The capacity of a receive slot: any chunk's values, gradient as it is pushed, or sum of
         gradients fits."""
+        pushes = self.wire.pushes(self.partition)
         return max(
-            max(chunk.num_bytes, chunk.num_master_bytes, self.wire.push.sizes(chunk)[1])
+            max(
+                chunk.num_bytes,
+                chunk.num_master_bytes,
+                pushes[chunk.index].sizes[1] if pushes is not None else 0,
+            )
             for chunk in self.partition.chunks
         )
 
@@ -135,9 +140,8 @@ class Executor(Protocol):
         """The buffer's own memory holds what it is to hold: a reply may leave."""
         ...
 
-    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:
-        """Where replies are not raw: encode the buffer for the reply to ``clock``; the bytes that
-        the payload has."""
+    def encode(self, reply: Reply, *, into: memoryview | None) -> int:
+        """Where replies are not raw: the payload of this one; its bytes."""
         ...
 
     def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.optimizer_state import PieceState
@@ -24,6 +24,9 @@ from psdist.servers.shard.snapshots import SnapshotMemory
 
 if TYPE_CHECKING:
     import torch
+
+HELD: Final = "psdist.held"
+"""Beside the optimizer's keys, where replies are relative: what workers hold, in their dtype."""
 
 Shape: TypeAlias = tuple[int, ...]
 

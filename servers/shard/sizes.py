@@ -21,6 +21,7 @@ from psdist.servers.protocol.actions import (
     Hold,
     Load,
     LoadState,
+    Reply,
     StartSum,
     Step,
     num_blocks,
@@ -53,7 +54,7 @@ class SizeShard:
         """The cost of all actions so far."""
         self._slot_bytes = spec.slot_bytes
         self._model = model
-        self._wire = spec.wire
+        self._replies = spec.wire.replies(spec.partition)
         self._chunks = {index: spec.partition.chunks[index] for index in spec.chunks}
         self._has_second_buffer: set[int] = set()
         self._has_state: set[int] = set()
@@ -116,8 +117,9 @@ class SizeShard:
     def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - seam
         return None
 
-    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:  # noqa: ARG002 - seam
-        return self._wire.reply.sizes(self._chunks[chunk])[1]
+    def encode(self, reply: Reply, *, into: memoryview | None) -> int:  # noqa: ARG002 - seam
+        assert self._replies is not None
+        return self._replies[reply.token.chunk].usual_bytes
 
     def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> None:  # noqa: ARG002 - seam
         return None

@@ -10,6 +10,8 @@ writes stays on the host, and copies between the two are those of psdist.transfe
     shard.load(Load(0, slot))
     shard.step(step_action)
     shard.payload(0, buffer=0)       # memoryview: the bytes of a reply
+
+Longer than other modules: a method for each action, and what each does to memory.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import Final
 
 import torch
 
-from psdist.codecs.raw import Raw
-from psdist.codecs.wire import ANY_SERVER, Encoder
+from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
+from psdist.codecs.seeds import ANY_SERVER, seed_of
 from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
+from psdist.protocol.header import Flag
 from psdist.protocol.memory import allocate, as_bytes
 from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
@@ -35,6 +38,7 @@ from psdist.servers.protocol.actions import (
     Hold,
     Load,
     LoadState,
+    Reply,
     SlotContent,
     StartSum,
     Step,
@@ -43,7 +47,7 @@ from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.optimizer_state import bytes_of, fill
-from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.regions import HELD, Region, starts_of
 from psdist.servers.shard.slots import Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.transfers import OnHost, Transfers
@@ -62,11 +66,8 @@ class TensorShard:
         self._transfers = transfers
         self._slots = Slots(transfers, spec.slot_bytes)
         self._wire = spec.wire
-        self._encoder = (
-            None
-            if isinstance(spec.wire.reply, Raw)
-            else Encoder(spec.wire.reply, seed=spec.wire.seed, sender=ANY_SERVER)
-        )
+        self._pushes = ChunkCodings.of(spec.wire.pushes(spec.partition))
+        self._replies = ChunkCodings.of(spec.wire.replies(spec.partition))
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
         self._memory: dict[int, ChunkMemory] = {}
         self._held: dict[int, torch.Tensor] = {}
@@ -79,7 +80,8 @@ class TensorShard:
         partition = self._partition = spec.partition
         for index in spec.chunks:
             chunk = partition.chunks[index]
-            memory = self._memory[index] = ChunkMemory(chunk, transfers)
+            memory = ChunkMemory(chunk, transfers, is_relative=spec.wire.is_relative)
+            self._memory[index] = memory
             memory.optimizer = ChunkOptimizer(
                 name=spec.optimizer,
                 traits=spec.traits,
@@ -174,6 +176,9 @@ class TensorShard:
                             "no checkpoint can keep"
                         )
                     shapes[key], elements[key] = tuple(whole.shape), whole.flatten()
+            if self._wire.is_relative:
+                state = {**state, HELD: PerElement(memory.chunk.dtype)}
+                elements[HELD] = memory.held[offset : offset + length]
             regions.append(
                 Region(
                     piece=segment.piece,
@@ -190,17 +195,26 @@ class TensorShard:
         memory = self._memory[chunk]
         optimizer = memory.optimizer
         assert optimizer is not None
-        optimizer.begin_state({each.piece: each.state for each in regions if each.state})
+        states = {each.piece: _without_held(each.state) for each in regions}
+        optimizer.begin_state({piece: state for piece, state in states.items() if state})
         for segment, region in zip(memory.chunk.segments, regions, strict=True):
             offset, length = segment.offset, segment.length
             memory.values[offset : offset + length].copy_(region.values)
             for key, value in region.elements.items():
+                if key == HELD:
+                    continue
                 if key in region.shapes:
                     whole = value.view(region.shapes[key]).to(memory.values.device, copy=True)
                     optimizer.set_whole(offset, key, whole)
                 else:
                     optimizer.state_elements(key, offset, length).copy_(value)
         memory.end_step(target=0)
+        if self._wire.is_relative:
+            memory.held.copy_(memory.values)
+            for segment, region in zip(memory.chunk.segments, regions, strict=True):
+                if HELD in region.elements:
+                    place = slice(segment.offset, segment.offset + segment.length)
+                    memory.held[place].copy_(region.elements[HELD])
 
     def value_checksum(self, chunk: int) -> int:
         (values,) = self._fetched([self._memory[chunk].values])
@@ -250,31 +264,68 @@ class TensorShard:
             absent=action.absent,
         )
         memory.end_step(target=action.target)
+        if self._wire.is_relative:
+            self._tell_change(memory, action)
+
+    def _tell_change(self, memory: ChunkMemory, action: Step) -> None:
+        """Encode how the values differ from what workers hold, once for all groups; what they hold
+        becomes what they will decode."""
+        coding, clock = self._coding(memory.chunk.index), action.contributions[0].clock
+        held, values = memory.held, memory.values.to("cpu")
+        if action.target != action.source:
+            held.copy_(memory.buffer(action.source))
+        if memory.change_memory is None:
+            memory.change_memory = allocate(coding.sizes[1])
+        payload = memory.change_memory
+        num_bytes = coding.encode(
+            values - held.to(torch.float32),
+            payload,
+            whole=values,
+            seed=seed_of(self._wire.seed, ANY_SERVER, memory.chunk.index, clock),
+            form=Form.CHANGE,
+        )
+        memory.change = payload[:num_bytes]
+        coding.read(memory.change).change(held)
+        if self._wire.is_compared(memory.chunk.index, clock):
+            coding.add_checksum(memory.change, held)
+
+    def _coding(self, chunk: int) -> ChunkCoding:
+        assert self._replies is not None
+        return self._replies[chunk]
 
     def payload(self, chunk: int, buffer: int) -> memoryview:
         memory = self._memory[chunk]
-        if self._encoder is not None:
-            return allocate(self._wire.reply.sizes(memory.chunk)[1])
+        if self._replies is not None:
+            return allocate(self._replies[chunk].sizes[1])
         return as_bytes(memory.buffer(buffer))
 
     def complete(self, chunk: int, buffer: int) -> None:
         self._memory[chunk].buffer(buffer)
 
-    def encode(self, chunk: int, buffer: int, *, clock: int, into: memoryview | None) -> int:
-        assert self._encoder is not None
+    def encode(self, reply: Reply, *, into: memoryview | None) -> int:
         assert into is not None
-        return self._encoder.encode(chunk, clock, self._memory[chunk].buffer(buffer), into)
+        chunk, buffer = reply.token.chunk, reply.token.buffer
+        memory, coding = self._memory[chunk], self._coding(chunk)
+        values = memory.buffer(buffer)
+        if self._wire.is_relative:
+            if reply.flags & Flag.FRESH:
+                return coding.encode_raw(memory.values, into)
+            if memory.change is None or reply.held != reply.version - 1:
+                return coding.encode_raw(values, into)
+            into[: len(memory.change)] = memory.change
+            return len(memory.change)
+        seed = seed_of(self._wire.seed, ANY_SERVER, chunk, reply.clock)
+        return coding.encode(values.to(torch.float32), into, whole=values, seed=seed)
 
     def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int:
-        """Of raw parameters it is computed once per change."""
+        """Of what lies in a buffer it is computed once per change."""
         memory = self._memory[chunk]
-        reply = self._wire.reply
-        if encoded is not None and not isinstance(reply, Raw):
-            seen = torch.empty_like(memory.buffer(buffer))
-            reply.decode(encoded, seen)
+        if encoded is not None:
+            seen = torch.zeros_like(memory.buffer(buffer))
+            self._coding(chunk).read(encoded).set(seen)
             return zlib.crc32(as_bytes(seen))
         if memory.checksum[0] != memory.num_changes:
-            memory.checksum = (memory.num_changes, zlib.crc32(self.payload(chunk, buffer)))
+            memory.checksum = (memory.num_changes, zlib.crc32(as_bytes(memory.buffer(buffer))))
         return memory.checksum[1]
 
     def take_cost_s(self) -> float:
@@ -303,11 +354,17 @@ class TensorShard:
     def _gradient(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
         """What was pushed, in the server's dtype: the slot's own memory where that is what lies
         there."""
-        codec, master = self._wire.push, master_dtype(chunk.dtype)
-        if isinstance(codec, Raw):
+        if self._pushes is None:
             gradient = self._slots.received(slot, chunk.dtype, chunk.length)
-            return gradient if master == chunk.dtype else gradient.to(dtype=torch.float32)
-        return self._slots.decoded(slot, master, chunk.length, codec.decode)
+            is_master = master_dtype(chunk.dtype) == chunk.dtype
+            return gradient if is_master else gradient.to(dtype=torch.float32)
+        coding = self._pushes[chunk.index]
+
+        def decode(payload: memoryview, into: torch.Tensor) -> None:
+            into.zero_()
+            coding.read(payload).set(into)
+
+        return self._slots.decoded(slot, master_dtype(chunk.dtype), chunk.length, decode)
 
     def _sum(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
         return self._slots.sums(slot, master_dtype(chunk.dtype), chunk.length)
@@ -323,6 +380,10 @@ class TensorShard:
         pairs = list(zip(tensors, copies, strict=True))
         self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
         return copies
+
+
+def _without_held(state: PieceState) -> PieceState:
+    return {key: entry for key, entry in state.items() if key != HELD}
 
 
 def _sum_of_squares(block: torch.Tensor) -> torch.Tensor:

@@ -48,14 +48,16 @@ def resumed_from(done: Completed) -> int:
     return int(match[1])
 
 
+@pytest.mark.parametrize("codec", ["none", "int4/sign"])
 def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(
-    tmp_path: Path,
+    tmp_path: Path, codec: str
 ) -> None:
-    whole = run(tmp_path / "whole")
+    """With codecs: what workers have left out of pushes, and what they hold, go on as well."""
+    whole = run(tmp_path / "whole", "--codec", codec)
     assert whole.returncode == 0, whole.text
     run_dir = tmp_path / "killed"
     # Epochs end at 5, 10 and 15: cuts at 4, 8 and 12 lie within them.
-    every = ("--checkpoint-every", "4", "--resume")
+    every = ("--checkpoint-every", "4", "--resume", "--codec", codec)
     assert run(run_dir, *every, script=("--die-at", "14")).returncode != 0
     again = run(run_dir, *every)
     assert again.returncode == 0, again.text

@@ -12,7 +12,8 @@ def why_never(
     pipeline: int = 0,
     local_steps: int = 1,
 ) -> str:
-    """Why no gradient of the job may leave before step(); nothing where it may."""
+    """Why no gradient of the job may leave before step(); nothing where it may. ``max_norm``: to
+    which workers clip, 0 for none."""
     if is_alone:
         return "one process has no communication to hide"
     if pipeline:
@@ -21,8 +22,9 @@ def why_never(
         return "gradients of local steps stay in the group; what is pushed is made in step()"
     if on_nonfinite == "skip":
         return "on_nonfinite = skip leaves out whole iterations, which step() decides"
-    if max_norm and mode != "sync":
-        return f"in {mode} max_grad_norm clips the whole gradient of the group before it leaves"
+    if max_norm:
+        where = f"in {mode}" if mode != "sync" else "with a push codec"
+        return f"{where} max_grad_norm clips the whole gradient of the group before it leaves"
     return ""
 
 

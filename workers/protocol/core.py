@@ -341,6 +341,10 @@ class WorkerCore:
         servers = self._transfers.servers
         return [SendControl(server_id(server), settings, self.set_index) for server in servers]
 
+    def settings_of(self, version: int) -> tuple[bytes, tuple[int, ...]]:
+        """Packed hyperparameters and absent pieces of a push that leaves now."""
+        return self._settings.of(version)
+
     def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
         """Push the next chunk of the iteration, in the order that all groups share; without bytes
         if it ``is_empty``. The reply brings its parameters for the next iteration."""

@@ -17,12 +17,17 @@ from collections.abc import Sequence
 from psdist.errors import InvariantError
 from psdist.protocol.control import Settings
 
+_NUM_KEPT = 8
+"""Versions whose pushes may wait for a credit: two iterations are under way, of two versions each,
+and with pipeline = 1 another."""
+
 
 class SettingsVersions:
     def __init__(self) -> None:
         self.version = 0
         """Of the settings that are current; 0 before the first push."""
         self._current: tuple[bytes, tuple[int, ...]] | None = None
+        self._recent: dict[int, tuple[bytes, tuple[int, ...]]] = {}
 
     def update(self, hyper: bytes, absent: Sequence[int]) -> Settings | None:
         """Make these the current settings; the message to send first if they are new ones."""
@@ -31,6 +36,8 @@ class SettingsVersions:
             return None
         self._current = settings
         self.version += 1
+        self._recent[self.version] = settings
+        self._recent.pop(self.version - _NUM_KEPT, None)
         return Settings(version=self.version, hyper=hyper, absent=list(absent))
 
     def update_absent(self, absent: Sequence[int]) -> Settings | None:
@@ -38,3 +45,7 @@ class SettingsVersions:
         if self._current is None:
             raise InvariantError("absent pieces of an iteration that has no hyperparameters")
         return self.update(self._current[0], absent)
+
+    def of(self, version: int) -> tuple[bytes, tuple[int, ...]]:
+        """Hyperparameters and absent pieces of a version under which a push leaves now."""
+        return self._recent[version]

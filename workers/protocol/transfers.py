@@ -413,10 +413,10 @@ class Transfers:
                 min_done=header.min_done,
                 clock=header.clock,
                 is_checksummed=bool(header.flags & Flag.RECORDED),
-                # What a codec has made of them are not the server's values.
-                number=0 if self._is_decoding else header.chunk_version,
+                # What a codec has made of them may be none of the server's values.
+                number=header.chunk_version if self._replies.keeps_versions else 0,
             )
-        if not self._is_decoding:  # who decodes holds no version: none comes without payload
+        if not self._is_decoding or header.flags & Flag.UNCHANGED:
             return self._send_next(server)
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
         return [decode, *self._send_next(server)]

@@ -18,6 +18,7 @@ from psdist.commands.checkpoints.finding import find
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.memory import state_dtype, torch_dtype
 from psdist.protocol.optimizer_state import OneValue, PerElement, Plain
+from psdist.servers.shard.regions import HELD
 from psdist.workers.model.saving import SUFFIX, write_tensors
 
 CHIEF: Final = 0
@@ -108,6 +109,8 @@ def state_of(checkpoint: Checkpoint, set_index: int, piece: int) -> dict[str, An
     record = checkpoint.index.sets[set_index].pieces[piece]
     state: dict[str, Any] = {}
     for key, entry in checkpoint.state_of(set_index, piece).items():
+        if key == HELD:
+            continue  # no part of the optimizer's
         if isinstance(entry, PerElement):
             count = record.num_elements
             flat = checkpoint.read_stretch(set_index, piece, 0, count, STATE + key)

@@ -44,7 +44,8 @@ class Replies:
         if self._is_repeated(peer, number, chunk.index):
             return []
         chunk.close_implied_replies(peer, NEVER)  # who pulls waits for nothing
-        pending = PendingReply(peer, header.clock, Flag.FOR_PULL, number, header.chunk_version)
+        flags = Flag.FOR_PULL | (header.flags & Flag.FRESH)
+        pending = PendingReply(peer, header.clock, flags, number, header.chunk_version)
         if not chunk.is_loaded:
             self._note_waiting(chunk, pending)
             chunk.unloaded_pulls.append(pending)
@@ -128,4 +129,4 @@ class Replies:
             place = peer, chunk.index, chunk.current
             return Unchanged(*place, clock, min_done, flags, pull_number, version)
         token = chunk.open_reply(peer, implied_by=implied_by)
-        return Reply(token, clock, min_done, flags, pull_number, version)
+        return Reply(token, clock, min_done, flags, pull_number, version, held)

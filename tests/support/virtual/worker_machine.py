@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from psdist.codecs.raw import RAW
 from psdist.codecs.wire import payload_rule
 from psdist.protocol.control import Collected, Control, Registered, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Offered
@@ -36,7 +35,7 @@ PARTITION = Partition.cut(
     [Piece(name="p", shape=(64 * 6,), stride=(1,), dtype="float32", optimizer_group=0)],
     chunk_bytes=BYTES,
 )
-RULE = payload_rule(RAW, PARTITION)
+RULE = payload_rule(None, PARTITION)
 SETUP = Setup(partition=b"cut", optimizer="torch.optim.SGD", hyper=b"hyper")
 
 

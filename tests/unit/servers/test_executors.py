@@ -10,18 +10,22 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from psdist.codecs.chunks import Content, Form
 from psdist.codecs.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.protocol.events import Frame
+from psdist.protocol.header import Flag
 from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters, traits
-from psdist.protocol.partition import Chunk, Partition, Piece
+from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.actions import (
     BLOCK_ELEMENTS,
     Contribution,
     Fold,
     Hold,
     Load,
+    Reply,
+    ReplyToken,
     SlotContent,
     StartSum,
     Step,
@@ -31,7 +35,7 @@ from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
-from tests.support.cast import Cast
+from tests.support.rounding import Rounding
 
 HYPER = pack_hyperparameters([{"lr": 0.5, "momentum": 0.9}])
 MODEL = CostModel(
@@ -227,57 +231,111 @@ def test_a_step_to_the_other_buffer_leaves_the_open_replys_bytes() -> None:
     )
 
 
-def push(slot: Frame, codec: Cast, gradient: torch.Tensor) -> None:
+def push(shard: TensorShard, slot: Frame, gradient: torch.Tensor) -> None:
     """As a transport leaves it: the encoded bytes at the slot's start, and how many they are."""
     assert slot.payload is not None
-    slot.num_received = codec.encode(gradient, slot.payload, state=None, seed=0).num_bytes
+    pushes = shard._pushes
+    assert pushes is not None
+    slot.num_received = pushes[0].encode(gradient, slot.payload, whole=gradient, seed=0)
 
 
 def test_encoded_gradients_are_decoded_and_then_summed_in_the_servers_dtype() -> None:
-    codec, gradient = Cast("bfloat16"), torch.linspace(-1.0, 1.0, 64)
+    codec, gradient = Rounding("bfloat16"), torch.linspace(-1.0, 1.0, 64)
     seen = codec.rounded(gradient, 0)
     assert not torch.equal(seen, gradient)
     shard = TensorShard(spec(wire=Wire(push=codec, reply=RAW, seed=0)))
     first, second = shard.make_slots(2)
-    push(first, codec, gradient)
+    push(shard, first, gradient)
     shard.start_sum(StartSum(0, first, 3.0))
-    push(second, codec, gradient)
+    push(shard, second, gradient)
     shard.fold(Fold(0, second, first, 1.0))
     shard.step(step(first, SlotContent.SUM, scale=0.25))
     assert torch.equal(values(shard, "float32"), -0.5 * seen)
-    push(second, codec, gradient)
+    push(shard, second, gradient)
     shard.step(step(second, SlotContent.GRADIENT))
     assert torch.equal(values(shard, "float32"), -0.5 * seen - 0.5 * (0.9 * seen + seen))
 
 
+def loaded(wire: Wire) -> TensorShard:
+    shard = TensorShard(spec(wire=wire))
+    (slot,) = shard.make_slots(1)
+    assert slot.payload is not None
+    as_tensor(slot.payload, "float32", 64).copy_(torch.linspace(-1.0, 1.0, 64))
+    shard.load(Load(0, slot))
+    return shard
+
+
+def reply(*, held: int = 0, version: int = 1, flags: int = 0) -> Reply:
+    return Reply(ReplyToken(0, 0, 0, 0), 3, 0, flags, 0, version, held)
+
+
+def of(shard: TensorShard) -> torch.Tensor:
+    """A copy of what its first chunk steps."""
+    (region,) = shard.snapshot(0, SnapshotMemory(), set_index=0)
+    return region.values
+
+
 def test_an_encoded_reply_has_memory_of_its_own_and_the_checksum_of_what_is_decoded() -> None:
-    codec = Cast("float16")
+    codec = Rounding("float16")
     wire = Wire(push=RAW, reply=codec, seed=0)
-    shard, raw = TensorShard(spec(wire=wire)), TensorShard(spec())
-    for each in (shard, raw):
-        (slot,) = each.make_slots(1)
-        assert slot.payload is not None
-        as_tensor(slot.payload, "float32", 64).copy_(torch.linspace(-1.0, 1.0, 64))
-        each.load(Load(0, slot))
+    shard, raw = loaded(wire), loaded(RAW_WIRE)
     first, second = shard.payload(0, 0), shard.payload(0, 0)
-    num_bytes = shard.encode(0, 0, clock=3, into=first)
-    assert num_bytes == len(first) == 128
+    num_bytes = shard.encode(reply(), into=first)
+    assert num_bytes == 8 + 128
     assert first != second, "replies that are open at the same time share nothing"
-    seen = torch.empty(64)
-    codec.decode(first, seen)
-    assert torch.equal(seen, codec.rounded(values(raw, "float32"), 0))
-    assert shard.checksum(0, 0, encoded=first) == zlib.crc32(as_bytes(seen))
+    assert shard._replies is not None
+    seen = shard._replies[0].read(first[:num_bytes]).values()
+    assert torch.equal(seen, codec.rounded(of(raw), 0))
+    assert shard.checksum(0, 0, encoded=first[:num_bytes]) == zlib.crc32(as_bytes(seen))
     sizes = SizeShard(spec(wire=wire), model=MODEL)
-    assert sizes.encode(0, 0, clock=3, into=None) == num_bytes
+    assert sizes.encode(reply(), into=None) == num_bytes
+
+
+def test_a_relative_reply_says_what_has_changed_to_who_has_the_version_before() -> None:
+    codec = Rounding("float16")
+    shard = loaded(Wire(push=RAW, reply=codec, seed=0, is_relative=True, compare_every=1))
+    before, (slot,) = of(shard), shard.make_slots(1)
+    into = shard.payload(0, 0)
+
+    def content(each: Reply) -> Content:
+        assert shard._replies is not None
+        return shard._replies[0].read(into[: shard.encode(each, into=into)])
+
+    assert content(reply(held=0)).form is Form.RAW
+    fill(slot, "float32", 1.0 / 3)
+    shard.step(step(slot, SlotContent.GRADIENT))
+    master = of(shard)
+    expected = before + codec.rounded(master - before, 0)
+    for held, form in ((1, Form.CHANGE), (0, Form.RAW), (2, Form.RAW)):
+        seen, found = before.clone(), content(reply(version=2, held=held))
+        assert found.form is form
+        assert found.change(seen)
+        assert torch.equal(seen, expected)
+    assert not torch.equal(master, expected)
+    assert torch.equal(content(reply(version=2, flags=Flag.FRESH)).values(), master)
+    assert shard.checksum(0, 0, encoded=None) == zlib.crc32(as_bytes(expected))
+    assert content(reply(version=2, held=1)).change(before + 1) is False, (
+        "another one to begin with"
+    )
+    # What was left out comes with the next change.
+    shard.step(step(slot, SlotContent.GRADIENT))
+    master = of(shard)
+    assert torch.equal(content(reply(version=3, held=0)).values(),
+                       expected + codec.rounded(master - expected, 0))  # fmt: skip
+    # Values that are set are all there is to say.
+    fill(slot, "float32", 5.0)
+    shard.load(Load(0, slot))
+    assert content(reply(version=4, held=3)).form is Form.RAW
+    assert torch.equal(content(reply(version=4, held=3)).values(), torch.full((64,), 5.0))
 
 
 def test_a_slot_is_as_large_as_the_largest_of_what_may_lie_in_it() -> None:
-    class Padded(Cast):
-        def sizes(self, chunk: Chunk) -> tuple[int, int]:
-            return 2 * chunk.length, 1000
+    class Padded(Rounding):
+        def num_bytes(self, num_values: int) -> int:
+            return 1000 if num_values else 0
 
     (slot,) = TensorShard(spec(wire=Wire(push=Padded("float16"), reply=RAW, seed=0))).make_slots(1)
-    assert slot.capacity == 1000
+    assert slot.capacity == 8 + 8 + 1000  # the head, what may be left out, and the codec's
 
 
 def drive(executor: Executor) -> list[float]:

@@ -415,8 +415,9 @@ class Server:
         assert token.buffer == self.current[chunk]
         worker = self.workers[token.peer - worker_id(0)]
         assert action.min_done == self.min_done(chunk)
-        if action.flags == Flag.FOR_PULL:
-            clock, number, _ = worker.pulls.pop(chunk)
+        if action.flags & Flag.FOR_PULL:
+            clock, number, is_fresh = worker.pulls.pop(chunk)
+            assert action.flags == Flag.FOR_PULL | (Flag.FRESH if is_fresh else Flag.NONE)
             assert (action.clock, action.pull_number) == (clock, number)
             proof = clock
         else:

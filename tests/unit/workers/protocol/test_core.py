@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from psdist.codecs.raw import RAW
 from psdist.codecs.wire import payload_rule
 from psdist.errors import BuriedError, InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.control import (
@@ -162,7 +161,7 @@ def test_sizes_of_chunks_are_those_of_the_partition_one_by_one() -> None:
         chunk_bytes=2 * BYTES,
     )
     core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=1))
-    core.take_slice(uneven, owners=(0, 0), credits=2, replies=payload_rule(RAW, uneven))
+    core.take_slice(uneven, owners=(0, 0), credits=2, replies=payload_rule(None, uneven))
     sent = [each.header.length for each in push(core) if isinstance(each, SendPush)]
     assert sent == [2 * BYTES, BYTES]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,11 +40,17 @@ def rule(codec: int) -> PayloadRule:
 
 
 def make(
-    *, worker: int = 0, mine: tuple[int, ...] = (0, 1, 2, 3), credits: int = 1, codec: int = 0
+    *,
+    worker: int = 0,
+    mine: tuple[int, ...] = (0, 1, 2, 3),
+    credits: int = 1,
+    codec: int = 0,
+    keeps_versions: bool = True,
 ) -> Transfers:
+    replies = replace(rule(codec), keeps_versions=keeps_versions)
     seat = Seat(worker=worker, group=5, members=(worker,), num_servers=3)
     return Transfers(
-        seat, owners=OWNERS, mine=mine, chunk_bytes=(4,) * 4, credits=credits, replies=rule(codec)
+        seat, owners=OWNERS, mine=mine, chunk_bytes=(4,) * 4, credits=credits, replies=replies
     )
 
 
@@ -257,9 +264,9 @@ def versions_said(actions: list[Action]) -> dict[int, int]:
     return {each.header.chunk: each.header.chunk_version for each in actions}  # type: ignore[union-attr]
 
 
-def holding(number: int, *, codec: int = 0) -> Transfers:
+def holding(number: int, *, codec: int = 0, keeps_versions: bool = True) -> Transfers:
     """Chunks 0 and 1 are its slice, both in this version."""
-    transfers = make(mine=(0, 1), credits=9, codec=codec)
+    transfers = make(mine=(0, 1), credits=9, codec=codec, keeps_versions=keeps_versions)
     begin(transfers)
     for chunk in (0, 1):
         arrive(transfers, reply(chunk, codec=codec)._replace(chunk_version=number))
@@ -293,7 +300,16 @@ def test_memory_that_others_have_written_to_is_no_version() -> None:
 
 
 def test_what_was_decoded_is_no_version_of_a_server() -> None:
-    assert versions_said(begin(holding(5, codec=3), clock=1)) == {0: 0, 1: 0}
+    lossy = holding(5, codec=3, keeps_versions=False)
+    assert versions_said(begin(lossy, clock=1)) == {0: 0, 1: 0}
+
+
+def test_what_a_relative_reply_has_made_is_a_version_and_nothing_is_decoded_of_no_payload() -> None:
+    relative = holding(5, codec=3)
+    assert versions_said(begin(relative, clock=1)) == {0: 5, 1: 5}
+    assert arrive(relative, same(0, 5)) == []
+    changed = reply(1, clock=1, codec=3)._replace(chunk_version=6)
+    assert arrive(relative, changed) == [DecodeReply(1)]
 
 
 def test_a_reply_without_payload_renews_what_is_known_of_the_values_in_place() -> None:

@@ -1,0 +1,38 @@
+"""fp16 and bf16: every value rounded to 16 bits, to nearest; what is too large becomes the largest.
+
+Cast("fp16"), Cast("bf16")
+"""
+
+from __future__ import annotations
+
+import torch
+
+from psdist.codecs.base import require_size
+from psdist.protocol.header import CodecCode
+
+_DTYPES = {
+    "fp16": (CodecCode.FP16, torch.float16),
+    "bf16": (CodecCode.BF16, torch.bfloat16),
+}
+
+
+class Cast:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        code, self._dtype = _DTYPES[name]
+        self.code = int(code)
+        self._largest = torch.finfo(self._dtype).max
+
+    def num_bytes(self, num_values: int) -> int:
+        return 2 * num_values
+
+    def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:  # noqa: ARG002 - seam
+        # Two maxima are read faster than infinities are looked for in what is rounded.
+        if not float(torch.max(values.amax(), -values.amin())) <= self._largest:
+            clamped = values.clamp(-self._largest, self._largest)
+            values = torch.where(values.isinf(), values, clamped)
+        return values.to(self._dtype).view(torch.uint8)
+
+    def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
+        require_size(self, payload, num_values)
+        return payload.view(self._dtype).to(torch.float32)

@@ -1,0 +1,209 @@
+"""The payload of one chunk: which of its values a codec takes, and what stands beside them.
+
+    coding = ChunkCoding(codec, chunk, exact=exact_pieces(partition, ("vectors", "*embed*")))
+    num_bytes = coding.encode(values, frame_memory, whole=values, seed=7)
+    coding.read(frame_memory[:num_bytes]).values()      # float32, as the receiver has them
+    coding.read(...).change(held)                       # or: added to what is held, in place
+
+A payload begins with 8 bytes (little-endian): its form, whether it is one for comparison, how many
+segments are left out, and the CRC-32 of what the receiver holds afterwards. Then come the numbers
+of those segments, the codec's bytes, and the values of *exact* pieces in the workers' dtype, each
+filled up to 8 bytes. Padding between pieces is never sent, and stays zero.
+
+RAW      all values of the chunk, in the workers' dtype
+VALUES   what the codec made of the values
+CHANGE   what it made of the difference to the version before; exact pieces have their values
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_values
+from psdist.errors import ProtocolError
+from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
+from psdist.protocol.partition import Chunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEAD: Final = struct.Struct("<BBHI")
+_MOST_LEFT_OUT: Final = (1 << 16) - 1
+
+
+class Form(IntEnum):
+    RAW = 0
+    VALUES = 1
+    CHANGE = 2
+
+
+class Content(NamedTuple):
+    """What a payload says; of a RAW one all values are exact."""
+
+    form: Form
+    chunk: Chunk
+    coded: Sequence[Stretch]
+    decoded: Tensor
+    """float32, of the coded stretches, behind one another."""
+    exact: Sequence[Stretch]
+    given: Tensor
+    """In the workers' dtype, of the exact ones."""
+    checksum: int | None
+    """CRC-32 of what the receiver holds afterwards, where it is to be compared."""
+
+    def values(self) -> Tensor:
+        """New float32 values of the chunk; zero where nothing was sent."""
+        values = torch.zeros(self.chunk.length, dtype=torch.float32)
+        self.set(values)
+        return values
+
+    def set(self, values: Tensor) -> None:
+        """Write what was sent, rounded to their dtype."""
+        _put(values, self.coded, self.decoded)
+        _put(values, self.exact, self.given)
+
+    def change(self, held: Tensor) -> bool:
+        """What was sent becomes ``held``, or is added to it, and is rounded to its dtype once; the
+        same bits for the same ``held`` on every CPU. False where it differs from the sender's."""
+        if self.form is Form.CHANGE:
+            sums = taken(held, self.coded).to(torch.float32).add_(self.decoded)
+            _put(held, self.coded, sums)
+            _put(held, self.exact, self.given)
+        else:
+            self.set(held)
+        return self.checksum is None or self.checksum == zlib.crc32(as_bytes(held))
+
+
+class ChunkCoding(ChunkLayout):
+    def _left_out(self, absent: Collection[int]) -> list[int]:
+        segments = enumerate(self.chunk.segments)
+        return [number for number, segment in segments if segment.piece in absent]
+
+    def encode_raw(self, values: Tensor, into: memoryview) -> int:
+        """``values`` as they are, in the workers' dtype; the bytes used."""
+        _HEAD.pack_into(into, 0, Form.RAW, 0, 0, 0)
+        num_bytes = self.chunk.num_bytes
+        as_tensor(into[_HEAD.size :], self.chunk.dtype, self.chunk.length).copy_(values)
+        return _HEAD.size + num_bytes
+
+    def encode(
+        self,
+        values: Tensor,
+        into: memoryview,
+        *,
+        whole: Tensor,
+        seed: int,
+        absent: Collection[int] = (),
+        form: Form = Form.VALUES,
+    ) -> int:
+        """``values``: float32, what the codec is given of the whole chunk; ``whole``: of which the
+        exact pieces are sent; ``absent``: pieces that are left out. The bytes used."""
+        left_out = self._left_out(absent) if absent else []
+        if len(left_out) > _MOST_LEFT_OUT:
+            return self.encode_raw(whole, into)
+        coded, exact = self.stretches(left_out) if left_out else self.all
+        _HEAD.pack_into(into, 0, form, 0, len(left_out), 0)
+        at = _HEAD.size
+        if left_out:
+            struct.pack_into(f"<{len(left_out)}I", into, at, *left_out)
+            at += filled(4 * len(left_out))
+        if coded:
+            payload = self.codec.encode(taken(values, coded), seed=seed)
+            into[at : at + len(payload)] = as_bytes(payload)
+            at += filled(len(payload))
+        if exact:
+            num = num_values(exact)
+            as_tensor(into[at:], self.chunk.dtype, num).copy_(taken(whole, exact))
+            at += filled(num * self.item_bytes)
+        return at
+
+    @staticmethod
+    def add_checksum(payload: memoryview, held: Tensor) -> None:
+        """The receiver is to compare what it holds afterwards with ``held``."""
+        form, _, num_left_out, _ = _HEAD.unpack_from(payload)
+        _HEAD.pack_into(payload, 0, form, 1, num_left_out, zlib.crc32(as_bytes(held)))
+
+    def read(self, payload: memoryview) -> Content:
+        """Raises :class:`ProtocolError` where no encoder makes such a payload."""
+        chunk, num_bytes = self.chunk, len(payload)
+        self._require(num_bytes >= _HEAD.size, f"{num_bytes} bytes are less than a head")
+        number, has_checksum, num_left_out, checksum = _HEAD.unpack_from(payload)
+        is_known = number <= Form.CHANGE and has_checksum <= 1
+        self._require(is_known, f"form {number} and flag {has_checksum} are not known")
+        form, compared, at = Form(number), checksum if has_checksum else None, _HEAD.size
+        if form is Form.RAW:
+            self._require_bytes(num_bytes, at + chunk.num_bytes)
+            given = as_tensor(payload[at:], chunk.dtype, chunk.length)
+            nothing = torch.empty(0, dtype=torch.float32)
+            every = [Stretch(0, chunk.length)]
+            return Content(form, chunk, (), nothing, every, given, compared)
+        coded, exact = self.all
+        if num_left_out:
+            is_held = num_bytes >= at + filled(4 * num_left_out)
+            self._require(is_held, f"{num_left_out} segments are left out in {num_bytes} bytes")
+            left_out = struct.unpack_from(f"<{num_left_out}I", payload, at)
+            is_known = left_out[-1] < len(chunk.segments) and list(left_out) == sorted(
+                set(left_out)
+            )
+            self._require(is_known, f"segments {left_out[:3]} ... are not to be left out")
+            coded, exact = self.stretches(left_out)
+            at += filled(4 * num_left_out)
+        self._require_bytes(num_bytes, at + self.num_bytes(coded, exact))
+        num_coded, num_exact = num_values(coded), num_values(exact)
+        decoded = torch.empty(0, dtype=torch.float32)
+        if num_coded:
+            length = self.codec.num_bytes(num_coded)
+            part = torch.frombuffer(payload, dtype=torch.uint8, offset=at, count=length)
+            decoded = self.codec.decode(part, num_coded)
+            at += filled(length)
+        given = torch.empty(0, dtype=torch_dtype(chunk.dtype))
+        if num_exact:
+            given = as_tensor(payload[at:], chunk.dtype, num_exact)
+        return Content(form, chunk, coded, decoded, exact, given, compared)
+
+    def _require_bytes(self, num_bytes: int, expected: int) -> None:
+        self._require(num_bytes == expected, f"{num_bytes} bytes where {expected} belong")
+
+    def _require(self, is_so: bool, problem: str) -> None:
+        if not is_so:
+            raise ProtocolError(
+                f"chunk {self.chunk.index}, codec {self.codec.name}: a payload that no sender of "
+                f"this version makes: {problem}"
+            )
+
+
+class ChunkCodings:
+    """Those of all chunks of a set."""
+
+    def __init__(self, layouts: Layouts) -> None:
+        self.codec = layouts.codec
+        self._each = [ChunkCoding(each.codec, each.chunk, exact=each.exact) for each in layouts]
+
+    def __getitem__(self, chunk: int) -> ChunkCoding:
+        return self._each[chunk]
+
+    @classmethod
+    def of(cls, layouts: Layouts | None) -> ChunkCodings | None:
+        """None for raw, of which payloads are the values themselves."""
+        return None if layouts is None else cls(layouts)
+
+
+def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:
+    """Behind one another; a single one is not copied."""
+    parts = [values[start:stop] for start, stop in stretches]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else values[:0]
+
+
+def _put(values: Tensor, stretches: Sequence[Stretch], source: Tensor) -> None:
+    at = 0
+    for start, stop in stretches:
+        values[start:stop] = source[at : at + stop - start]
+        at += stop - start

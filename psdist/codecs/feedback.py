@@ -1,0 +1,143 @@
+"""A worker's pushes through a codec, and what they have left out so far.
+
+What a codec leaves out of one push, the *residual* e, is added to the next one (error feedback:
+Seide et al. 2014; Karimireddy et al., arXiv 1901.09847). It is kept in the gradient's units: where
+the step that a gradient makes has another size now, e is as much larger or smaller,
+
+    p = g + r e,    r = (lr x weight) before / (lr x weight) now;    sent: C(p);    e = p - C(p)
+
+so that what was left out under one learning rate moves parameters later by what it would have moved
+them then. Where nothing would be moved now (lr or weight 0) the gradient goes as it is and e stays.
+Pieces without a gradient are left out of the payload; their e stays.
+
+    encoder = PushEncoder(codings, mine=[3], seed=0, group=1, has_feedback=True)
+    num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=PushTerms(1e-3, set()))
+    encoder.restore(encoder.collect())                   # for checkpoints
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from psdist.codecs.chunks import ChunkCodings, taken
+from psdist.codecs.seeds import seed_of
+from psdist.errors import NonFiniteGradientError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PushTerms(NamedTuple):
+    """What a chunk of an iteration is pushed under."""
+
+    rate: float
+    """lr x weight."""
+    absent: Collection[int]
+    """Pieces without a gradient."""
+
+
+class Residual(NamedTuple):
+    values: Tensor
+    """float32, of the chunk."""
+    rate: float
+    """lr x weight of the push that left it."""
+
+
+@dataclass(slots=True)
+class CodingErrors:
+    """||p - C(p)||^2 and ||p||^2, summed over chunks, by iteration."""
+
+    missed: dict[int, float] = field(default_factory=dict)
+    wanted: dict[int, float] = field(default_factory=dict)
+
+    def add(self, clock: int, missed: float, wanted: float) -> None:
+        self.missed[clock] = self.missed.get(clock, 0.0) + missed
+        self.wanted[clock] = self.wanted.get(clock, 0.0) + wanted
+
+
+class PushEncoder:
+    def __init__(
+        self,
+        codings: ChunkCodings,
+        *,
+        mine: Collection[int],
+        seed: int,
+        group: int,
+        has_feedback: bool,
+    ) -> None:
+        """``mine``: the chunks of this worker; ``group``: whose gradients these are; different ones
+        get different seeds."""
+        self.codings = codings
+        self._mine = frozenset(mine)
+        self.errors = CodingErrors()
+        self._seed = seed
+        self._group = group
+        self._has_feedback = has_feedback
+        self._residuals: dict[int, Residual] = {}
+
+    def encode(
+        self, chunk: int, gradient: Tensor, into: memoryview, *, clock: int, terms: PushTerms
+    ) -> int:
+        """Make the payload of a push that leaves now; its bytes. ``gradient``: in the workers'
+        dtype, unchanged here. Raises :class:`NonFiniteGradientError`."""
+        coding, rate = self.codings[chunk], terms.rate
+        if not rate > 0 or not math.isfinite(rate):
+            return coding.encode_raw(gradient, into)
+        wanted = gradient.to(torch.float32)
+        residual = self._residuals.get(chunk)
+        if residual is not None:
+            kept = residual.values * (residual.rate / rate)
+            wanted = wanted + kept
+        seed = seed_of(self._seed, self._group, chunk, clock)
+        num_bytes = coding.encode(wanted, into, whole=gradient, seed=seed, absent=terms.absent)
+        content = coding.read(into[:num_bytes])
+        asked = taken(wanted, content.coded)
+        missed = asked - content.decoded
+        square = float(torch.dot(missed, missed))
+        if not math.isfinite(square) and not bool(missed.isfinite().all()):
+            raise NonFiniteGradientError(
+                f"iteration {clock}: the gradient of chunk {chunk} with what codec "
+                f"{self.codings.codec.name} has left out before is not finite; nothing of it was "
+                "pushed. Lower the learning rate, or choose a codec that leaves out less"
+            )
+        self.errors.add(clock, square, float(torch.dot(asked, asked)))
+        if self._has_feedback:
+            left = torch.zeros(coding.chunk.length, dtype=torch.float32)
+            at = 0
+            for start, stop in content.coded:
+                left[start:stop] = missed[at : at + stop - start]
+                at += stop - start
+            if residual is not None and terms.absent:
+                for segment in coding.chunk.segments:
+                    if segment.piece in terms.absent:
+                        place = slice(segment.offset, segment.offset + segment.length)
+                        left[place] = kept[place]
+            self._residuals[chunk] = Residual(left, rate)
+        return num_bytes
+
+    @property
+    def num_residual_bytes(self) -> int:
+        return sum(each.values.nbytes for each in self._residuals.values())
+
+    def residuals(self) -> Mapping[int, Residual]:
+        """By chunk."""
+        return self._residuals
+
+    def collect(self) -> dict[str, dict[str, Any]]:
+        """For a checkpoint: by chunk."""
+        return {str(chunk): each._asdict() for chunk, each in self._residuals.items()}
+
+    def restore(self, collected: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Go on with what :meth:`collect` has told. False where that is of other chunks than this
+        worker's: nothing is gone on with."""
+        found = {int(chunk): Residual(**each) for chunk, each in collected.items()}
+        for chunk, each in found.items():
+            if chunk not in self._mine or len(each.values) != self.codings[chunk].chunk.length:
+                return False
+        self._residuals = found
+        return True

@@ -1,0 +1,29 @@
+"""A codec by what the configuration calls it.
+
+codec_of(parse_codec("topk:0.01"), has_feedback=True)
+"""
+
+from __future__ import annotations
+
+from psdist.codecs.base import Codec
+from psdist.codecs.casts import Cast
+from psdist.codecs.quantized import Quantized
+from psdist.codecs.raw import RAW, Raw
+from psdist.codecs.sign import Sign
+from psdist.codecs.sparse import RandK, TopK
+from psdist.config.codec_specs import QUANTIZED, CodecSpec
+
+
+def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
+    """``has_feedback``: what is left out of one message comes with later ones."""
+    if spec.is_none:
+        return RAW
+    if spec.is_cast:
+        return Cast(spec.name)
+    if spec.name in QUANTIZED:
+        return Quantized(spec.name, is_stochastic=spec.is_stochastic)
+    if spec.name == "topk":
+        return TopK(spec.ratio)
+    if spec.name == "randk":
+        return RandK(spec.ratio, is_scaled=not has_feedback)
+    return Sign()

@@ -1,0 +1,41 @@
+"""sign: one bit for each value, and the mean magnitude of its block of 256.
+
+The error is the vector less its projection on its signs, so it is never larger than the vector:
+|x - C(x)|^2 = |x|^2 - n mean|x|^2 (Karimireddy et al., arXiv 1901.09847, with scaled signs). A zero
+has the sign that its sign bit says, so it is decoded as plus or minus the mean: this codec is of
+use with feedback only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from psdist.codecs.blocks import BLOCK, blocks_of, counts_of, joined, num_blocks, parted
+from psdist.protocol.header import CodecCode
+
+_SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype("f4")
+"""[256, 8]: what each byte of signs stands for."""
+
+
+class Sign:
+    code = int(CodecCode.SIGN)
+    name = "sign"
+
+    def num_bytes(self, num_values: int) -> int:
+        return num_blocks(num_values) * (4 + BLOCK // 8)
+
+    def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:  # noqa: ARG002 - seam
+        blocks, counts = blocks_of(values), counts_of(len(values))
+        scales = blocks.abs().sum(dim=1, keepdim=True).div_(counts)
+        if not bool(scales.isfinite().all()):  # the sum may have overflowed
+            sums = blocks.abs().sum(dim=1, keepdim=True, dtype=torch.float64)
+            scales = (sums / counts).to(torch.float32)
+            scales = scales.where(scales.isfinite(), torch.nan)
+        bits = np.packbits(np.signbit(blocks.numpy()).reshape(-1))
+        return joined(scales, torch.from_numpy(bits))
+
+    def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
+        scales, bits = parted(self, payload, num_values)
+        signs = np.take(_SIGNS, bits.numpy().reshape(-1), axis=0)
+        return torch.from_numpy(signs).view(-1, BLOCK).mul_(scales).view(-1)[:num_values]

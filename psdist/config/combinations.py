@@ -1,0 +1,86 @@
+"""Which codecs go with what else a run is: one function decides, and docs/communication.md has its
+table.
+
+    codecs_of(codec="int8", push_codec=None, pull_codec="sign")      # what each direction has
+    refusal(push, pull, mode="ssp")                                  # "" where it works
+
+    python -m psdist.config.combinations                             # the table
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
+
+MODES: Final = ("sync", "ssp", "async")
+EXAMPLES: Final = (
+    *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
+    *("topk:0.01", "randk:0.01"),
+)
+"""One of each kind, for the table."""
+
+
+class Codecs(NamedTuple):
+    push: CodecSpec
+    pull: CodecSpec
+
+
+def parse_both(text: str) -> Codecs:
+    """Of the setting ``codec``: one for both directions, or ``PUSH/PULL``."""
+    push, pull = parse_codecs(text if "/" in text else f"{text}/{text}")
+    return Codecs(parse_codec(push), parse_codec(pull))
+
+
+def codecs_of(*, codec: str | None, push_codec: str | None, pull_codec: str | None) -> Codecs:
+    """``codec`` is for both directions; the others go before it, each for its own."""
+    both = parse_both(codec or "none")
+    return Codecs(
+        parse_codec(push_codec) if push_codec is not None else both.push,
+        parse_codec(pull_codec) if pull_codec is not None else both.pull,
+    )
+
+
+def refusal(push: CodecSpec, pull: CodecSpec, *, mode: str, has_float64: bool = False) -> str:
+    """Why a run cannot have these, and what to do; "" where it can. ``has_float64``: whether the
+    model has such parameters, which is known when it is prepared."""
+    if mode != "sync" and not (pull.is_none or pull.is_cast):
+        return (
+            f"pull_codec = {text_of(pull)} with mode = {mode}: groups hold different versions, so "
+            "a reply cannot be relative to what was sent before; set pull_codec = none, fp16 or "
+            "bf16, or mode = sync"
+        )
+    if has_float64 and not (push.is_none and pull.is_none):
+        return (
+            f"codecs {text_of(push)}/{text_of(pull)} for parameters of float64: codecs compute in "
+            "float32; set push_codec = none and pull_codec = none, or train in float32"
+        )
+    return ""
+
+
+def text_of(spec: CodecSpec) -> str:
+    """As users write it."""
+    if spec.ratio:
+        return f"{spec.name}:{spec.ratio:g}"
+    return f"{spec.name}:stochastic" if spec.is_stochastic else spec.name
+
+
+def table() -> str:
+    """Of all codecs and modes, as Markdown."""
+    none = parse_codec("none")
+    lines = [
+        "| codec | " + " | ".join(f"push, {mode}" for mode in MODES) + " | "
+        + " | ".join(f"pull, {mode}" for mode in MODES) + " | float64 |",
+        "|---" * (2 * len(MODES) + 2) + "|",
+    ]  # fmt: skip
+    for example in EXAMPLES:
+        spec = parse_codec(example)
+        cells = [refusal(spec, none, mode=mode) for mode in MODES]
+        cells += [refusal(none, spec, mode=mode) for mode in MODES]
+        cells.append(refusal(spec, spec, mode="sync", has_float64=True))
+        lines.append(f"| {example} | " + " | ".join("no" if c else "yes" for c in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,155 @@
+"""What a worker's pushes leave out, and when it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.codecs.base import Codec
+from psdist.codecs.chunks import ChunkCodings, Form
+from psdist.codecs.feedback import PushEncoder, PushTerms
+from psdist.codecs.layout import Layouts
+from psdist.codecs.quantized import Quantized
+from psdist.codecs.sign import Sign
+from psdist.codecs.sparse import TopK
+from psdist.errors import NonFiniteGradientError
+from psdist.protocol.memory import allocate
+from psdist.protocol.partition import Partition, Piece
+
+PIECES = [
+    Piece(name=name, shape=(16, 8), stride=(8, 1), dtype="float32", optimizer_group=0)
+    for name in ("a", "b")
+]
+PARTITION = Partition.cut(PIECES, chunk_bytes=1 << 20)
+LENGTH = 256
+
+
+def encoder_of(codec: Codec, **options: Any) -> PushEncoder:
+    codings = ChunkCodings(Layouts(codec, PARTITION, patterns=()))
+    given: dict[str, Any] = {"mine": [0], "seed": 0, "group": 0, "has_feedback": True} | options
+    return PushEncoder(codings, **given)
+
+
+class Sender:
+    def __init__(self, encoder: PushEncoder) -> None:
+        self.encoder = encoder
+        self.clock = 0
+        self.into = allocate(encoder.codings[0].sizes[1])
+        self.form = Form.RAW
+
+    def push(
+        self, gradient: torch.Tensor, rate: float = 1.0, absent: Collection[int] = ()
+    ) -> torch.Tensor:
+        """What the server has of it."""
+        terms = PushTerms(rate, absent)
+        num = self.encoder.encode(0, gradient, self.into, clock=self.clock, terms=terms)
+        self.clock += 1
+        content = self.encoder.codings[0].read(self.into[:num])
+        self.form = content.form
+        return content.values()
+
+    def left(self) -> torch.Tensor:
+        return self.encoder.residuals()[0].values
+
+
+def gradients(num: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(num, LENGTH, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("codec", [TopK(0.1), Sign(), Quantized("int4")], ids=lambda c: c.name)
+def test_sent_and_left_out_are_together_what_was_pushed(codec: Codec) -> None:
+    sender, pushed = Sender(encoder_of(codec)), gradients(30)
+    seen = sum(sender.push(gradient) for gradient in pushed)
+    assert torch.allclose(seen + sender.left(), pushed.sum(dim=0), atol=1e-4)
+    assert sender.left().any()
+
+
+def test_without_feedback_it_is_lost() -> None:
+    gradient = torch.linspace(0, 1, LENGTH)
+    without = Sender(encoder_of(TopK(0.1), has_feedback=False))
+    first, second = without.push(gradient), without.push(gradient)
+    assert torch.equal(first, second)
+    assert not without.encoder.residuals()
+    again = Sender(encoder_of(TopK(0.1)))
+    again.push(gradient)
+    assert not torch.equal(again.push(gradient), first)
+
+
+def test_what_was_left_out_under_one_rate_moves_later_by_what_it_would_have_moved() -> None:
+    """Parameters that have moved by rate x what was seen, and what is left, are together the sum of
+    rate x gradient, however the rate changes."""
+    sender = Sender(encoder_of(Sign()))
+    rates = [1.0, 0.25, 0.5, 3.0, 1e-3]
+    pushed = gradients(len(rates))
+    moved = sum(
+        rate * sender.push(gradient, rate) for rate, gradient in zip(rates, pushed, strict=True)
+    )
+    wanted = sum(rate * gradient for rate, gradient in zip(rates, pushed, strict=True))
+    assert torch.allclose(moved + rates[-1] * sender.left(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, float("nan")])
+def test_where_nothing_would_move_the_gradient_goes_as_it_is(rate: float) -> None:
+    sender, (first, second, third) = Sender(encoder_of(Sign())), gradients(3)
+    sender.push(first, 2.0)
+    left = sender.left().clone()
+    assert torch.equal(sender.push(second, rate), second)
+    assert sender.form is Form.RAW
+    assert torch.equal(sender.left(), left)
+    sender.push(third, 1.0)
+    expected = Sender(encoder_of(Sign())).push(third + 2 * left)
+    assert torch.allclose(sender.left(), third + 2 * left - expected, atol=1e-6)
+
+
+def test_a_piece_without_a_gradient_is_left_out_and_keeps_what_it_has() -> None:
+    sender, (first, second, third) = Sender(encoder_of(Sign())), gradients(3)
+    sender.push(first, 2.0)
+    left = sender.left().clone()
+    second[128:] = 0  # the second piece has none
+    seen = sender.push(second, 1.0, absent={1})
+    assert not seen[128:].any()
+    assert torch.equal(sender.left()[128:], 2 * left[128:]), "in the units of the rate now"
+    assert torch.allclose(seen[:128] + sender.left()[:128], second[:128] + 2 * left[:128])
+    seen = sender.push(third, 1.0)
+    assert seen[128:].any()
+
+
+def test_gradients_stay_as_they_are_and_errors_are_counted() -> None:
+    sender, (gradient,) = Sender(encoder_of(Sign())), gradients(1)
+    before = gradient.clone()
+    seen = sender.push(gradient)
+    assert torch.equal(gradient, before)
+    errors = sender.encoder.errors
+    assert errors.missed[0] == pytest.approx(float((gradient - seen).square().sum()), rel=1e-4)
+    assert errors.wanted[0] == pytest.approx(float(gradient.square().sum()), rel=1e-4)
+
+
+def test_what_overflows_with_what_was_left_out_is_an_error_that_says_so() -> None:
+    sender, (gradient,) = Sender(encoder_of(Sign())), gradients(1)
+    sender.push(gradient * 1e30, 1e10)
+    with pytest.raises(NonFiniteGradientError, match=r"iteration 1: the gradient of chunk 0 with"):
+        sender.push(gradient, 1e-10)
+
+
+def test_who_goes_on_with_what_was_left_out_sends_the_same() -> None:
+    one, other, pushed = Sender(encoder_of(Sign())), Sender(encoder_of(Sign())), gradients(4)
+    for gradient in pushed[:3]:
+        one.push(gradient, 0.5)
+    assert other.encoder.restore(one.encoder.collect())
+    assert torch.equal(one.push(pushed[3], 0.25), other.push(pushed[3], 0.25))
+    assert one.encoder.num_residual_bytes == 4 * LENGTH
+
+
+def test_what_was_left_out_of_other_chunks_is_not_gone_on_with() -> None:
+    one, (gradient,) = Sender(encoder_of(Sign())), gradients(1)
+    one.push(gradient)
+    collected = one.encoder.collect()
+    shorter = {"0": {**collected["0"], "values": collected["0"]["values"][:64]}}
+    for wrong in ({"1": collected["0"]}, shorter):
+        other = encoder_of(Sign())
+        assert not other.restore(wrong)
+        assert not other.residuals()
+    assert not encoder_of(Sign(), mine=[]).restore(collected)

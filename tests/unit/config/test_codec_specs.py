@@ -1,0 +1,45 @@
+"""Codecs as users write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("none", CodecSpec("none")),
+        ("fp16", CodecSpec("fp16")),
+        ("int8", CodecSpec("int8")),
+        ("int2:stochastic", CodecSpec("int2", is_stochastic=True)),
+        ("sign", CodecSpec("sign")),
+        ("topk:0.01", CodecSpec("topk", ratio=0.01)),
+        ("randk:1", CodecSpec("randk", ratio=1.0)),
+    ],
+)
+def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
+    assert parse_codec(text) == spec
+    assert spec.is_none == (text == "none")
+    assert spec.is_cast == (text == "fp16")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "int9", "INT8", "int8:", "int8:0.5", "fp16:stochastic", "sign:1", "topk",
+     "topk:", "topk:0", "topk:1.5", "topk:-1", "topk:nan", "topk:inf", "randk:x", "none:1",
+     "int8/sign", " int8"],
+)  # fmt: skip
+def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no codec; a codec is none, fp16, .*topk:R") as seen:
+        parse_codec(text)
+    assert repr(text) in str(seen.value)
+
+
+def test_a_slash_parts_pushes_from_pulls() -> None:
+    assert parse_codecs("int4/sign") == ("int4", "sign")
+    assert parse_codecs("topk:0.01") == ("topk:0.01", "none")
+    for wrong in ("int4/", "/sign", "int4/sign/int8", "int4/foo"):
+        with pytest.raises(ValueError, match="is no codec"):
+            parse_codecs(wrong)

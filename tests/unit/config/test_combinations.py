@@ -1,0 +1,64 @@
+"""Which codecs go with what else a run is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from psdist.config.codec_specs import parse_codec
+from psdist.config.combinations import EXAMPLES, MODES, codecs_of, refusal, table, text_of
+from psdist.config.settings import RunConfig, contradiction
+from psdist.config.sources import resolve
+from psdist.errors import ConfigError
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "communication.md"
+
+
+def names(codec: str | None, push: str | None, pull: str | None) -> tuple[str, str]:
+    found = codecs_of(codec=codec, push_codec=push, pull_codec=pull)
+    return text_of(found.push), text_of(found.pull)
+
+
+def test_one_codec_is_for_both_directions_and_each_may_have_its_own() -> None:
+    assert names(None, None, None) == ("none", "none")
+    assert names("int8", None, None) == ("int8", "int8")
+    assert names("int4/sign", None, None) == ("int4", "sign")
+    assert names("int8", "topk:0.01", None) == ("topk:0.01", "int8")
+    assert names("int8", None, "none") == ("int8", "none")
+    assert names(None, "int4:stochastic", "fp16") == ("int4:stochastic", "fp16")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("pull", EXAMPLES)
+@pytest.mark.parametrize("push", EXAMPLES)
+def test_pushes_take_any_codec_and_pulls_in_ssp_and_async_casts(
+    push: str, pull: str, mode: str
+) -> None:
+    wrong = refusal(parse_codec(push), parse_codec(pull), mode=mode)
+    assert bool(wrong) == (mode != "sync" and pull not in ("none", "fp16", "bf16"))
+    if wrong:
+        assert wrong.startswith(f"pull_codec = {pull} with mode = {mode}: ")
+    config = RunConfig(push_codec=push, pull_codec=pull, mode=mode)  # type: ignore[arg-type]
+    assert contradiction(config) == wrong
+
+
+def test_float64_has_no_codec() -> None:
+    none, int8 = parse_codec("none"), parse_codec("int8")
+    assert not refusal(none, none, mode="sync", has_float64=True)
+    for push, pull in ((int8, none), (none, int8)):
+        assert "codecs compute in float32" in refusal(push, pull, mode="sync", has_float64=True)
+
+
+def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
+    given = {"mode": "ssp", "codec": "int8"}
+    with pytest.raises(ConfigError, match="pull_codec = int8 with mode = ssp"):
+        resolve(command_line=given, environment={})
+    with pytest.raises(ConfigError, match=r"push_codec = int9 \(command line\): .*topk:R"):
+        resolve(command_line={"push_codec": "int9"}, environment={})
+    config = resolve(command_line={"codec": "int4/sign"}, environment={}).config
+    assert (config.codec, config.push_codec, config.feedback) == ("int4/sign", None, "on")
+
+
+def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
+    assert table() in DOCUMENT.read_text(encoding="utf-8")
