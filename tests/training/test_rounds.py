@@ -583,6 +583,24 @@ def test_a_model_on_a_device_has_the_same_rounds(
     assert len(devices) == 2 * num_workers
 
 
+@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1), (2, 3))], ids=["alone", "of-two"])
+def test_codecs_save_in_rounds_what_they_save_in_iterations(
+    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    plain = run(training(adamw), tmp_path / "plain", groups=groups)
+    coded = run(training(adamw), tmp_path / "coded", groups=groups, codec="int8")
+    start = flat(PROBLEM.model())
+    wanted = plain.results[0]["parameters"] - start
+    for result in coded.results:
+        assert torch.equal(result["parameters"], coded.results[0]["parameters"])
+        assert float((result["parameters"] - start - wanted).norm() / wanted.norm()) < 0.05
+    # Beside the values of two dimensions there are biases, and headers count for nothing here.
+    assert plain.summary["bytes_pushed"] > 3 * coded.summary["bytes_pushed"]
+    # The first values come in full, and so do the last of a job: replies to three rounds do not.
+    saved = plain.summary["bytes_pulled"] - coded.summary["bytes_pulled"]
+    assert saved > 0.6 * plain.summary["bytes_pushed"]
+
+
 def test_over_mpi_rounds_have_the_same_bits(outcomes: dict[str, Outcome], tmp_path: Path) -> None:
     there = outcomes["rounds"]
     there.checked()

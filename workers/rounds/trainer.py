@@ -226,7 +226,7 @@ class LocalTrainer(Trainer):
         self._in_round = 0
         self._num_cut += is_cut
         self._touched.clear()
-        self._loop.core.forget_values(self._mine)  # the anchor is in no worker's parameters
+        self._restore_anchor()
         yield from self._exchange(reduced)
         self._drop_anchor()
 
@@ -240,6 +240,14 @@ class LocalTrainer(Trainer):
             values = self._flat.values[chunk.buffer][stretch]
             torch.sub(anchor, values, out=self._flat.gradient_part(chunk))
         return not self._flat.non_finite_in([self._partition.chunks[each] for each in self._mine])
+
+    def _restore_anchor(self) -> None:
+        """In memory is what the servers have sent last: a reply may say that it has not changed, or
+        by how much."""
+        for anchor, values in zip(self._anchor, self._flat.values, strict=True):
+            values.copy_(anchor)
+        self._flat.values_to_host()
+        self._flat.note_values()
 
     def _drop_anchor(self) -> None:
         """What is in memory now is what the servers have sent."""
