@@ -5,6 +5,8 @@ other ranks. Where values come from is psdist.config.sources. It never touches t
 
     config = RunConfig(mode="ssp", staleness=4)
     assert decode(encode(config)) == config
+
+Longer than other modules: it is a list, one entry for each setting.
 """
 
 from __future__ import annotations
