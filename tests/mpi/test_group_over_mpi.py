@@ -36,6 +36,8 @@ def test_ranks_sum_in_worker_order_and_gather_agree_and_broadcast(
         f"{place} on hosts {hosts}: True" for hosts in ("0011", "0100") for place in range(4)
     ), done.text
     assert len(re.findall(r"^\d of \d at once: True$", done.stdout, re.M)) == 2 + 3 + 4, done.text
+    exchanged = re.findall(r"^\d of \d exchanged: (\w+)$", done.stdout, re.M)
+    assert exchanged == ["True"] * 2 * (2 + 3 + 4), done.text
     assert re.findall("by tier: (.*)", done.stdout) == ["MpiChannel"] * 4
 
     called = "the worker at place 0 of the group called save; the worker at place 1 of the group "

@@ -53,6 +53,7 @@ def all_operations(comm: MPI.Intracomm) -> None:
     is_right = result == expected(channel.place, channel.size)
     say(f"{channel.place} of {channel.size}: {is_right}")
     two_at_once(channel)
+    exchange(channel)
     different_calls(channel)
     if channel.size == 2:
         late_worker(channel, comm)
@@ -67,6 +68,23 @@ def two_at_once(channel: GroupChannel) -> None:
     found = loop_of(channel).wait_for(second, "any")
     is_right = [loop_of(channel).wait_for(first, "any"), found] == rows
     say(f"{channel.place} of {channel.size} at once: {is_right}")
+
+
+def exchange(channel: MpiChannel) -> None:
+    """Bytes from each to each and to itself: so many that they do not divide by the turns."""
+    size, place = channel.size, channel.place
+
+    def bytes_of(sender: int, receiver: int) -> torch.Tensor:
+        return torch.full((5 * sender + 7 * receiver,), 10 * sender + receiver, dtype=torch.uint8)
+
+    given = [bytes_of(place, receiver) for receiver in range(size)]
+    wanted = [bytes_of(sender, place) for sender in range(size)]
+    for in_turns in (1, 4):
+        taken = torch.zeros(sum(map(len, wanted)), dtype=torch.uint8)
+        to, of = list(map(len, given)), list(map(len, wanted))
+        pending = channel.exchange(torch.cat(given), to, taken, of, in_turns=in_turns)
+        loop_of(channel).wait_for(pending, "step")
+        say(f"{place} of {size} exchanged: {torch.equal(taken, torch.cat(wanted))}")
 
 
 def different_calls(channel: GroupChannel) -> None:
