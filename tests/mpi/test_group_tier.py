@@ -48,6 +48,7 @@ def test_every_tier_gives_the_same_bits_and_the_log_says_which(mpi: Mpi, tmp_pat
     assert said_of_the_group(tmp_path / "mpi") == {"reduce over MPI"}
 
 
+@pytest.mark.slow
 def test_nccl_is_refused_for_models_on_the_cpu_in_one_line(tmp_path: Path) -> None:
     done = run("group_of_three.py", tmp_path / "run", group_tier="nccl")
     assert done.returncode == 2, done.text
