@@ -309,7 +309,7 @@ class TensorShard:
         values = memory.buffer(buffer)
         if self._wire.is_relative:
             if reply.flags & Flag.FRESH:
-                return coding.encode_raw(memory.values, into)
+                return coding.encode_raw(self._fetched([memory.values])[0], into)
             if memory.change is None or reply.held != reply.version - 1:
                 return coding.encode_raw(values, into)
             into[: len(memory.change)] = memory.change

@@ -18,6 +18,7 @@ import torch
 from psdist.codecs.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.protocol.events import Frame
+from psdist.protocol.header import Flag
 from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters, traits
 from psdist.protocol.partition import Partition, Piece
@@ -26,6 +27,8 @@ from psdist.servers.protocol.actions import (
     Fold,
     Hold,
     Load,
+    Reply,
+    ReplyToken,
     SlotContent,
     StartSum,
     Step,
@@ -35,8 +38,8 @@ from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Mark, Pairs
-from tests.support.cast import Cast
 from tests.support.late_transfers import LateCopy, LateTransfers
+from tests.support.rounding import Rounding
 
 OPTIMIZERS = {
     "torch.optim.SGD": {"lr": 0.05, "momentum": 0.9},
@@ -85,24 +88,24 @@ class Driven:
     def both(self, slot: int) -> Iterable[tuple[TensorShard, Frame]]:
         return ((shard, slots[slot]) for shard, slots in zip(self.shards, self.slots, strict=True))
 
-    def arrive(self, slot: int, chunk: int) -> None:
+    def arrive(self, slot: int, chunk: int, *, is_pushed: bool = True) -> None:
         """As the network fills a slot that is free."""
         its = self.given.partition.chunks[chunk]
-        codec = self.given.wire.push
         values = torch.randn(its.length, generator=self.generator)
         for shard, frame in self.both(slot):
             shard.settle(frame)
             assert frame.payload is not None
-            if isinstance(codec, Cast):
-                frame.num_received = codec.encode(
-                    values, frame.payload, state=None, seed=0
-                ).num_bytes
-            else:
+            pushes = shard._pushes if is_pushed else None
+            if pushes is None:
                 target = as_tensor(frame.payload, its.dtype, its.length)
                 frame.num_received = target.copy_(values).nbytes
+            else:
+                frame.num_received = pushes[chunk].encode(
+                    values, frame.payload, whole=values, seed=0
+                )
 
     def load(self, chunk: int) -> None:
-        self.arrive(0, chunk)
+        self.arrive(0, chunk, is_pushed=False)
         for shard, frame in self.both(0):
             shard.load(Load(chunk, frame, target=self.current[chunk]))
 
@@ -208,12 +211,37 @@ def test_the_bits_are_those_of_the_cpu(optimizer: str, dtype: str, seed: int) ->
 
 
 def test_what_was_encoded_is_decoded_on_its_way_to_the_device() -> None:
-    wire = Wire(push=Cast("bfloat16"), reply=RAW, seed=0)
+    wire = Wire(push=Rounding("bfloat16"), reply=RAW, seed=0)
     driven = Driven(spec("torch.optim.SGD", "float32", wire), seed=1)
     for _ in range(20):
         chunk = driven.random.choice(driven.given.chunks)
         driven.advance(chunk)
         driven.reply(chunk)
+
+
+def encoded_reply(driven: Driven, *, held: int, version: int, flags: int) -> list[bytes]:
+    """What each shard makes of it."""
+    asked = Reply(ReplyToken(0, 0, driven.current[0], 0), 3, 0, flags, 0, version, held)
+    found = []
+    for shard in driven.shards:
+        into = shard.payload(0, 0)
+        found.append(bytes(into[: shard.encode(asked, into=into)]))
+    return found
+
+
+def test_replies_that_say_what_has_changed_are_those_of_the_cpu() -> None:
+    wire = Wire(push=RAW, reply=Rounding("float16"), seed=0, is_relative=True, compare_every=1)
+    driven = Driven(spec("torch.optim.AdamW", "float32", wire), seed=2)
+    driven.load(0)
+    lengths = set()
+    for version in range(2, 12):
+        driven.advance(0)
+        for held, flags in ((version - 1, 0), (0, 0), (0, int(Flag.FRESH))):
+            ours, theirs = encoded_reply(driven, held=held, version=version, flags=flags)
+            assert ours == theirs
+            lengths.add(len(ours))
+        driven.regions(0)
+    assert len(lengths) > 1
 
 
 def test_another_shard_goes_on_from_a_snapshot_that_stays_what_it_was() -> None:
@@ -308,14 +336,16 @@ def test_copies_come_behind_what_was_computed_with_their_memory() -> None:
         assert not device.under_way
 
 
-@pytest.mark.parametrize("wire", [RAW_WIRE, Wire(push=Cast("bfloat16"), reply=RAW, seed=0)])
+@pytest.mark.parametrize("wire", [RAW_WIRE, Wire(push=Rounding("bfloat16"), reply=RAW, seed=0)])
 def test_steps_compute_with_memory_of_the_device_alone(wire: Wire) -> None:
     device = Ordered()
     shard = TensorShard(spec("torch.optim.SGD", "float32", wire), device)
     first, second = shard.make_slots(2)
     for slot in (first, second):
         assert slot.payload is not None
-        slot.num_received = wire.push.sizes(shard._partition.chunks[0])[1]
+        if shard._pushes is not None:
+            values = torch.ones(shard._partition.chunks[0].length)
+            slot.num_received = shard._pushes[0].encode(values, slot.payload, whole=values, seed=0)
     seen: list[bool] = []
 
     def watched(**of: Any) -> None:
@@ -352,3 +382,12 @@ def test_memory_on_the_device_is_counted_beside_what_the_network_reads() -> None
     plain, device = TensorShard(given), TensorShard(given, LateTransfers(0))
     assert device.statistics().parameter_bytes == 2 * plain.statistics().parameter_bytes
     assert device.statistics().held_bytes == plain.statistics().held_bytes
+
+
+def test_a_reply_of_the_servers_own_values_is_made_of_a_copy_on_the_host() -> None:
+    wire = Wire(push=RAW, reply=Rounding("float16"), seed=0, is_relative=True)
+    device = Ordered()
+    shard = TensorShard(spec("torch.optim.SGD", "float32", wire), device)
+    fresh = Reply(ReplyToken(0, 0, 0, 0), 3, 0, int(Flag.FRESH), 0, 1, 0)
+    shard.encode(fresh, into=shard.payload(0, 0))
+    assert device.behind == [device.marks]
