@@ -14,6 +14,7 @@ from psdist.errors import UsageError, UserError
 from psdist.install.launcher import detect
 from psdist.protocol.ids import worker_id
 from psdist.ranks.agreement import AgreedExit
+from psdist.ranks.checkpointing.script_signals import keep_until_asked
 from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 from psdist.ranks.loading import uncollected
@@ -26,6 +27,7 @@ def run_program(
     """This rank's exit status. ``outcome`` is the configuration or the mistake that all ranks must
     hear of; the program runs on workers only. ``num_workers``: how many of them the user expects;
     a world with another number is an error."""
+    keep_until_asked()
     launcher = detect(os.environ)
     parent = None
     if launcher.is_present:

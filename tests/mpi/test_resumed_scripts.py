@@ -95,6 +95,15 @@ def test_a_job_that_is_requeued_and_terminated_ends_as_one_that_was_not(tmp_path
 
 
 @pytest.mark.slow
+def test_usr1_while_ranks_start_ends_the_job_at_its_first_boundary(tmp_path: Path) -> None:
+    script = ("--usr1-before-init", "--loader-processes", "0")
+    done = run(tmp_path / "run", "--set", "on_usr1=requeue", script=script)
+    assert done.returncode == 75, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    assert (summary["exit"], summary["clocks"], summary["checkpoints"]) == ("requeue", [0], 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("die_at", range(2, ITERATIONS + 1))
 def test_so_it_does_wherever_it_is_killed(die_at: int, tmp_path: Path) -> None:
     assert run(tmp_path / "whole").returncode == 0

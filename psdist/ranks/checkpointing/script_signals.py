@@ -1,5 +1,6 @@
 """What signals ask of a worker whose script trains: a checkpoint, and perhaps the end behind it.
 
+    keep_until_asked()             # first of all: SIGUSR1 does not end a rank that starts
     signals = ScriptSignals(occasions.ask, on_usr1="requeue", grace_s=30.0, parent=context.parent)
     signals.begin()                # SIGUSR1 asks for a checkpoint at the next boundary
     signals.has_boundary()         # from now on SIGTERM of psdist run asks for a last one
@@ -15,9 +16,30 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
 from psdist.ranks.failure import Interrupted, Requeued
 from psdist.ranks.parent_link import ParentLink
+
+
+class _Early:
+    """Takes SIGUSR1 before there is somebody to ask."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.has_come = True
+
+
+_EARLY: Final = _Early()
+
+
+def keep_until_asked() -> None:
+    """A rank starts. SIGUSR1 that comes before ``psdist.init()``, as that of a time limit may, is
+    kept for it; by default it would end the rank, and the job with status 138."""
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, _EARLY)
 
 
 class ScriptSignals:
@@ -40,8 +62,11 @@ class ScriptSignals:
     def begin(self) -> None:
         """Only the main thread can take signals: elsewhere nothing is changed."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        if is_main and signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, _EARLY):
             signal.signal(signal.SIGUSR1, self._take_usr1)
+            if _EARLY.has_come:
+                _EARLY.has_come = False
+                self._ask(self._on_usr1)
         if self._parent is not None:
             self._parent.postpone = self._postpone
 

@@ -83,12 +83,15 @@ def main() -> None:
     parser.add_argument("--die-at", type=int, default=0)
     parser.add_argument("--signal-at", type=int, default=0)
     parser.add_argument("--signal", default="SIGTERM")
+    parser.add_argument("--usr1-before-init", action="store_true")
     parser.add_argument("--checkpoint-at", type=int, default=0)
     parser.add_argument("--only-once", action="store_true")
     parser.add_argument("--pause-s", type=float, default=0.0, help="behind each iteration")
     given = parser.parse_args()
     has_died = given.out.with_suffix(".died")
 
+    if given.usr1_before_init:
+        os.kill(os.getpid(), signal.SIGUSR1)
     job = psdist.init()
     seed = 100 + job.worker
     torch.manual_seed(seed)

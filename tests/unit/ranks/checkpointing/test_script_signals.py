@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
+from psdist.ranks.checkpointing.script_signals import (
+    ScriptSignals,
+    end_behind,
+    keep_until_asked,
+)
 from psdist.ranks.failure import (
     Interrupted,
     Requeued,
@@ -50,6 +54,24 @@ def test_usr1_asks_for_what_the_setting_says_until_the_job_is_over() -> None:
     signals.end()
     assert asked == ["requeue"]
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_usr1_that_comes_while_a_rank_starts_is_asked_for_once_when_the_script_begins() -> None:
+    keep_until_asked()
+    signal.raise_signal(signal.SIGUSR1)
+    asked: list[str] = []
+    make(asked).end()
+    make(asked).end()
+    assert asked == ["requeue"]
+    keep_until_asked()
+    make(asked).end()  # without a signal nothing is asked
+    assert asked == ["requeue"]
+
+
+def test_who_starts_a_rank_may_have_decided_about_usr1() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    keep_until_asked()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
 
 
 def test_a_handler_of_the_scripts_own_stays() -> None:
