@@ -125,10 +125,21 @@ def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_pa
         for each in range(4)
     ]
     plan = {
-        **{"format": "psdist plan", "version": 2, "ranks": ranks, "weights": [1.0], "links": []},
-        **{"model_bytes": 1e9, "placement": "auto", "cost_s": 0.0, "bound_s": 0.0},
-        **{"compared": {"block": 1.0, "cyclic": 1.0}, "source": "one flat rack", "notes": []},
-        **{"servers_s": 1.0, "cards_s": 0.0, "groups_s": 0.0},
+        "format": "psdist plan",
+        "version": 2,
+        "ranks": ranks,
+        "weights": [1.0],
+        "links": [],
+        "model_bytes": 1e9,
+        "placement": "auto",
+        "cost_s": 0.0,
+        "bound_s": 0.0,
+        "compared": {"block": 1.0, "cyclic": 1.0},
+        "source": "one flat rack",
+        "notes": [],
+        "servers_s": 1.0,
+        "cards_s": 0.0,
+        "groups_s": 0.0,
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     done = run_dying(
