@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ SLOW = pytest.mark.slow
         pytest.param("async", "0 pushing 12", 2, id="async-chief-pushing", marks=SLOW),
         pytest.param("sync", "0 collective 19", 1, id="sync-chief-in-a-collective", marks=SLOW),
         pytest.param("sync", "0 saving 0", 2, id="sync-chief-saving", marks=SLOW),
+        pytest.param("sync", "0 setting 0", 1, id="sync-chief-setting-values", marks=SLOW),
         pytest.param("sync", "0 finishing 0", 1, id="sync-chief-finishing", marks=SLOW),
         pytest.param("ssp", "1 finishing 0", 2, id="ssp-worker-finishing", marks=SLOW),
         pytest.param("sync", "0 forward 4,2 pushing 9", 1, id="sync-two", marks=SLOW),
@@ -92,7 +94,8 @@ def test_the_others_train_on(mode: str, dies: str, servers: int, tmp_path: Path)
     # Who is done when it dies is not missed.
     dead = [int(worker) for worker, phase, _ in plans]
     is_done = plans[0][1] == "finishing"
-    num_left = 3 if is_done or plans[0][1] == "saving" else 3 - len(dead)
+    has_trained = plans[0][1] in ("finishing", "setting", "saving")
+    num_left = 3 if has_trained else 3 - len(dead)
     if is_done:
         assert done.returncode == 0, done.text
         assert summary_of(tmp_path)["exit"] == "completed"
@@ -107,6 +110,46 @@ def test_the_others_train_on(mode: str, dies: str, servers: int, tmp_path: Path)
             done.stderr,
             re.MULTILINE,
         ), done.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["shared_memory", "torch"])
+def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:
+    """Two groups of two workers, which only a plan makes on one host of one socket."""
+    host = socket.gethostname()
+    of_all: dict[str, Any] = {"host": host, "cores": [], "cpus": [], "package": 0, "numa": 0}
+    of_all |= {"gpu": "", "nic": ""}
+    ranks = [{"rank": 0, "role": "server", "index": 0, "group": -1, **of_all}]
+    ranks += [
+        {"rank": 1 + each, "role": "worker", "index": each, "group": each // 2, **of_all}
+        for each in range(4)
+    ]
+    plan = {
+        "format": "psdist plan",
+        "version": 2,
+        "ranks": ranks,
+        "weights": [1.0],
+        "links": [],
+        "model_bytes": 1e9,
+        "placement": "auto",
+        "cost_s": 0.0,
+        "bound_s": 0.0,
+        "compared": {"block": 1.0, "cyclic": 1.0},
+        "source": "one flat rack",
+        "notes": [],
+        "servers_s": 1.0,
+        "cards_s": 0.0,
+        "groups_s": 0.0,
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    done = run_dying(
+        "0 forward 9", tmp_path, ranks=5, placement=tmp_path / "plan.json", group_tier=tier
+    )
+    (death,) = prove(done, tmp_path, [0], [30])["deaths"]
+    assert death["left"] == [1]
+    (line,) = [line for line in done.stderr.splitlines() if "this worker ends" in line]
+    assert re.search(r"psdist: worker 1 \(.*\): worker 0 \(.*\), of the same group, has died", line)
+    assert "worker 2 chief True clock 30" in done.stdout, done.text
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ DIES="1 pushing 12" (several are parted by commas): worker 1, while it pushes, i
     parked       it has pushed all of the iteration, and waits for the replies
     forward      between two steps, where nothing is under way
     collective   it has entered a job.mean, in which it waits for others
+    setting      as the chief, when it is about to send what job.push sets
     saving       as the chief, when it has written half of what job.save writes
     finishing    its script has ended, and it waits for the others
 """
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 import psdist
+from psdist import prepared
 from psdist.workers.loop import WorkerLoop
 
 ITERATIONS = int(os.environ.get("ITERATIONS", "40"))
@@ -69,7 +71,9 @@ def main() -> None:
     job = psdist.init()
     phase, at = plan_of(job.worker)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 64)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model, optimizer = job.prepare(model, optimizer)
     loader = job.loader(torch.arange(4 * ITERATIONS * job.num_workers), batch_size=4)
@@ -93,6 +97,17 @@ def main() -> None:
                 die(after_s=0.1)
             mean = job.mean({"one": 1.0, "worker": float(job.worker)})
             assert abs(mean["one"] - 1.0) < 1e-12
+    if phase == "setting":
+        prepared.PreparedModel.set_values = lambda _self: die()  # type: ignore[method-assign]
+    if PLANS:
+        with torch.no_grad():
+            for each in (*model.parameters(), *model.buffers()):
+                each.fill_(job.worker + 1)
+        job.push()
+        everything = (*model.parameters(), *model.buffers())
+        told = job.mean([each.flatten()[0].item() for each in everything])
+        # The lowest worker that lives has set them all.
+        assert len({*told, float(min_alive(job))}) == 1, (told, min_alive(job))
     if phase == "saving":
         die_in_save()
     job.save(Path(os.environ["PSDIST_RUN_DIR"]) / "model.safetensors")
@@ -103,9 +118,16 @@ def main() -> None:
     print(f"worker {job.worker} chief {job.is_chief} clock {job.clock}", flush=True)
 
 
-def die_in_save() -> None:
-    from psdist import prepared
+def min_alive(job: psdist.Job) -> int:
+    """The number that the chief has filled its model with."""
+    return round(job.mean(float(job.worker + 1 if job.is_chief else 0)) * num_alive(job))
 
+
+def num_alive(job: psdist.Job) -> int:
+    return round(job.num_workers - len(job._loop.core.dead))
+
+
+def die_in_save() -> None:
     write = prepared.PreparedModel.write
 
     def dying_write(self: Any, path: Path) -> None:
