@@ -48,6 +48,7 @@ from psdist.workers.protocol.actions import (
     DiscardReply,
     InitialSent,
     KeepState,
+    RestoreHeld,
     SendControl,
     SendInitial,
     SendPull,
@@ -190,6 +191,7 @@ class WorkerLoop:
             AcceptCopy: self._accept_copy,
             DecodeReply: self._decode_reply,
             DecodeCopy: self._decode_copy,
+            RestoreHeld: self._restore_held,
             DiscardReply: self._discard_reply,
             Warn: self._warn,
         }
@@ -385,9 +387,14 @@ class WorkerLoop:
         frame = self._parameters[action.chunk]
         assert isinstance(frame, DecodingFrame)
         if not frame.decode():
-            self.core.forget_values([action.chunk])
+            self.core.drop_versions([action.chunk])
             self._differing.add(action.chunk)
             self.num_compared_in_vain += 1
+
+    def _restore_held(self, action: RestoreHeld) -> None:
+        frame = self._parameters[action.chunk]
+        assert isinstance(frame, DecodingFrame)
+        frame.restore()
 
     def _decode_copy(self, action: DecodeCopy) -> None:
         frame = self._copy[action.chunk]
