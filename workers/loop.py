@@ -48,6 +48,7 @@ from psdist.workers.protocol.actions import (
     DiscardReply,
     InitialSent,
     KeepState,
+    RestoreHeld,
     SendControl,
     SendInitial,
     SendPull,
@@ -175,6 +176,8 @@ class WorkerLoop:
         """By chunk, where replies are relative to the ones before."""
         self._differing: set[int] = set()
         """Chunks of which the server has sent what its reader does not have now."""
+        self.bytes_before_coding = [0, 0]
+        """What all pushes and pulls would be without a codec."""
         self.num_compared_in_vain = 0
         """Replies after which this worker held something else than its server."""
         self._checks = NO_CHECKS
@@ -190,6 +193,7 @@ class WorkerLoop:
             AcceptCopy: self._accept_copy,
             DecodeReply: self._decode_reply,
             DecodeCopy: self._decode_copy,
+            RestoreHeld: self._restore_held,
             DiscardReply: self._discard_reply,
             Warn: self._warn,
         }
@@ -316,6 +320,7 @@ class WorkerLoop:
         header = action.header
         frame = self._gradients[header.chunk]
         if isinstance(frame, EncodingFrame) and header.length:
+            self.bytes_before_coding[0] += header.length
             terms = self._terms(header, frame.coding.chunk.optimizer_group)
             num_bytes = frame.encode(clock=header.clock, terms=terms)
             header = header._replace(codec=frame.coding.codec.code, length=num_bytes)
@@ -384,14 +389,21 @@ class WorkerLoop:
     def _decode_reply(self, action: DecodeReply) -> None:
         frame = self._parameters[action.chunk]
         assert isinstance(frame, DecodingFrame)
+        self.bytes_before_coding[1] += frame.coding.chunk.num_bytes
         if not frame.decode():
-            self.core.forget_values([action.chunk])
+            self.core.drop_versions([action.chunk])
             self._differing.add(action.chunk)
             self.num_compared_in_vain += 1
+
+    def _restore_held(self, action: RestoreHeld) -> None:
+        frame = self._parameters[action.chunk]
+        assert isinstance(frame, DecodingFrame)
+        frame.restore()
 
     def _decode_copy(self, action: DecodeCopy) -> None:
         frame = self._copy[action.chunk]
         assert isinstance(frame, DecodingFrame)
+        self.bytes_before_coding[1] += frame.coding.chunk.num_bytes
         frame.decode()
 
     def _discard_reply(self, action: DiscardReply) -> None:

@@ -29,6 +29,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from psdist.codecs.feedback import CodingErrors
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.ids import describe_workers
@@ -72,6 +73,12 @@ class WorkerStatistics:
     """Of the script's own optimizer, where a round has several."""
     rounds_cut: int = 0
     """Rounds that ended before all of their local steps were made."""
+    bytes_before_coding: tuple[int, int] = (0, 0)
+    """What pushes and pulls that a codec has coded would be without it."""
+    coding_missed: tuple[float, ...] = ()
+    """Squares of what codecs have left out of pushes, by bins of iterations,"""
+    coding_wanted: tuple[float, ...] = ()
+    """and of all that was to be pushed."""
 
     def as_told(self) -> dict[str, Any]:
         """As a control message carries it."""
@@ -609,6 +616,8 @@ class Trainer:
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()
+        before, encoder = self._loop.bytes_before_coding, self._loop.encoder
+        errors = encoder.errors if encoder is not None else CodingErrors()
         return WorkerStatistics(
             clock=self.clock,
             samples=self.num_samples,
@@ -618,4 +627,7 @@ class Trainer:
             staleness=dict(sorted(self._values.staleness_seen.items())),
             early_pushes=self._overlap.early.num_pushed,
             overlap_corrections=self._overlap.corrections,
+            bytes_before_coding=(before[0], before[1]),
+            coding_missed=tuple(errors.missed),
+            coding_wanted=tuple(errors.wanted),
         )

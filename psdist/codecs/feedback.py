@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,16 +47,30 @@ class Residual(NamedTuple):
     """lr x weight of the push that left it."""
 
 
-@dataclass(slots=True)
-class CodingErrors:
-    """||p - C(p)||^2 and ||p||^2, summed over chunks, by iteration."""
+_MOST_BINS = 64
 
-    missed: dict[int, float] = field(default_factory=dict)
-    wanted: dict[int, float] = field(default_factory=dict)
+
+class CodingErrors:
+    """||p - C(p)||^2 and ||p||^2, summed over chunks and over bins of as many iterations each; so
+    few bins that a long run costs no more than a short one."""
+
+    def __init__(self) -> None:
+        self.width = 1
+        """Iterations in a bin."""
+        self.missed: list[float] = []
+        self.wanted: list[float] = []
 
     def add(self, clock: int, missed: float, wanted: float) -> None:
-        self.missed[clock] = self.missed.get(clock, 0.0) + missed
-        self.wanted[clock] = self.wanted.get(clock, 0.0) + wanted
+        while clock // self.width >= _MOST_BINS:
+            self.missed, self.wanted = (
+                [sum(bins[at : at + 2]) for at in range(0, len(bins), 2)]
+                for bins in (self.missed, self.wanted)
+            )
+            self.width *= 2
+        place = clock // self.width
+        for bins, square in ((self.missed, missed), (self.wanted, wanted)):
+            bins.extend([0.0] * (place + 1 - len(bins)))
+            bins[place] += square
 
 
 class PushEncoder:

@@ -92,3 +92,8 @@ class DecodingFrame(_EncodedFrame):
         is_same = content.change(held.values)
         self.values.copy_(held.values)
         return is_same
+
+    def restore(self) -> None:
+        """What was decoded last lies where the values lie, once more."""
+        if self.values is not None and self._held is not None and self._held.values is not None:
+            self.values.copy_(self._held.values)

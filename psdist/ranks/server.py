@@ -33,6 +33,7 @@ from psdist.protocol.control import Setup
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
+from psdist.ranks.coding import coding_line
 from psdist.ranks.context import RankContext
 from psdist.ranks.deaths import DeathReports
 from psdist.ranks.failure import is_interruption, is_requeue
@@ -499,6 +500,7 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
         f"  throughput     {summary['samples_per_s']:.0f} samples/s; pushed "
         f"{summary['bytes_pushed'] / 2**20:.1f} MiB, pulled "
         f"{summary['bytes_pulled'] / 2**20:.1f} MiB",
+        *coding_line(summary),
         f"  run directory  {run_dir}",
     ]
 

@@ -19,6 +19,7 @@ from psdist.history.writers import RunRecord
 from psdist.protocol.control import Progress
 from psdist.protocol.partition import Partition
 from psdist.protocol.roles import Roles
+from psdist.ranks.coding import coding_of, coding_together
 
 _TOLD_TWICE = {"pipeline", "checksum_every"}
 """What summary.json repeats of run.json, beside what it says of every run."""
@@ -100,6 +101,7 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
         "overlap_corrections": _sum(workers, "overlap_corrections") if is_known else None,
         "local_steps": _sum(workers, "local_steps") if is_known else None,
         "rounds_cut": _sum(workers, "rounds_cut") if is_known else None,
+        "coding": coding_of(workers) if is_known else None,
         "recorded": built and built.promised and built.promised.model_dump(include=_TOLD_TWICE),
         "per_server": servers,
     }
@@ -122,6 +124,7 @@ def together(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "empty_servers": sorted(set.intersection(*empty)) if empty else None,
         **{key: _added(each[key] for each in sets) for key in _ADDED},
+        "coding": coding_together([each["coding"] for each in sets]),
         "clocks": first["clocks"],
         "max_staleness_seen": None if None in most else max(most),
         "staleness_seen": {str(key): staleness[str(key)] for key in sorted(map(int, staleness))},

@@ -169,3 +169,24 @@ def test_what_a_worker_holds_wrongly_is_found_by_its_checksum_and_healed() -> No
     assert [worker.loop.num_compared_in_vain for worker in job.workers] == [0, 1, 0, 0]
     never = play(SCHEDULE, wire=replace(INT4_SIGN, compare_every=1000), make_worker=Corrupted)
     assert not torch.equal(in_workers(never)[1], held_by_servers(never))
+
+
+def test_what_a_script_writes_is_replaced_and_replies_stay_relative() -> None:
+    """x^ lies apart from the parameters: nothing has to come in full."""
+
+    class Writes(VirtualWorker):
+        def iterate(self) -> Iterator[float | None]:
+            yield from super().iterate()
+            with torch.no_grad():
+                for parameter in self.model:
+                    parameter += 1.0
+
+    schedule = replace(SCHEDULE, collectives=((),) * 3)
+    job, plain = (
+        play(schedule, wire=INT4_SIGN, make_worker=each) for each in (Writes, VirtualWorker)
+    )
+    assert torch.equal(held_by_servers(job), held_by_servers(plain))
+    for one, other in zip(job.workers, plain.workers, strict=True):
+        assert one.core.counts().bytes_pulled == other.core.counts().bytes_pulled
+        held = torch.cat([one.loop._held[chunk].values for chunk in one.mine])
+        assert torch.equal(held, held_by_servers(job).view(-1, 64)[list(one.mine)].view(-1))

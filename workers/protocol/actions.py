@@ -105,6 +105,14 @@ class DecodeCopy:
 
 
 @dataclass(slots=True)
+class RestoreHeld:
+    """The values of ``chunk`` that were decoded last are the newest, and others have written to
+    the memory since: bring them into place once more."""
+
+    chunk: int
+
+
+@dataclass(slots=True)
 class DiscardReply:
     """Receive an offered message that nobody waits for, and forget it: its arrival is not told,
     which would be taken for that of another reply about the chunk, still on its way into place."""
@@ -132,6 +140,7 @@ Action = (
     | AcceptCopy
     | DecodeReply
     | DecodeCopy
+    | RestoreHeld
     | DiscardReply
     | Warn
 )

@@ -417,6 +417,10 @@ class WorkerCore:
         """Others have written to the memory of these chunks: the next replies must bring them."""
         self._transfers.forget_values(chunks)
 
+    def drop_versions(self, chunks: Iterable[int]) -> None:
+        """What is held of these chunks is none of the server's versions."""
+        self._transfers.drop_versions(chunks)
+
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
         awaited = dict(self._slice.missing()) if self._slice is not None else {}
         if len(message.groups) != len(message.clocks) or (

@@ -40,6 +40,7 @@ from psdist.workers.protocol.actions import (
     DecodeCopy,
     DecodeReply,
     DiscardReply,
+    RestoreHeld,
     SendPull,
     SendPush,
     SendValues,
@@ -108,6 +109,9 @@ class Transfers:
         self.dtypes = replies.dtypes
         """Each chunk's, of gradients and parameters alike."""
         self._is_decoding = replies.codec != CodecCode.RAW
+        self._displaced: set[int] = set()
+        """Chunks of relative replies to whose memory others have written: what replies are relative
+        to lies apart, and is still the version that is held."""
         self._queues: defaultdict[int, deque[Header]] = defaultdict(deque)
         self._outstanding: defaultdict[int, int] = defaultdict(int)
         """By server: messages whose credit has not come back."""
@@ -295,6 +299,13 @@ class Transfers:
 
     def forget_values(self, chunks: Iterable[int]) -> None:
         """Others have written to the memory of these chunks: the next replies must bring them."""
+        if self._is_decoding and self._replies.keeps_versions:
+            self._displaced.update(chunks)
+        else:
+            self.drop_versions(chunks)
+
+    def drop_versions(self, chunks: Iterable[int]) -> None:
+        """What is held of these chunks is none of the server's versions."""
         for chunk in chunks:
             if chunk in self.versions:
                 self.versions[chunk].number = 0
@@ -416,8 +427,14 @@ class Transfers:
                 # What a codec has made of them may be none of the server's values.
                 number=header.chunk_version if self._replies.keeps_versions else 0,
             )
-        if not self._is_decoding or header.flags & Flag.UNCHANGED:
+        if not self._is_decoding:
             return self._send_next(server)
+        is_displaced = not self._is_copying and chunk in self._displaced
+        if is_displaced:
+            self._displaced.remove(chunk)
+        if header.flags & Flag.UNCHANGED:
+            restored = [RestoreHeld(chunk)] if is_displaced else []
+            return [*restored, *self._send_next(server)]
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
         return [decode, *self._send_next(server)]
 

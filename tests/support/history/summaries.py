@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from psdist.history.summary import Summary
+from psdist.ranks.coding import coding_of
 from psdist.ranks.summary import together
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _of_set(job: SetOfJob) -> dict[str, Any]:
         "overlap_corrections": sum(each.overlap_corrections for each in trained),
         "local_steps": sum(each.local_steps for each in trained),
         "rounds_cut": sum(each.rounds_cut for each in trained),
+        "coding": coding_of({at: each.as_told() for at, each in enumerate(trained)}),
         "recorded": {"pipeline": run.pipeline, "checksum_every": run.checksum_every},
         "per_server": tuple(counts),
     }

@@ -10,7 +10,7 @@ import torch
 
 from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
-from psdist.codecs.feedback import PushEncoder, PushTerms
+from psdist.codecs.feedback import CodingErrors, PushEncoder, PushTerms
 from psdist.codecs.layout import Layouts
 from psdist.codecs.quantized import Quantized
 from psdist.codecs.sign import Sign
@@ -153,3 +153,15 @@ def test_what_was_left_out_of_other_chunks_is_not_gone_on_with() -> None:
         assert not other.restore(wrong)
         assert not other.residuals()
     assert not encoder_of(Sign(), mine=[]).restore(collected)
+
+
+def test_errors_of_a_long_run_take_no_more_room_and_none_is_lost() -> None:
+    errors = CodingErrors()
+    for clock in range(1000):
+        errors.add(clock, 1.0, clock)
+        errors.add(clock, 1.0, 0.0)
+    assert len(errors.missed) == len(errors.wanted) <= 64
+    assert errors.width == 16
+    assert errors.missed == [32.0] * 62 + [16.0]
+    assert errors.wanted[1] == sum(range(16, 32))
+    assert sum(errors.wanted) == sum(range(1000))

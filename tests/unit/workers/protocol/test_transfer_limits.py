@@ -21,6 +21,7 @@ from psdist.workers.protocol.actions import (
     DecodeCopy,
     DecodeReply,
     DiscardReply,
+    RestoreHeld,
     SendControl,
     SendPull,
     SendPush,
@@ -310,6 +311,20 @@ def test_what_a_relative_reply_has_made_is_a_version_and_nothing_is_decoded_of_n
     assert arrive(relative, same(0, 5)) == []
     changed = reply(1, clock=1, codec=3)._replace(chunk_version=6)
     assert arrive(relative, changed) == [DecodeReply(1)]
+
+
+def test_relative_replies_go_on_where_others_have_written_and_none_is_brought_back_once() -> None:
+    relative = holding(5, codec=3)
+    relative.forget_values((0, 1))
+    assert versions_said(begin(relative, clock=1)) == {0: 5, 1: 5}
+    assert arrive(relative, same(0, 5)) == [RestoreHeld(0)]
+    changed = reply(1, clock=1, codec=3)._replace(chunk_version=6)
+    assert arrive(relative, changed) == [DecodeReply(1)]
+    begin(relative, clock=2)
+    for chunk, version in ((0, 5), (1, 6)):
+        assert arrive(relative, same(chunk, version)._replace(clock=2)) == []
+    relative.drop_versions((1,))
+    assert versions_said(begin(relative, clock=3)) == {0: 5, 1: 0}
 
 
 def test_a_reply_without_payload_renews_what_is_known_of_the_values_in_place() -> None:

@@ -1,0 +1,80 @@
+"""What codecs have done, for summary.json and the report.
+
+coding_of(workers)          # of one set, of its workers' statistics; None without codecs
+coding_together(sets)
+coding_line(summary)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any
+
+_PARTS = 4
+
+
+def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Bytes as they would be without codecs, of what was coded, and ||p - C(p)|| / ||p|| of pushes:
+    of all, and of each quarter of the run. The squares are summed over workers."""
+    before = [each["bytes_before_coding"] for each in workers.values()]
+    if not any(map(any, before)):
+        return None
+    missed = _by_bin(each["coding_missed"] for each in workers.values())
+    wanted = _by_bin(each["coding_wanted"] for each in workers.values())
+    return {
+        "bytes_pushed_before": sum(pushed for pushed, _ in before),
+        "bytes_pulled_before": sum(pulled for _, pulled in before),
+        "missed": _quarters(missed),
+        "wanted": _quarters(wanted),
+        **_errors(_quarters(missed), _quarters(wanted)),
+    }
+
+
+def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Of all sets; of a single one its own."""
+    known = [each for each in sets if each is not None]
+    if not known:
+        return None
+    missed, wanted = (_by_bin(each[key] for each in known) for key in ("missed", "wanted"))
+    return {
+        **{
+            key: sum(each[key] for each in known)
+            for key in ("bytes_pushed_before", "bytes_pulled_before")
+        },
+        "missed": missed,
+        "wanted": wanted,
+        **_errors(missed, wanted),
+    }
+
+
+def coding_line(summary: Mapping[str, Any]) -> list[str]:
+    """For the report: what codecs have saved, and how much they have left out; nothing without."""
+    coding = summary.get("coding")
+    if not coding:
+        return []
+    parts = []
+    for way in ("pushed", "pulled"):
+        if before := coding[f"bytes_{way}_before"]:
+            parts.append(f"{way} {before / max(1, summary[f'bytes_{way}']):.1f} x fewer bytes")
+    if coding["error"] is not None:
+        trend = ", ".join(f"{error:.2f}" for error in coding["errors"] if error is not None)
+        parts.append(f"left out of a push {coding['error']:.2f} (by quarter {trend})")
+    return [f"  codecs         {'; '.join(parts)}"]
+
+
+def _by_bin(each: Iterable[Sequence[float]]) -> list[float]:
+    return [sum(bins) for bins in zip_longest(*each, fillvalue=0.0)]
+
+
+def _quarters(bins: Sequence[float]) -> list[float]:
+    bounds = [len(bins) * part // _PARTS for part in range(_PARTS + 1)]
+    return [sum(bins[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def _errors(missed: Sequence[float], wanted: Sequence[float]) -> dict[str, Any]:
+    each = [
+        (one / other) ** 0.5 if other else None for one, other in zip(missed, wanted, strict=True)
+    ]
+    total = sum(wanted)
+    return {"error": (sum(missed) / total) ** 0.5 if total else None, "errors": each}
