@@ -401,6 +401,16 @@ def contradiction(config: RunConfig) -> str:
             f"replication = buddy with local_steps = {config.local_steps}: not tried together yet; "
             "leave out one of them"
         )
+    if config.replication == "buddy" and not all(each.is_none for each in coded(config)):
+        return (
+            "replication = buddy with codecs: the second copy is made of raw gradients; leave out "
+            "codec, push_codec and pull_codec, or set replication = none"
+        )
+    if config.replication == "buddy" and config.server_device != "cpu":
+        return (
+            f"replication = buddy with server_device = {config.server_device}: second copies are "
+            "kept on the CPU; set server_device = cpu, or replication = none"
+        )
     if config.replication == "buddy" and config.trace:
         return (
             "replication = buddy with trace: clocks are compared at the end among all ranks, also "
