@@ -24,6 +24,8 @@ PsdistError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class PsdistError(Exception):
     """Base of all psdist errors. The message says what, where, the value seen, what to do."""
@@ -101,6 +103,15 @@ class BuriedError(PsdistError):
     here: the process ends with status 0."""
 
     exit_status = 0
+
+
+class ServersLostError(TransportError):
+    def __init__(self, who: str, others: Sequence[str]) -> None:
+        """Both copies of a shard are gone: ``who`` died last, ``others`` before."""
+        super().__init__(
+            f"{who} and {', '.join(others)} have died, and with them both copies of a part of the "
+            "model; restart the job (psdist run --resume goes on from the last checkpoint)"
+        )
 
 
 class WaitTimeoutError(TransportError):

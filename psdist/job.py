@@ -148,6 +148,7 @@ class Job:
                 group=self.group,
                 members=members,
                 num_servers=self.num_servers,
+                servers_have_buddies=bool(context.buddies),
             ),
             waiting=context.waiting(),
             describe_group=roles.describe_group,

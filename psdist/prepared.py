@@ -355,6 +355,13 @@ class ParameterSets:
         for optimizer in optimizers:
             if isinstance(optimizer, ServedOptimizer):
                 raise UsageError("job.prepare was given an optimizer that it has returned itself")
+        if max_norm and self._context.buddies and self._context.config.mode == "sync":
+            raise UsageError(
+                "job.prepare(max_grad_norm=...) with replication = buddy in mode sync: servers "
+                "hold an iteration back until they know its joint norm, and the death of one "
+                "meanwhile could not be survived; call job.clip_grad_norm_ before each step, or "
+                "set replication = none"
+            )
         restored = self._context.restored
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]

@@ -18,22 +18,38 @@ from itertools import chain
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.history.writers import ServerHistory
+from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
     Buried,
     Bury,
     Control,
     Finish,
     Finished,
+    Moved,
     Resume,
     Resumed,
+    Setup,
+    Stop,
+    TakenOver,
+    TakeOver,
+    WriteFailed,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer
-from psdist.servers.protocol.actions import Action, Fail, SendControl, WriteSnapshots
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id
+from psdist.protocol.partition import Partition
+from psdist.servers.protocol.actions import (
+    Action,
+    Fail,
+    SendControl,
+    TakeSnapshot,
+    WriteSnapshots,
+)
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
+from psdist.servers.protocol.replication.takeovers import Move
 from psdist.servers.protocol.sets import SetNumbers
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.state import CHIEF, ServerCore
+from psdist.servers.replication.recording import RecordingSetLoop
+from psdist.servers.replication.replication import Replication, ReplicationOptions
 from psdist.servers.set_loop import OnBuilt, ReplyFrame, ServerOptions, SetLoop
 from psdist.servers.shard.executor import MakeExecutor
 from psdist.transport.base import Transport
@@ -50,22 +66,25 @@ class ServerLoop:
         options: ServerOptions,
         *,
         make_executor: MakeExecutor,
-        make_history: Callable[[int], ServerHistory | None] = lambda _set_index: None,
+        make_history: Callable[[int], ServerHistory | EventCount | None] = lambda _set_index: None,
         registrar: Registrar | None = None,
         on_registrar: Callable[[RegistrarAction], None] = lambda _action: None,
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
-        make_set: Callable[..., SetLoop] = SetLoop,
+        make_set: Callable[..., SetLoop] | None = None,
+        replication: ReplicationOptions | None = None,
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
         ``registrar`` on server 0 only; ``on_registrar`` gets its actions that concern files and
-        people (everything but SendControl); ``make_set`` is for tests that break a server on
-        purpose."""
+        people (everything but SendControl); ``make_set`` is for spans, and for tests that break a
+        server on purpose; ``replication``: where shards have second copies."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
         self.registrar = registrar
-        self.is_finished = False
+        self.hosted: list[ServerLoop] = []
+        """Those of servers that have died, whose places this one has taken."""
+        self._has_finished = False
         self._is_asked_to_finish = False
         self._options = options
         self._make_core = make_core
@@ -73,7 +92,10 @@ class ServerLoop:
         self._make_history = make_history
         self._on_registrar = on_registrar
         self._on_built = on_built
-        self._make_set = make_set
+        self._replication: Replication | None = None
+        if replication is not None:
+            self._replication = Replication(transport, replication, options, make_executor)
+        self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         self._add_set(resumed_up_to=0)
@@ -82,16 +104,34 @@ class ServerLoop:
         index = len(self.sets)
         self.sets.append(
             self._make_set(
-                self.transport,
+                self._outputs,
                 self._make_core(index, resumed_up_to),
                 self._options,
                 set_index=index,
                 held=self._held,
                 make_executor=self._make_executor,
                 history=self._make_history(index),
-                on_built=self._on_built,
+                on_built=self._when_built,
             )
         )
+
+    @property
+    def _outputs(self) -> Transport:
+        """What says anything of the shard goes this way: with a buddy, not before that has it."""
+        return self.transport if self._replication is None else self._replication.outbox
+
+    def _when_built(
+        self, set_index: int, partition: Partition, owners: tuple[int, ...], setup: Setup
+    ) -> None:
+        self._on_built(set_index, partition, owners, setup)
+        if self._replication is not None:
+            self._replication.on_built(set_index, partition, owners, setup)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the registrar knows that this server, and those in whose places it is, have done
+        all that there was to do."""
+        return self._has_finished and all(each.is_finished for each in self.hosted)
 
     def run(self, waiting: Waiting, *, on_idle: Callable[[], None] = lambda: None) -> None:
         """Serve until the registrar says that the job is complete; nothing that this loop has sent
@@ -112,24 +152,38 @@ class ServerLoop:
         """As ``run``, for a virtual network: wakes for every message, and sleeps for what an
         action costs before it executes the next, so that replies leave when the work is done."""
         while True:
-            event = self.transport.poll()
-            if event is not None:
-                for each, actions in self._decide(event):
+            found = self._next_event()
+            if found is not None:
+                loop, event = found
+                for each, actions in loop._decide(event):
                     for action in chain(actions, each.follow_up()):
                         each.execute(action)
                         if cost_s := each.take_cost_s():
                             yield cost_s
                 continue
-            self._tell_of_file()
-            if self._is_asked_to_finish:
-                self._finish_if_all_is_over()
+            for loop in (self, *self.hosted):
+                loop._tell_of_file()
+                if loop._is_asked_to_finish:
+                    loop._finish_if_all_is_over()
             if self.is_finished:  # nothing more will arrive and wake it
                 return
             on_idle()
             yield None
 
+    def _next_event(self) -> tuple[ServerLoop, Event] | None:
+        """And whose it is: this loop's or a hosted one's."""
+        for loop in (self, *self.hosted):
+            if (event := loop.transport.poll()) is not None:
+                return loop, event
+        return None
+
     def turn(self) -> bool:
         """Handle everything that is here; False if there was nothing."""
+        if self.hosted:  # each of them, whatever the others find
+            return any([self._own_turn(), *[each.turn() for each in self.hosted]])
+        return self._own_turn()
+
+    def _own_turn(self) -> bool:
         event = self.transport.poll()
         if event is None:
             self._tell_of_file()
@@ -150,6 +204,8 @@ class ServerLoop:
 
     def _decide(self, event: Event) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """What follows from ``event``, by set, after telling whoever else it is for."""
+        if self._replication is not None and self._replication.handle(event):
+            return ()
         if isinstance(event, _DATA):  # most are: no set begins with these
             each = self.sets[self._numbers.of(event)]
             return ((each, each.decide(event)),)
@@ -158,10 +214,15 @@ class ServerLoop:
             if not isinstance(frame, ReplyFrame) or frame.token is None:
                 return ()
             each = frame.set_loop
-            if self.sets[each.set_index] is not each:
+            if not any(
+                each.set_index < len(loop.sets) and loop.sets[each.set_index] is each
+                for loop in (self, *self.hosted)
+            ):
                 raise InvariantError("the network gave back a reply of a server before this one")
             return ((each, each.take_back(frame)),)
         if isinstance(event, PeerLost):
+            if self._replication is not None and self._on_server_lost(event, self._replication):
+                return ()
             return self._lose(event)
         index = self._numbers.of(event)
         if isinstance(event.message, Resume):
@@ -179,8 +240,15 @@ class ServerLoop:
         self, event: ControlArrived, message: Resume
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A collective is over for all sets; the registrar is answered once."""
+        was_kept = any(each.core.was_resumed(message.seq) for each in self.sets)
         decided = [(each, each.decide(event)) for each in self.sets]
-        if message.checkpoint:
+        if message.checkpoint and was_kept:  # by one that had no time to write it
+            decided = [(each, _without_snapshots(actions)) for each, actions in decided]
+            failed = WriteFailed(
+                checkpoint=message.checkpoint, problem="the server has died before it wrote"
+            )
+            decided.append((self.sets[0], [SendControl(event.peer, failed)]))
+        elif message.checkpoint:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
         resumed = SendControl(event.peer, Resumed(seq=message.seq, server=self._options.server))
         return [*decided, (self.sets[0], [resumed])]
@@ -191,7 +259,7 @@ class ServerLoop:
         decided = [(each, each.decide(event)) for each in self.sets]
         failed = [each for _, actions in decided for each in actions if isinstance(each, Fail)]
         if self.registrar is not None and not failed:
-            self._do_for_registrar(self.registrar.on_lost(event.peer, event.who))
+            self._do_as_registrar(self.registrar.on_lost(event.peer, event.who))
         return decided
 
     def _bury(
@@ -206,7 +274,7 @@ class ServerLoop:
         """What has become of this server's file of a checkpoint, once that is known."""
         keeper = self._options.keeper
         if keeper is not None and keeper.is_busy and (told := keeper.outcome()) is not None:
-            self.transport.send_control(REGISTRAR, told)
+            self._outputs.send_control(REGISTRAR, told)
 
     def _reserve_snapshot(self) -> None:
         """Between messages: memory for the first checkpoint, a chunk at a time."""
@@ -216,6 +284,15 @@ class ServerLoop:
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""
+        if isinstance(message, TakeOver | Moved | Stop):
+            self._require_registrar(peer, message)
+            if isinstance(message, Stop):
+                self._finish()
+            elif isinstance(message, TakeOver):
+                self._take_over(message.server)
+            else:
+                self._on_moved(message.server, message.host)
+            return True
         if isinstance(message, Finish):
             if peer != REGISTRAR:
                 raise ProtocolError(
@@ -225,18 +302,79 @@ class ServerLoop:
             self._is_asked_to_finish = True
             return True
         if self.registrar is not None and isinstance(message, Registrar.TAKES):
-            self._do_for_registrar(self.registrar.handle(peer, message))
+            self._do_as_registrar(self.registrar.handle(peer, message))
             return True
         return False
 
-    def _do_for_registrar(self, actions: Iterable[RegistrarAction]) -> None:
+    def _do_as_registrar(self, actions: Iterable[RegistrarAction]) -> None:
         for action in actions:
             if isinstance(action, SendControl):
                 self.transport.send_control(action.peer, action.message)
+            elif isinstance(action, Move):
+                self.transport.move(server_id(action.server), server_id(action.host))
             else:
                 self._on_registrar(action)
             if isinstance(action, Complete):
                 self._finish()
+
+    # -- deaths of servers that have a buddy ---------------------------------------------------
+
+    def _require_registrar(self, peer: int, message: Control) -> None:
+        if peer != REGISTRAR or self._replication is None:
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent "
+                f"{type(message).__name__}; {describe_peer(REGISTRAR)} declares deaths, where "
+                "servers have buddies"
+            )
+
+    def _on_server_lost(self, event: PeerLost, replication: Replication) -> bool:
+        """Whether that is one of the deaths that replication is for."""
+        if is_worker(event.peer) or event.peer == REGISTRAR:
+            return False
+        replication.on_server_lost(event.peer)
+        if self.registrar is not None:
+            self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
+        return True
+
+    def _take_over(self, server: int) -> None:
+        """Go on with the shard of a server that has died, from the copy that is kept here."""
+        assert self._replication is not None
+        replication, options = self._replication, self._replication.options
+        copies = replication.take_over(server)
+        pictures = {index: copy.picture for index, copy in enumerate(copies)}
+        logs = [copy.log for copy in copies]
+        executors = iter([copy.executor for copy in copies])
+
+        def make_core(set_index: int, resumed_up_to: int) -> ServerCore:
+            picture = pictures.get(set_index)
+            return options.make_core(server, set_index, resumed_up_to, picture)
+
+        def make_history(set_index: int) -> ServerHistory | EventCount | None:
+            known = set_index < len(logs)
+            log = logs[set_index] if known else options.make_history(server, set_index)
+            if log is not None:
+                log.taken_over(self._options.server)
+            return log
+
+        hosted = ServerLoop(
+            self.transport.host(server_id(server)),
+            make_core,
+            replication.copied_options,
+            make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
+            make_history=make_history,
+        )
+        for index, copy in enumerate(copies):
+            described = ControlArrived(CHIEF, copy.setup, index)
+            for each, actions in hosted._decide(described):
+                each.do(actions)
+        self.hosted.append(hosted)
+        self.transport.send_control(REGISTRAR, TakenOver(server=server))
+
+    def _on_moved(self, server: int, host: int) -> None:
+        assert self._replication is not None
+        if self.registrar is None:  # who has moved it before everybody was told
+            self.transport.move(server_id(server), server_id(host))
+        self._replication.on_moved(server)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -251,17 +389,27 @@ class ServerLoop:
             each.core.has_members or each.has_open_replies for each in self.sets
         ):
             return
+        if self._replication is not None and not self._replication.is_over:
+            return
         self._is_asked_to_finish = False
         answer = Finished(server=self._options.server, statistics=self.statistics())
         self.transport.send_control(REGISTRAR, answer)
-        if self.registrar is None:
+        if self.registrar is None and self._replication is None:
             self._finish()
 
     def _finish(self) -> None:
+        for hosted in self.hosted:
+            hosted._finish()
+        if self._replication is not None:
+            self._replication.close_histories()
         for each in self.sets:
             each.close_history()
-        self.is_finished = True
+        self._has_finished = True
 
     def statistics(self) -> dict[str, Any]:
         """For summary.json, by set."""
         return {"sets": [each.statistics() for each in self.sets]}
+
+
+def _without_snapshots(actions: Iterable[Action]) -> list[Action]:
+    return [each for each in actions if not isinstance(each, TakeSnapshot)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import Any, TypeAlias
@@ -30,7 +30,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, Peer
 from psdist.protocol.flow import auto_receive_buffers
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_of
-from psdist.protocol.optimizer_state import pack_states, parts_of, unpack_states
+from psdist.protocol.optimizer_state import StatePart, pack_states, parts_of, unpack_states
 from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.servers.protocol.actions import (
@@ -87,6 +87,32 @@ class ServerOptions:
     """Where checkpoints go and come from; None where there are none."""
 
 
+def shard_spec(
+    options: ServerOptions, setup: Setup, partition: Partition, mine: Sequence[int]
+) -> ShardSpec:
+    """What the chief has described, of the chunks ``mine``. Raises where the mode cannot step with
+    this optimizer."""
+    marks = traits(setup.optimizer, extra=options.extra_optimizers)
+    check_mode(marks, options.mode)
+    return ShardSpec(
+        partition=partition,
+        chunks=tuple(mine),
+        optimizer=setup.optimizer,
+        traits=marks,
+        hyper=setup.hyper,
+        wire=options.wire,
+        extra_optimizers=options.extra_optimizers,
+        is_holding=options.mode == "sync" and setup.max_norm > 0,
+        states=unpack_states(setup.state, pieces=range(len(partition.pieces))),
+    )
+
+
+def state_parts(spec: ShardSpec) -> list[StatePart]:
+    """The optimizer state that the chief sends for these chunks, ascending."""
+    chunks = (spec.partition.chunks[chunk] for chunk in spec.chunks)
+    return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
+
+
 class ReplyFrame(Frame):
     """A frame whose payload is one parameter buffer of one chunk, or nothing; reused for reply
     after reply."""
@@ -130,11 +156,12 @@ class SetLoop:
         set_index: int,
         held: list[int],
         make_executor: MakeExecutor,
-        history: ServerHistory | None,
+        history: ServerHistory | EventCount | None,
         on_built: OnBuilt,
     ) -> None:
         """``held``: bytes of the sets that were described, by server, to which this one adds its
-        own; ``make_executor`` is called when the chief has described it, and then ``on_built``."""
+        own; ``make_executor`` is called when the chief has described it, and then ``on_built``.
+        ``history``: a count alone where nothing is recorded and another server's goes on."""
         self.core = core
         self.executor: Executor | None = None
         self.set_index = set_index
@@ -151,8 +178,8 @@ class SetLoop:
         self._replies: Layouts | None = None
         """None where they are raw."""
         self._make_executor = make_executor
-        self._history = history
-        self._log = history or EventCount()
+        self._history = history if isinstance(history, ServerHistory) else None
+        self._log = EventCount() if history is None else history
         self._on_built = on_built
         self._partition: Partition | None = None
         self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
@@ -226,27 +253,14 @@ class SetLoop:
 
     def _build(self, action: Build) -> None:
         options, setup = self._options, action.setup
-        marks = traits(setup.optimizer, extra=options.extra_optimizers)
-        check_mode(marks, options.mode)
         partition = self._partition = Partition.decode(setup.partition)
-        states = unpack_states(setup.state, pieces=range(len(partition.pieces)))
         owners = partition.shard(options.shard_weights, self._held)
         held = partition.bytes_by_server(owners, len(self._held))
         self._held[:] = map(add, self._held, held)
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
         self.holds_nothing = not mine
         self._unreserved = mine[::-1]
-        spec = ShardSpec(
-            partition=partition,
-            chunks=tuple(mine),
-            optimizer=setup.optimizer,
-            traits=marks,
-            hyper=setup.hyper,
-            wire=options.wire,
-            extra_optimizers=options.extra_optimizers,
-            is_holding=options.mode == "sync" and setup.max_norm > 0,
-            states=states,
-        )
+        spec = shard_spec(options, setup, partition, mine)
         self._replies = options.wire.replies(partition)
         self.executor = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, setup)
@@ -264,7 +278,7 @@ class SetLoop:
                 spec.slot_bytes,
                 why,
             )
-        if setup.restore:
+        if setup.restore and not self.core.has_taken_over:
             self._restore(partition, mine, number_of(setup.restore))
         slots = self.executor.make_slots(count)
         built = Built(
@@ -276,7 +290,7 @@ class SetLoop:
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
             blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
             lengths=[chunk.length for chunk in partition.chunks],
-            state=[part for chunk in mine for part in parts_of(partition.chunks[chunk], states)],
+            state=state_parts(spec),
         )
         self.do(self.core.handle(built))
 

@@ -30,8 +30,8 @@ from psdist.codecs.frames import DecodingFrame, EncodingFrame, Held
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import Metrics, Setup, StateHeld, StateValues
-from psdist.protocol.events import Arrived, Event, Frame, PeerLost, Sent
+from psdist.protocol.control import Metrics, Moved, Setup, StateHeld, StateValues
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.optimizers import lr_of_groups
@@ -48,6 +48,7 @@ from psdist.workers.protocol.actions import (
     DiscardReply,
     InitialSent,
     KeepState,
+    MovePeer,
     RestoreHeld,
     SendControl,
     SendInitial,
@@ -132,6 +133,7 @@ class _InitialValues:
 
 _MOST_RATES: Final = 64
 _CHECKSUMMED = Flag.CHECKSUMMED
+_AGAIN = Flag.AGAIN
 _DISCARDED: Final = object()
 """Owns the memory of a message that nobody waits for."""
 
@@ -186,6 +188,7 @@ class WorkerLoop:
             SendPull: self._send_pull,
             SendInitial: self._send_initial,
             SendValues: self._send_values,
+            MovePeer: self._move_peer,
             SendState: self._send_state,
             KeepState: self._keep_state,
             SendControl: self._send_control,
@@ -290,8 +293,14 @@ class WorkerLoop:
         elif isinstance(event, Sent):
             self._on_sent(event.frame)
             return
+        elif isinstance(event, PeerLost) or (
+            isinstance(event, ControlArrived) and isinstance(event.message, Moved)
+        ):
+            for each in self.sets:  # each has something under way
+                each._do(each.core.handle(event))
+            return
         else:
-            index = 0 if isinstance(event, PeerLost) else event.set_index
+            index = event.set_index
         if index >= len(self.sets):
             raise ProtocolError(
                 f"worker {self.core.seat.worker}: {describe_peer(event.peer)} sent a message about "
@@ -319,6 +328,8 @@ class WorkerLoop:
     def _send_push(self, action: SendPush) -> None:
         header = action.header
         frame = self._gradients[header.chunk]
+        if header.flags & _AGAIN:  # the network may still have the frame that was sent first
+            frame = self._gradients[header.chunk] = Frame(frame.payload)
         if isinstance(frame, EncodingFrame) and header.length:
             self.bytes_before_coding[0] += header.length
             terms = self._terms(header, frame.coding.chunk.optimizer_group)
@@ -343,7 +354,7 @@ class WorkerLoop:
     def _send_pull(self, action: SendPull) -> None:
         chunk = action.header.chunk
         frame = self._pulls.get(chunk)
-        if frame is None:
+        if frame is None or action.header.flags & _AGAIN:
             frame = self._pulls[chunk] = Frame()
         action.header.pack_into(frame.header)
         self.transport.send(action.peer, frame)
@@ -366,6 +377,9 @@ class WorkerLoop:
             header = stamped(header, frame.payload)
         header.pack_into(frame.header)
         self.transport.send(peer, frame)
+
+    def _move_peer(self, action: MovePeer) -> None:
+        self.transport.move(action.peer, action.host)
 
     def _send_state(self, action: SendState) -> None:
         assert self._state_source is not None

@@ -82,6 +82,7 @@ def run(request: RunRequest) -> int:
                 progress=outcome.config.progress,
                 grace_s=outcome.config.grace_s,
                 max_deaths=outcome.config.max_deaths,
+                survives_deaths=outcome.config.replication != "none",
             )
 
     from psdist.commands.run_rank import run_program
@@ -97,12 +98,13 @@ def start_mpirun(
     progress: str = "auto",
     grace_s: float = 0.0,
     max_deaths: int = 0,
+    survives_deaths: bool = False,
 ) -> int:
     """Run ``mpirun -n num_ranks python -m psdist run ARGUMENTS``; the job's exit status.
 
     ``script`` and ``progress`` (the setting) are for the display, ``grace_s`` (the setting) is the
-    time that scripts have to end, ``max_deaths`` (the setting) how many workers the job survives.
-    Raises LaunchError if there is no
+    time that scripts have to end, ``max_deaths`` (the setting) how many workers the job survives,
+    ``survives_deaths``: it survives others. Raises LaunchError if there is no
     mpirun that belongs to the MPI library in use, or if it cannot be started.
     """
     from psdist.commands.launch.parent import make_parent
@@ -116,7 +118,8 @@ def start_mpirun(
         max_deaths=max_deaths,
     ) as parent:  # from now on a terminal shows that something happens
         mpirun = find_mpirun(loaded_library(environment), environment)
-        command = mpirun_command(mpirun, num_ranks, environment, survives_deaths=max_deaths > 0)
+        survives_deaths |= max_deaths > 0
+        command = mpirun_command(mpirun, num_ranks, environment, survives_deaths=survives_deaths)
         command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
         # Asked by SIGTERM, Open MPI's mpirun ends its ranks, those that are stopped among them,
         # and clears up. MPICH's would wait for stopped ones; killed, its helpers end them.

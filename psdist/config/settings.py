@@ -219,6 +219,12 @@ class RunConfig(BaseModel):
         description="Samples that all workers take as a batch, however many they are; unset: "
         "batch sizes are per worker.",
     )
+    replication: Literal["none", "buddy"] = _setting(
+        "none",
+        allowed="none or buddy",
+        description="buddy: another server has a copy of each shard and survives its server's "
+        "death.",
+    )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_SEED_MAX}",
@@ -379,6 +385,36 @@ def contradiction(config: RunConfig) -> str:
         return (
             f"outer = {config.outer!r} with local_steps = 1, where servers run the script's own "
             "optimizer: set local_steps to 2 or more, or leave outer out"
+        )
+    if config.replication == "buddy" and config.servers == 1:
+        return (
+            "replication = buddy with servers = 1: a server's second copy is kept by another one; "
+            "set servers = 2 or more, or replication = none"
+        )
+    if config.replication == "buddy" and config.max_deaths:
+        return (
+            f"replication = buddy with max_deaths = {config.max_deaths}: deaths of servers and of "
+            "workers are not survived in one job yet; leave out one of them"
+        )
+    if config.replication == "buddy" and config.local_steps > 1:
+        return (
+            f"replication = buddy with local_steps = {config.local_steps}: not tried together yet; "
+            "leave out one of them"
+        )
+    if config.replication == "buddy" and not all(each.is_none for each in coded(config)):
+        return (
+            "replication = buddy with codecs: the second copy is made of raw gradients; leave out "
+            "codec, push_codec and pull_codec, or set replication = none"
+        )
+    if config.replication == "buddy" and config.server_device != "cpu":
+        return (
+            f"replication = buddy with server_device = {config.server_device}: second copies are "
+            "kept on the CPU; set server_device = cpu, or replication = none"
+        )
+    if config.replication == "buddy" and config.trace:
+        return (
+            "replication = buddy with trace: clocks are compared at the end among all ranks, also "
+            "those that have died; leave out --trace, or set replication = none"
         )
     return ""
 

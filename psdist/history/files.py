@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from psdist.errors import HistoryError
+from psdist.history.joining import joined
 from psdist.history.records import (
     DTYPES,
     HEADER,
@@ -34,6 +35,11 @@ def history_folder(run_dir: Path, set_index: int) -> Path:
     """Where the history of a parameter set is, or will be."""
     path_dir = run_dir / "history"
     return path_dir / f"set-{set_index}" if set_index else path_dir
+
+
+def copy_name(server: int) -> str:
+    """The files, but for what they end in, that a server's buddy writes of its shard."""
+    return f"copy-{server}"
 
 
 def read_histories(run_dir: Path) -> tuple[History, ...]:
@@ -72,9 +78,17 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         events, is_closed = _read(path.with_suffix(".events"), FileKind.EVENTS, server, notes)
         sums, is_also = _read(path.with_suffix(".checksums"), FileKind.CHECKSUMS, server, notes)
         is_complete = is_closed and is_also
-        servers.append(
-            ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
-        )
+        log = ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
+        path = path_dir / copy_name(server)
+        if path.with_suffix(".events").exists():
+            events, is_closed = _read(path.with_suffix(".events"), FileKind.EVENTS, server, notes)
+            sums, is_also = _read(path.with_suffix(".checksums"), FileKind.CHECKSUMS, server, notes)
+            is_complete = is_closed and is_also
+            log = joined(
+                log,
+                ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete),
+            )
+        servers.append(log)
     for worker in range(run.num_workers):
         path = path_dir / f"worker-{worker}"
         uses, is_closed = _read(path.with_suffix(".uses"), FileKind.USES, worker, notes)

@@ -55,13 +55,19 @@ class EventKind(IntEnum):
     INHERIT = 10
     """The group's update ``clock`` has arrived whole, and the chunk will contain it although the
     group's DEATH follows."""
+    TAKEOVER = 11
+    """The server has died, and its buddy, number ``clock``, goes on from here."""
 
 
 OF_CHUNK = (
     *(EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE),
     EventKind.INHERIT,
 )
-"""Events about a chunk; all others are about a group's membership."""
+"""Events about a chunk."""
+OF_MEMBERSHIP = (
+    *(EventKind.JOIN, EventKind.SUSPEND, EventKind.RESUME, EventKind.LEAVE, EventKind.DEATH),
+)
+"""Events about a group."""
 OF_BYTES = (EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE)
 """Those that may have a checksum."""
 

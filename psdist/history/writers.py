@@ -24,13 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.errors import InvariantError
-from psdist.history.files import history_folder, read_histories, read_history
+from psdist.history.files import copy_name, history_folder, read_histories, read_history
 from psdist.history.recorder import Recorder
 from psdist.history.records import (
     CHECKSUM,
     EVENT,
     NO_CHUNK,
-    OF_CHUNK,
+    OF_MEMBERSHIP,
     PUSH,
     EventFlag,
     EventKind,
@@ -85,6 +85,9 @@ class EventCount:
     def inherit(self, _chunk: int, _group: int, _clock: int) -> None:
         self.position += 1
 
+    def taken_over(self, _host: int) -> None:
+        self.position += 1
+
 
 class ServerHistory:
     """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
@@ -93,13 +96,14 @@ class ServerHistory:
     made. ``apply`` is on the hot path: it packs 32 bytes into a preallocated buffer.
     """
 
-    def __init__(self, path_dir: Path | None, server: int) -> None:
+    def __init__(self, path_dir: Path | None, server: int, *, is_copy: bool = False) -> None:
+        """``is_copy``: its buddy writes it."""
         self.server = server
         self.position = 0
         """Events so far: a reply made now contains exactly these (read only)."""
         self.num_checksums = 0
         """Checksums so far (read only)."""
-        path = path_dir and path_dir / f"server-{server}"
+        path = path_dir and path_dir / (copy_name(server) if is_copy else f"server-{server}")
         self._events = Recorder(path and path.with_suffix(".events"), FileKind.EVENTS, server)
         self._checksums = Recorder(
             path and path.with_suffix(".checksums"), FileKind.CHECKSUMS, server
@@ -134,7 +138,7 @@ class ServerHistory:
         """A membership event. ``clock``: iterations that the group has finished: others wait for
         these and no more (after DEATH: the fewest that a chunk of this server contains; 0 for
         RESUME). ``weight``: the workers of the group."""
-        if kind in OF_CHUNK:
+        if kind not in OF_MEMBERSHIP:
             raise InvariantError(f"{kind.name} is not a membership event")
         self._event(kind, NO_CHUNK, group, clock, weight, 1.0, 0)
 
@@ -155,6 +159,10 @@ class ServerHistory:
         """The update ``clock`` of ``group``, whose DEATH follows, has arrived whole: the chunk will
         contain it."""
         self._event(EventKind.INHERIT, chunk, group, clock, 0.0, 1.0, 0)
+
+    def taken_over(self, host: int) -> None:
+        """The server has died: what follows is done by its buddy, server ``host``."""
+        self._event(EventKind.TAKEOVER, NO_CHUNK, 0, host, 0.0, 1.0, EventFlag.NONE)
 
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
         """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,

@@ -249,8 +249,9 @@ def mpirun_command(
     if survives_deaths:
         if mpirun.family != "openmpi":
             raise LaunchError(
-                f"max_deaths needs Open MPI's mpirun --with-ft ulfm; {mpirun.name} ends all ranks "
-                "with the first that dies: leave max_deaths out, and go on from a checkpoint "
+                "max_deaths and replication = buddy need Open MPI's mpirun --with-ft ulfm; "
+                f"{mpirun.name} ends all ranks with the first that dies: leave them out, and go on "
+                "from a checkpoint "
                 "(--checkpoint-every, --resume)"
             )
         command += ["--with-ft", "ulfm"]

@@ -379,6 +379,29 @@ class Cancel(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TakeOver(Control):
+    """Registrar to the buddy of a server that has died: go on with its shard in its place."""
+
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakenOver(Control):
+    """The buddy's answer to :class:`TakeOver`: the shard is served here from now on."""
+
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved(Control):
+    """Registrar to everybody: ``server`` has died, and what is sent to it goes to server ``host``
+    from now on, which has taken its place."""
+
+    server: int
+    host: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Begin(Control):
     """A worker to the registrar: my script has called psdist.init, with these ``settings``, for job
     number ``job`` of this world, counted from 1."""

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -46,6 +46,11 @@ class Kind(IntEnum):
     RECEIPT = 6
     """A server has received a push, and its reply must wait, or it has set the chief's values; no
     payload."""
+    RECORD = 7
+    """A server tells its buddy of a change of its shard, the ``clock``-th from 1; payload: values
+    or a gradient, and behind them the record (psdist.servers.protocol.replication.records)."""
+    RECORDED = 8
+    """The buddy holds all records up to the ``clock``-th; no payload."""
 
 
 class Flag:
@@ -63,6 +68,8 @@ class Flag:
     """On REPLY: the server recorded a checksum of these parameters (docs/history.md)."""
     UNCHANGED = 16
     """On REPLY: no payload, for the asker holds this version of the chunk already."""
+    AGAIN = 32
+    """On PUSH, PULL, INIT: it was sent before, to a server that has died since."""
     RECEIPT = 64
     """On PUSH: its sender has more to push than credits, and asks for a RECEIPT."""
 
@@ -187,5 +194,11 @@ _in_field_order = itemgetter(*(2 + _WIRE_ORDER.index(field) for field in Header.
 _KINDS = frozenset(Kind)
 _DTYPES = frozenset(Dtype)
 _FLAGS = (
-    Flag.FRESH | Flag.CHECKSUMMED | Flag.FOR_PULL | Flag.RECORDED | Flag.UNCHANGED | Flag.RECEIPT
+    Flag.FRESH
+    | Flag.CHECKSUMMED
+    | Flag.FOR_PULL
+    | Flag.RECORDED
+    | Flag.UNCHANGED
+    | Flag.AGAIN
+    | Flag.RECEIPT
 )

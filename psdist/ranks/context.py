@@ -59,6 +59,7 @@ from psdist.ranks.failure import (
     printable,
     wait_until_read,
 )
+from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
@@ -67,6 +68,7 @@ from psdist.report.facts import Phase
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.progress import say_phase
 from psdist.report.run_directory import RunDirectory
+from psdist.servers.protocol.replication.pairs import Pairs
 from psdist.topology.plan.plan import Plan
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
@@ -113,6 +115,8 @@ class RankContext:
     plan: Plan | None = None
     """What the mapper decided; None where roles were given, and for a job in one process."""
     comm: MPI.Intracomm | None = None
+    buddies: tuple[int, ...] = ()
+    """By server: who keeps the second copy of its shard; nothing without replication."""
     workers_comm: MPI.Comm | None = None
     group_comm: MPI.Comm | None = None
     network: VirtualNetwork | None = None
@@ -386,7 +390,8 @@ class RankContext:
     def _speaker(self) -> int:
         """Who prints why the job ends: the registrar, or the first server that lives, or the first
         worker."""
-        return next(peer for peer in self.roles.rank_of_peer if peer not in self.transport.lost)
+        dead = self.transport.lost.keys() | self.transport.moved.keys()
+        return next(peer for peer in self.roles.rank_of_peer if peer not in dead)
 
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         """Print and end every rank, now."""
@@ -514,14 +519,33 @@ def _connect(
     except UserError as error:
         checkpoint = error
     checkpoint = agreed(comm, checkpoint)
+    pairs: Pairs | UserError | None = None
+    try:
+        pairs = pairs_of(config, placed.roles, os.environ)
+    except UserError as error:
+        pairs = error
+    pairs = agreed(comm, pairs)
     context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
+    if pairs is not None:
+        context.buddies = pairs.buddies
     context.go_on(checkpoint, attempt)
     context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
     start_logs(path, rank=rank, who=context._who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
+    if pairs is not None:
+        _tell_of_pairs(context, pairs)
     return context
+
+
+def _tell_of_pairs(context: RankContext, pairs: Pairs) -> None:
+    if context.me != REGISTRAR:
+        return
+    if pairs.warning:
+        logger.warning("%s", pairs.warning)
+    for server, buddy in enumerate(pairs.buddies):
+        logger.info("server %d keeps a copy of the shard of server %d", buddy, server)
 
 
 def _packed(begun: Begun) -> bytes:
@@ -584,6 +608,11 @@ def _connect_alone(
         )
     if isinstance(outcome, Resolved):
         outcome = unexpected_workers(num_workers, num_servers=0, num_ranks=1) or outcome
+    if isinstance(outcome, Resolved) and outcome.config.replication == "buddy":
+        outcome = ConfigError(
+            "replication = buddy with 1 rank, which is the only server: nobody else can keep a "
+            "copy; start more ranks, or set replication = none"
+        )
     if isinstance(outcome, UserError):
         print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)
         raise AgreedExit(outcome.exit_status)

@@ -1,4 +1,4 @@
-"""What people hear of workers that have died: a line at once, and ``deaths`` in summary.json.
+"""What people hear of ranks that have died: a line at once, and ``deaths`` in summary.json.
 
 reports = DeathReports(registrar.progress, started_s=context.started_s, roles=roles)
 reports.declared(Death(...))
@@ -18,6 +18,7 @@ from psdist.protocol.control import Progress
 from psdist.protocol.ids import describe_workers
 from psdist.protocol.roles import Roles
 from psdist.servers.protocol.deaths import Death, Survived
+from psdist.servers.protocol.replication.takeovers import ServerDeath
 
 logger = logging.getLogger("psdist")
 
@@ -37,6 +38,7 @@ class DeathReports:
         self._started_s = started_s
         self._roles = roles
         self._reported: list[_Reported] = []
+        self._taken_over: list[dict[str, Any]] = []
 
     def declared(self, death: Death) -> None:
         """The registrar knows of it; servers are being told."""
@@ -54,6 +56,25 @@ class DeathReports:
             "s" * (num_left != 1),
         )
 
+    def taken_over(self, death: ServerDeath) -> None:
+        """A server has died, and its buddy goes on in its place."""
+        clock = max((each.clock for each in self._progress.values()), default=0)
+        self._taken_over.append(
+            {
+                "server": death.server,
+                "who": death.who,
+                "taken_over_by": death.host,
+                "clock": clock,
+                "at_s": round(time.monotonic() - self._started_s, 3),
+            }
+        )
+        logger.warning(
+            "%s has died; server %d has taken its place: no update that was acknowledged is lost, "
+            "and its shard has no second copy any more",
+            death.who,
+            death.host,
+        )
+
     def survived(self, survived: Survived) -> None:
         """All servers have taken in what was declared up to a generation."""
         for each in self._reported:
@@ -62,8 +83,9 @@ class DeathReports:
 
     def told(self) -> list[dict[str, Any]]:
         """For summary.json, in the order in which they were declared: ``clock`` is the last that
-        the worker has told (null: none); ``settled_s`` how long all servers took to go on."""
-        return [
+        the worker has told (null: none), for a server the furthest that any has; ``settled_s`` how
+        long all servers took to go on."""
+        workers = [
             {
                 "worker": each.death.worker,
                 "who": each.death.who,
@@ -78,3 +100,4 @@ class DeathReports:
             }
             for each in self._reported
         ]
+        return sorted([*workers, *self._taken_over], key=lambda each: float(each["at_s"]))

@@ -160,6 +160,8 @@ def _control(context: RankContext, event: Event) -> ControlArrived | None:
     if isinstance(event, PeerLost):
         if context.survives_workers and is_worker(event.peer):
             return None  # the registrar's lobby knows (transport.lost)
+        if context.buddies and context.job and REGISTRAR < event.peer < len(context.buddies):
+            return None  # the job is over; another one would not begin
         raise PeerLostError(event.who)
     if isinstance(event, Sent):
         return None
@@ -176,6 +178,8 @@ def _unexpected(context: RankContext, peer: int, what: Control | Event) -> Proto
 def _begin(context: RankContext, begun: Begun) -> None:
     if begun.job != context.job + 1:
         raise ProtocolError(f"job {begun.job} began after job {context.job}")
+    for who in (*context.transport.lost.values(), *context.transport.moved.values()):
+        raise PeerLostError(who)  # the job before has survived it
     context.begin_job(begun.job, _resolved(context, begun).config)
 
 

@@ -43,7 +43,7 @@ from psdist.ranks.standing import Standing
 from psdist.ranks.status import OpenCall, StatusWriter
 from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
-from psdist.report.facts import Training
+from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import policy_for
@@ -57,8 +57,11 @@ from psdist.servers.protocol.registrar import (
     Warn,
     WriteMetrics,
 )
+from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.takeovers import ServerDeath
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.replication.replication import ReplicationOptions
+from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
@@ -154,23 +157,40 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
 
     restored = context.restored
 
-    def make_core(set_index: int, resumed_up_to: int) -> ServerCore:
+    def make_core(
+        set_index: int,
+        resumed_up_to: int,
+        number: int = server,
+        picture: ShardPicture | None = None,
+    ) -> ServerCore:
         return ServerCore(
-            server=server,
+            server=number,
             policy=policy_for(config.mode, staleness=config.staleness),
             groups=roles.groups,
             pipeline=config.pipeline,
             resumed_up_to=resumed_up_to,
             first=context.first_clocks(set_index),
             survives_workers=context.survives_workers,
+            picture=picture,
         )
 
-    def make_history(set_index: int) -> ServerHistory | None:
+    def make_history(set_index: int, number: int = server) -> ServerHistory | None:
         if not config.record:
             return None
-        history = ServerHistory(history_folder(context.run_directory.path, set_index), server)
+        folder = history_folder(context.run_directory.path, set_index)
+        history = ServerHistory(folder, number, is_copy=number != server)
         context.flushes.append(history.flush)
         return history
+
+    def make_keeper(number: int) -> FileKeeper:
+        return FileKeeper(
+            context.folder,
+            number,
+            restored=restored.checkpoint if restored is not None else None,
+            is_behind=context.comm is not None,
+            is_keeping=config.checkpoint_memory == "kept",
+            is_expecting=config.checkpoint_every is not None and number == server,
+        )
 
     options = ServerOptions(
         server=server,
@@ -180,18 +200,23 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
         wire=wire_of(config),
-        keeper=FileKeeper(
-            context.folder,
-            server,
-            restored=restored.checkpoint if restored is not None else None,
-            is_behind=context.comm is not None,
-            is_keeping=config.checkpoint_memory == "kept",
-            is_expecting=config.checkpoint_every is not None,
-        ),
+        keeper=make_keeper(server),
     )
     make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
     tracer = context.tracer
-    make_set = SetLoop if tracer is None else partial(TracedSetLoop, tracer=tracer)
+    make_set = None if tracer is None else partial(TracedSetLoop, tracer=tracer)
+    replication = None
+    if context.buddies:
+        replication = ReplicationOptions(
+            buddies=context.buddies,
+            num_groups=len(roles.groups),
+            make_core=lambda number, index, resumed, picture: make_core(
+                index, resumed, number, picture
+            ),
+            make_history=lambda number, index: make_history(index, number),
+            make_keeper=make_keeper,
+            first_clocks=context.first_clocks,
+        )
     if server != REGISTRAR:
         loop = ServerLoop(
             transport,
@@ -200,6 +225,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             make_executor=make_executor,
             make_history=make_history,
             make_set=make_set,
+            replication=replication,
         )
         return loop, None
     registrar = _registrar(context)
@@ -214,6 +240,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         on_registrar=reporter.on_action,
         on_built=reporter.on_built,
         make_set=make_set,
+        replication=replication,
     )
     return loop, reporter
 
@@ -230,6 +257,7 @@ def _registrar(context: RankContext) -> Registrar:
         groups=roles.groups,
         max_deaths=context.config.max_deaths,
         min_groups=context.config.min_groups,
+        buddies=context.buddies,
     )
 
 
@@ -335,6 +363,8 @@ class Reporter:
             self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, Warn):
             logger.warning("%s", action.text)
+        elif isinstance(action, ServerDeath):
+            self._on_server_death(action)
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
         elif isinstance(action, Death):
@@ -360,6 +390,12 @@ class Reporter:
                 lines.append(f"  trace          psdist trace {run_dir}")
             for line in lines:
                 print(line, flush=True)
+
+    def _on_server_death(self, death: ServerDeath) -> None:
+        self._deaths.taken_over(death)
+        if self._context.parent is not None:
+            rank = self._context.roles.server_ranks[death.server]
+            self._context.parent.tell(RankSurvived(rank=rank))
 
     def _on_abort(self, text: str, status: int) -> None:
         lines = text.strip().splitlines()
@@ -435,6 +471,7 @@ class Reporter:
             "samples_per_s": per_s if is_known else None,
             "exit": outcome,
             "last": dict(registrar.last),
+            "replication": context.config.replication,
             "attempts": context.attempt,
             "resumed_from": restored.checkpoint.name if restored is not None else None,
             "checkpoints": self._files.num_complete,

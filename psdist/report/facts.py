@@ -124,6 +124,13 @@ class Finished(_Packet):
     kind: Literal["finished"] = "finished"
 
 
+class RankSurvived(_Packet):
+    """From the registrar: this rank has died, and the job goes on."""
+
+    kind: Literal["survived"] = "survived"
+    rank: _Count
+
+
 # -- from the parent to a rank -----------------------------------------------------------------
 
 
@@ -153,7 +160,9 @@ class InputGiven(_Packet):
     kind: Literal["input"] = "input"
 
 
-Fact: TypeAlias = Hello | PhaseReached | RoleTaken | InputWanted | Training | Failed | Finished
+Fact: TypeAlias = (
+    Hello | PhaseReached | RoleTaken | InputWanted | Training | Failed | Finished | RankSurvived
+)
 Order: TypeAlias = Welcome | SignalCame | EndNow | InputGiven
 
 _FACTS: Final[TypeAdapter[Fact]] = TypeAdapter(Annotated[Fact, Field(discriminator="kind")])

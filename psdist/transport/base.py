@@ -22,6 +22,9 @@ Peers are *stable ids* (:mod:`psdist.protocol.ids`), never MPI ranks. The contra
   and control messages that had left it come first, in order. A payload moves while its sender
   lives: what was offered or accepted but is not here stays with the dead. What is sent to the
   dead is dropped; its frames are given back by :class:`Sent` like any other.
+* **Moves.** A peer that has died may go on in another one's process: that one makes an endpoint for
+  it (``host``), and everybody says where it is now (``move``), behind its PeerLost and before
+  anything is sent to it. Its id stays.
 * Nothing here waits but ``drain``: ``poll`` returns the next event or None.
 
     transport.send(server_id(0), frame)
@@ -50,6 +53,11 @@ class Transport(Protocol):
         """Peers that are known to be dead, and who they were, for people."""
         ...
 
+    @property
+    def moved(self) -> Mapping[int, str]:
+        """Those of them that go on in another one's process: these are lost no more."""
+        ...
+
     def send(self, peer: int, frame: Frame) -> None:
         """Send the frame's header, packed already, and as much of its payload as the header's
         ``length`` says. Raises :class:`InvariantError` where the frame holds less than that."""
@@ -65,6 +73,15 @@ class Transport(Protocol):
 
     def poll(self) -> Event | None:
         """The next event, if any; makes progress."""
+        ...
+
+    def host(self, peer: int) -> Transport:
+        """The endpoint of ``peer``, which has died and goes on in this process. What comes for it
+        is polled there; this endpoint's process has to be polled, too."""
+        ...
+
+    def move(self, peer: int, host: int) -> None:
+        """``peer``, which has died, is found in the process of ``host`` from now on."""
         ...
 
     def drain(self, timeout_s: float) -> None:

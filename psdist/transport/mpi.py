@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mpi4py import MPI
@@ -37,6 +38,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offere
 from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.roles import Roles
+from psdist.transport.base import Transport
 from psdist.transport.generations import Generations
 
 # MPI without ULFM knows them, too, as names of an error that it may return for anything.
@@ -52,8 +54,12 @@ _LAST_WORDS_S = 0.1
 """For so long after the notice of a death messages of the dead may still come."""
 
 
-_Ticket: TypeAlias = tuple[int, Header, int]
-"""A payload that waits at its sender: the peer, its header and its tag."""
+_MOVED = 64
+"""Above all kinds. What is sent to a server that goes on in another one's process has a tag of this
+* (1 + its number) more than its kind."""
+
+_Ticket: TypeAlias = tuple[int, Header, int, deque[Event]]
+"""A payload that waits at its sender: the peer, its header, its tag, and where its event goes."""
 
 
 class MpiTransport:
@@ -63,8 +69,15 @@ class MpiTransport:
         self._comm = comm
         self._payloads = comm.Dup()
         self._roles = roles
-        self._rank_of = roles.rank_of_peer
+        self._home = roles.rank_of_peer
+        self._rank_of = dict(self._home)
         self._peer_of = roles.peer_of_rank
+        self.moved: dict[int, str] = {}
+        self._moved: dict[int, int] = {}
+        """Peers that have died and go on elsewhere, and what is added to the tags of what they are
+        sent."""
+        self._hosted: dict[int, HostedEndpoint] = {}
+        """Those that go on here, by that."""
         self._me = roles.peer_of_rank[comm.Get_rank()]
         self._ready: deque[Event] = deque()
         self._generations = Generations()
@@ -91,11 +104,14 @@ class MpiTransport:
 
     def send(self, peer: int, frame: Frame) -> None:
         rank, data = self._rank_of[peer], frame.header
+        tag = data[KIND_BYTE]
+        if self._moved:
+            tag += self._moved.get(peer, 0)
         num_bytes = frame.num_payload_bytes()
         memory = _memory(frame, num_bytes) if num_bytes else None
         payload = _NO_REQUEST
         try:
-            header = self._comm.Isend((data, _BYTE), rank, data[KIND_BYTE])
+            header = self._comm.Isend((data, _BYTE), rank, tag)
             if memory is not None:
                 number = self._num_sent[rank]
                 self._num_sent[rank] = number + 1
@@ -107,14 +123,19 @@ class MpiTransport:
         self._sending.append((header, payload, frame, None))
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        if peer == self._me:
-            self._ready.append(ControlArrived(peer, message, set_index))
+        self._send_control(self._me, peer, message, set_index)
+
+    def _send_control(self, me: int, peer: int, message: Control, set_index: int) -> None:
+        if self._rank_of[peer] == self._comm.Get_rank():
+            to = self._hosted.get(self._moved.get(peer, 0))
+            ready = self._ready if to is None else to.ready
+            ready.append(ControlArrived(me, message, set_index))
             return
         body = encode_control(message)
         data = bytearray(HEADER_BYTES + len(body))
         header = Header(
             kind=Kind.CONTROL,
-            sender=self._me,
+            sender=me,
             length=len(body),
             generation=self._generations.now,
             set_index=set_index,
@@ -122,7 +143,8 @@ class MpiTransport:
         header.pack_into(data)
         data[HEADER_BYTES:] = body
         try:
-            request = self._comm.Isend((data, _BYTE), self._rank_of[peer], _CONTROL)
+            tag = _CONTROL + self._moved.get(peer, 0)
+            request = self._comm.Isend((data, _BYTE), self._rank_of[peer], tag)
         except MPI.Exception as error:
             self._failed(error, f"sending to {describe_peer(peer)}")
             return
@@ -130,7 +152,7 @@ class MpiTransport:
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         waiting: _Ticket = ticket
-        peer, header, tag = waiting
+        peer, header, tag, ready = waiting
         num_bytes = header.length
         if self.lost and peer in self.lost:
             return
@@ -143,7 +165,7 @@ class MpiTransport:
         try:
             request = self._payloads.Irecv(_memory(frame, num_bytes), self._rank_of[peer], tag)
             if request.Test(self._status):
-                self._ready.append(self._arrived(waiting, frame))
+                ready.append(self._arrived(waiting, frame))
             else:
                 self._receiving.append((request, waiting, frame))
         except MPI.Exception as error:
@@ -166,6 +188,17 @@ class MpiTransport:
         late from now on (psdist.transport.generations)."""
         kept = [event for event in self._ready if _is_of_any_generation(event)]
         self._ready = deque([*kept, *self._generations.advance()])
+
+    def host(self, peer: int) -> HostedEndpoint:
+        added = _MOVED * (1 + peer)
+        endpoint = self._hosted[added] = HostedEndpoint(self, peer)
+        self._rank_of[peer], self._moved[peer] = self._comm.Get_rank(), added
+        self.moved[peer] = self.lost.pop(peer, self._roles.describe_rank(self._home[peer]))
+        return endpoint
+
+    def move(self, peer: int, host: int) -> None:
+        self._rank_of[peer], self._moved[peer] = self._rank_of[host], _MOVED * (1 + peer)
+        self.moved[peer] = self.lost.pop(peer, self._roles.describe_rank(self._home[peer]))
 
     def drain(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -207,7 +240,7 @@ class MpiTransport:
             else:
                 sending.rotate(-1)
 
-    def _first_received(self) -> Arrived | None:
+    def _first_received(self) -> Event | None:
         status = self._status
         for index, (request, ticket, frame) in enumerate(self._receiving):
             try:
@@ -217,15 +250,25 @@ class MpiTransport:
                 raise
             if is_here:
                 del self._receiving[index]
-                return self._arrived(ticket, frame)
+                return self._for_me(self._arrived(ticket, frame), ticket[3])
         return None
 
-    def _probed(
-        self, message: MPI.Message, rank: int, tag: int, num_bytes: int
-    ) -> ControlArrived | Offered | Arrived | None:
+    def _for_me(self, event: Event, ready: deque[Event]) -> Event | None:
+        """None for what is a hosted peer's, which gets it."""
+        if ready is self._ready:
+            return event
+        ready.append(event)
+        return None
+
+    def _probed(self, message: MPI.Message, rank: int, tag: int, num_bytes: int) -> Event | None:
         """None where it is not of now (psdist.transport.generations)."""
         peer = self._peer_of[rank]
-        is_control = tag == _CONTROL
+        ready, kind = self._ready, tag
+        if tag >= _MOVED:
+            hosted = self._hosted.get(tag - tag % _MOVED)
+            if hosted is not None:
+                ready, kind = hosted.ready, tag % _MOVED
+        is_control = kind == _CONTROL
         limit = _CONTROL_LIMIT_BYTES if is_control else HEADER_BYTES
         if not HEADER_BYTES <= num_bytes <= limit:
             message.Recv(bytearray(num_bytes))
@@ -242,27 +285,27 @@ class MpiTransport:
             message.Recv((data, _BYTE))
             header = self._header(peer, data)
             control = decode_control(memoryview(data)[HEADER_BYTES:])
-            said = ControlArrived(peer, control, header.set_index)
+            said = ControlArrived(header.sender, control, header.set_index)
             is_of_now = self._generations.admits(said, generation=header.generation)
-            return said if is_of_now else None
+            return self._for_me(said, ready) if is_of_now else None
         message.Recv(self._scratch_memory)
         header = self._header(peer, self._scratch)
         event: Arrived | Offered
         if length := header.length:
             number = self._num_offered[rank]
             self._num_offered[rank] = number + 1
-            ticket = peer, header, number % self._num_tags
+            ticket = header.sender, header, number % self._num_tags, ready
             event = Offered(
-                peer, header.kind, header.chunk, length, ticket,
+                header.sender, header.kind, header.chunk, length, ticket,
                 header.set_index, header.clock, header.pull_number,
             )  # fmt: skip
         else:
-            event = Arrived(peer, header, None)
-        return event if self._generations.admits_data(event) else None
+            event = Arrived(header.sender, header, None)
+        return self._for_me(event, ready) if self._generations.admits_data(event) else None
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> Arrived:
         """``self._status`` is that of the payload."""
-        peer, header, _tag = ticket
+        peer, header, _tag, _ready = ticket
         num_bytes = self._status.Get_count(_BYTE)
         if num_bytes != header.length:
             raise ProtocolError(
@@ -272,7 +315,9 @@ class MpiTransport:
 
     def _header(self, peer: int, data: bytearray) -> Header:
         header = Header.unpack(data)
-        if header.sender != peer:
+        if header.sender != peer and not (
+            header.sender in self._moved and self._rank_of[header.sender] == self._rank_of[peer]
+        ):
             raise ProtocolError(
                 f"a message from {describe_peer(peer)} says that {describe_peer(header.sender)} "
                 "sent it; were ranks renumbered?"
@@ -299,11 +344,54 @@ class MpiTransport:
         now = time.monotonic()
         for rank in list(self._unannounced):
             peer = self._peer_of[rank]
-            is_receiving = any(sender == peer for _, (sender, _, _), _ in self._receiving)
+            is_receiving = any(self._rank_of[ticket[0]] == rank for _, ticket, _ in self._receiving)
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
                 self.lost[peer] = self._roles.describe_rank(rank)
                 self._ready.append(PeerLost(peer, self.lost[peer]))
+
+
+class HostedEndpoint:
+    """That of a peer which has died and goes on in this process, over this rank's transport, which
+    has to be polled, too: it is what finds messages."""
+
+    def __init__(self, transport: MpiTransport, me: int) -> None:
+        self._transport = transport
+        self._me = me
+        self.ready: deque[Event] = deque()
+
+    @property
+    def me(self) -> int:
+        return self._me
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        return self._transport.lost
+
+    @property
+    def moved(self) -> Mapping[int, str]:
+        return self._transport.moved
+
+    def send(self, peer: int, frame: Frame) -> None:
+        self._transport.send(peer, frame)
+
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        self._transport._send_control(self._me, peer, message, set_index)
+
+    def accept(self, ticket: Any, frame: Frame) -> None:
+        self._transport.accept(ticket, frame)
+
+    def poll(self) -> Event | None:
+        return self.ready.popleft() if self.ready else None
+
+    def host(self, peer: int) -> Transport:
+        return self._transport.host(peer)
+
+    def move(self, peer: int, host: int) -> None:
+        self._transport.move(peer, host)
+
+    def drain(self, timeout_s: float) -> None:
+        self._transport.drain(timeout_s)
 
 
 def _is_of_any_generation(event: Event) -> bool:

@@ -90,6 +90,13 @@ class VirtualNetwork:
         self._endpoints: dict[int, VirtualTransport] = {}
         self._actors: dict[int, Actor] = {}
         self._dead: set[int] = set()
+        self._hosted: dict[tuple[int, int], int] = {}
+        """(host, peer) -> the address of a dead peer that goes on in the host's process. That of
+        all others is their id."""
+        self._id_of: dict[int, int] = {}
+        """Address -> id, where they differ,"""
+        self._host_of: dict[int, int] = {}
+        """and whose process it is."""
         self._open: dict[int, dict[_Ticket, None]] = {}
         """By receiver, in order: payloads that have not arrived yet."""
         self.now_s = 0.0
@@ -101,6 +108,22 @@ class VirtualNetwork:
         if endpoint is None:
             endpoint = self._endpoints[peer] = VirtualTransport(self, peer)
         return endpoint
+
+    def address(self, host: int, peer: int) -> int:
+        """Where ``peer`` is found that goes on in the process of ``host``."""
+        address = self._hosted.get((host, peer))
+        if address is None:
+            address = self._hosted[host, peer] = -1 - len(self._hosted)
+            self._id_of[address], self._host_of[address] = peer, host
+        return address
+
+    def hosted_endpoint(self, host: int, peer: int) -> VirtualTransport:
+        address = self.address(host, peer)
+        endpoint = self._endpoints[address] = VirtualTransport(self, peer, address=address)
+        return endpoint
+
+    def _id(self, address: int) -> int:
+        return self._id_of.get(address, address)
 
     def spawn(self, peer: int, actor: Actor) -> None:
         """``actor`` takes its first turn at once, then whenever something arrives for ``peer``."""
@@ -134,8 +157,11 @@ class VirtualNetwork:
             delay_s = self._delay(self._link(peer, other)) + self._random.random() * notice_s
             earliest_s = self._last_delivery.get((peer, other), 0.0)
             noticed_at_s[other] = max(self.now_s + delay_s, earliest_s)
-        for ticket in self._open.pop(peer, {}):
-            self._at(noticed_at_s[ticket.sender], partial(self._give_back, ticket))
+        here = [peer, *(address for address, host in self._host_of.items() if host == peer)]
+        self._dead.update(here)
+        for address in here:
+            for ticket in self._open.pop(address, {}):
+                self._at(noticed_at_s[ticket.sender], partial(self._give_back, ticket))
         for other, at_s in noticed_at_s.items():
             self._at(at_s, partial(self._lose, other, peer))
 
@@ -164,7 +190,7 @@ class VirtualNetwork:
         header = bytes(frame.header)
         num_bytes = frame.num_payload_bytes()
         if not num_bytes:
-            arrived = Arrived(sender, Header.unpack(header), None)
+            arrived = Arrived(self._id(sender), Header.unpack(header), None)
             link = self._link(sender, peer)
             for _ in range(self._how_often(link, Kind(arrived.header.kind))):
                 self._deliver(sender, peer, lambda: self._give(peer, arrived))
@@ -191,7 +217,9 @@ class VirtualNetwork:
             self._deliver(
                 sender,
                 peer,
-                lambda: self._give(peer, ControlArrived(sender, decode_control(data), set_index)),
+                lambda: self._give(
+                    peer, ControlArrived(self._id(sender), decode_control(data), set_index)
+                ),
             )
 
     def transfer(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
@@ -211,7 +239,7 @@ class VirtualNetwork:
     def _offer(self, peer: int, ticket: _Ticket) -> None:
         header = Header.unpack(ticket.header)
         offered = Offered(
-            *(ticket.sender, header.kind, header.chunk, ticket.num_bytes, ticket),
+            *(self._id(ticket.sender), header.kind, header.chunk, ticket.num_bytes, ticket),
             set_index=header.set_index,
             clock=header.clock,
             pull_number=header.pull_number,
@@ -236,7 +264,8 @@ class VirtualNetwork:
                 )
             frame.payload[: ticket.num_bytes] = data
         frame.num_received = ticket.num_bytes
-        self._give(receiver, Arrived(ticket.sender, Header.unpack(ticket.header), frame))
+        sender = self._id(ticket.sender)
+        self._give(receiver, Arrived(sender, Header.unpack(ticket.header), frame))
         if not is_first:
             return
         if late_s := self._late_s(self._link(ticket.sender, receiver)):
@@ -275,7 +304,7 @@ class VirtualNetwork:
         self._turn(peer)
 
     def _lose(self, peer: int, dead: int) -> None:
-        if peer not in self._dead:
+        if peer not in self._dead and peer not in self._host_of:
             who = self.endpoint(peer).lost[dead] = describe_peer(dead)
             self._give(peer, PeerLost(dead, who))
 
@@ -284,6 +313,7 @@ class VirtualNetwork:
         heapq.heappush(self._heap, (at_s, self._sequence, happen))
 
     def _turn(self, peer: int) -> None:
+        peer = self._host_of.get(peer, peer)
         actor = self._actors.get(peer)
         if actor is None or self.endpoint(peer).is_asleep:
             return
@@ -305,11 +335,16 @@ class VirtualTransport:
     """One endpoint. With ``drives``, an empty ``poll`` delivers events of the whole network until
     one is for this endpoint: how a script without MPI serves itself in one process."""
 
-    def __init__(self, network: VirtualNetwork, me: int) -> None:
+    def __init__(self, network: VirtualNetwork, me: int, *, address: int | None = None) -> None:
+        """``address``: where the network finds it; None for ``me``."""
         self._network = network
         self._me = me
+        self._address = me if address is None else address
+        self._moved: dict[int, int] = {}
+        """Peer -> address, of those that have died and go on elsewhere."""
         self.inbox: deque[Event] = deque()
         self.lost: dict[int, str] = {}
+        self.moved: dict[int, str] = {}
         self.is_asleep = False
         self.drives = False
 
@@ -318,13 +353,21 @@ class VirtualTransport:
         return self._me
 
     def send(self, peer: int, frame: Frame) -> None:
-        self._network.transmit(self._me, peer, frame)
+        self._network.transmit(self._address, self._moved.get(peer, peer), frame)
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        self._network.transmit_control(self._me, peer, message, set_index)
+        peer = self._moved.get(peer, peer)
+        self._network.transmit_control(self._address, peer, message, set_index)
 
     def accept(self, ticket: Any, frame: Frame) -> None:
-        self._network.transfer(self._me, ticket, frame)
+        self._network.transfer(self._address, ticket, frame)
+
+    def host(self, peer: int) -> VirtualTransport:
+        return self._network.hosted_endpoint(self._address, peer)
+
+    def move(self, peer: int, host: int) -> None:
+        self._moved[peer] = self._network.address(host, peer)
+        self.moved[peer] = self.lost.pop(peer, describe_peer(peer))
 
     def poll(self) -> Event | None:
         if self.drives:

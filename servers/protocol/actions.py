@@ -47,6 +47,8 @@ class Load:
     group: int = 0
     clock: int = -1
     """-1 for the initial ones."""
+    number: int = 0
+    """Of the values that the chief sets; 0 for the initial ones."""
 
 
 @dataclass(slots=True)
@@ -243,6 +245,14 @@ class Inherit:
 
 
 @dataclass(slots=True)
+class TellResumed:
+    """Tell the server's buddy, behind all that a collective's end has changed here; of a loop whose
+    server has one."""
+
+    seq: int
+
+
+@dataclass(slots=True)
 class Fail:
     """The job cannot go on."""
 
@@ -268,6 +278,7 @@ Action = (
     | WriteSnapshots
     | MembershipEvent
     | Inherit
+    | TellResumed
     | Fail
 )
 

@@ -132,6 +132,17 @@ class Checkpoints:
         writing.awaited -= set(peers)
         return self._end_if_all_told(writing)
 
+    def on_server_lost(
+        self, peer: int, *, is_resumed: bool
+    ) -> list[CompleteCheckpoint | DropCheckpoint]:
+        """A server has died, and another one has its place: a file that it was to write is not
+        there, unless (``is_resumed`` false) the other one is still to be told to write it."""
+        writing = self._writing
+        if writing is None or peer not in writing.awaited or not is_resumed:
+            return []
+        problem = "the server has died while it wrote"
+        return self.on_told(peer, WriteFailed(checkpoint=writing.checkpoint, problem=problem))
+
     def require_told(self, peer: int) -> None:
         """``peer`` is done: it owes no file."""
         if self._writing is not None and peer in self._writing.awaited:

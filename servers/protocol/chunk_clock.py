@@ -93,11 +93,12 @@ class Limits:
 class ChunkClock:
     __slots__ = ("_how_many", "changes", "done", "inherited", "limit", "limits", "min_done")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, done: Sequence[int] = ()) -> None:
+        """``done``: what the chunk contains; nothing for what every group begins with."""
         self.limits = limits
         self.limit = limits.of
         """By group, see :class:`Limits`: the list itself, which is never replaced."""
-        self.done = list(limits.first)
+        self.done = list(done or limits.first)
         # done -> number of groups there, whether they count or not; without those that are buried
         self._how_many = dict(Counter(self.done))
         self.inherited: dict[int, int] = {}

@@ -15,7 +15,7 @@ who is dead, each time as another *generation* of the membership.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -74,6 +74,39 @@ class Membership:
         """Peers of groups that are out."""
         self.chief = worker_id(0)
         """The first worker of the groups that are not out."""
+        self._is_of_dead = False
+        """Whether this goes on where another server has died: what that was told may be told
+        again."""
+
+    def take_over(
+        self,
+        standings: Sequence[Standing],
+        stops: Sequence[int],
+        clocks: Iterable[Sequence[int]],
+        *,
+        resumed_up_to: int,
+    ) -> None:
+        """Go on where a dead server stood: how each group stands, after how many iterations it has
+        stopped where it does not count, and what each chunk contains of every group."""
+        self._is_of_dead = True
+        self.resumed_up_to = resumed_up_to
+        first = self.limits.first
+        for done in clocks:
+            for group, clock in enumerate(done):
+                self.limits.contained[group] += clock - first[group]
+        for group, standing in enumerate(standings):
+            self._standing[group] = standing
+            if standing is Standing.UNREGISTERED:
+                continue
+            self.limits.count(group)
+            if standing is not Standing.LEFT:
+                self.num_active_workers += len(self._groups[group])
+            if standing is Standing.ACTIVE:
+                self._let_push(group)
+            else:
+                self.limits.stop(group, stops[group])
+            if standing is Standing.SUSPENDED:
+                self._suspended.add(group)
 
     @property
     def num_groups(self) -> int:
@@ -123,11 +156,17 @@ class Membership:
         self._require_leader(peer, group, "suspended")
         if message.seq <= self.resumed_up_to:
             return False  # and other workers of the group may have pushed again
+        if self._is_of_dead and group in self._suspended:
+            return False  # the dead server had heard of it
         self._require_stop(peer, group, message.clock, num_chunks, "suspended")
         self._standing[group] = Standing.SUSPENDED
         self._suspended.add(group)
         self._stop(group, message.clock)
         return True
+
+    def is_resumed(self, seq: int) -> bool:
+        """Whether a server that has died since had heard that collective ``seq`` is over."""
+        return self._is_of_dead and seq == self.resumed_up_to
 
     def resume(self, seq: int) -> list[int]:
         """Collective ``seq`` is over: the groups that waited in it, ascending."""
@@ -143,12 +182,17 @@ class Membership:
             self._let_push(group)
         return resumed
 
-    def leave(self, peer: int, message: Leave, *, num_chunks: int | None) -> None:
+    def leave(self, peer: int, message: Leave, *, num_chunks: int | None) -> bool:
+        """False if a server that has died since had heard of it."""
         group = message.group
+        self._require_leader(peer, group, "took leave of")
+        if self._is_of_dead and self._standing[group] is Standing.LEFT:
+            return False
         self._require_stop(peer, group, message.clock, num_chunks, "took leave of")
         self._standing[group] = Standing.LEFT
         self._stop(group, message.clock)
         self.num_active_workers -= len(self._groups[group])
+        return True
 
     def bury(self, peer: int, message: Bury) -> dict[int, bool] | None:
         """Groups that are out from now on, ascending, of those that have not left, and whether each

@@ -32,6 +32,10 @@ class StateOfSet:
         """The set is built; ``lengths``: elements of all its chunks."""
         self._parts, self._lengths = parts, lengths
 
+    def take_over(self) -> None:
+        """All that was announced is here: a server that has died since had taken it."""
+        self._num_taken = len(self._parts)
+
     @property
     def is_complete(self) -> bool:
         """Whether everything that was announced is here."""

@@ -46,9 +46,11 @@ from psdist.protocol.control import (
     Resume,
     Resumed,
     Stop,
+    TakenOver,
     WhoIsAbsent,
 )
 from psdist.protocol.ids import (
+    REGISTRAR,
     describe_peer,
     describe_workers,
     is_worker,
@@ -65,6 +67,7 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
+from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 
 
 @dataclass(slots=True)
@@ -104,6 +107,7 @@ RegistrarAction = (
     | DropCheckpoint
     | Death
     | Survived
+    | TakeoverAction
 )
 
 
@@ -132,6 +136,7 @@ class Registrar:
         *Checkpoints.TAKES,
         *Meetings.TAKES,
         *Deaths.TAKES,
+        TakenOver,
     )
 
     def __init__(
@@ -144,10 +149,12 @@ class Registrar:
         groups: Sequence[Sequence[int]] = (),
         max_deaths: int = 0,
         min_groups: int = 1,
+        buddies: Sequence[int] = (),
     ) -> None:
         """``staleness``: how many iterations a group may be ahead of what it waits for in a step
         (ssp); ``groups``: the workers of each; without them every worker is one of its own;
-        ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths."""
+        ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
+        has its second copy; nothing where there are none."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -169,6 +176,7 @@ class Registrar:
         """Whether everybody has prepared, and nobody prepares more."""
         self._is_finishing = False
         """Whether servers have been told that all workers are done."""
+        self._takeovers = Takeovers(num_workers=num_workers, buddies=buddies)
         self._collectives: dict[int, _Collective] = {}
         self._held: int | None = None
         """Number of a collective to which all have come, and that waits until the checkpoint before
@@ -217,9 +225,29 @@ class Registrar:
         if isinstance(message, Buried):
             self._require_server(peer, message)
             return self._on_buried(message)
+        if isinstance(message, TakenOver):
+            taken = self._takeovers.on_taken_over(peer, message)
+            return [*taken, *self._ask_again(message.server)]
         if isinstance(message, Checkpoints.TAKES):
             return [*self._checkpoints.on_told(peer, message), *self._go_on_with_checkpoint()]
         raise InvariantError(f"the registrar was given {type(message).__name__}")
+
+    def on_server_lost(self, peer: int, who: str) -> list[RegistrarAction]:
+        """A server has died that has a buddy. Raises :class:`ServersLostError`."""
+        return [*self._takeovers.on_server_lost(peer, who)]
+
+    def _ask_again(self, server: int) -> list[RegistrarAction]:
+        """What a server owes whose place another one has taken."""
+        peer, actions = server_id(server), list[RegistrarAction]()
+        for seq, each in self._collectives.items():
+            is_over = not each.error and len(each.entered) == self._num_workers
+            if is_over and seq != self._held and server not in each.resumed:
+                actions.append(SendControl(peer, Resume(seq=seq, checkpoint=each.checkpoint)))
+        dropped = self._checkpoints.on_server_lost(peer, is_resumed=not actions)
+        if len(self.done) == self._num_workers:
+            self.servers.pop(server, None)  # what the dead one has told was not the last
+            actions.append(SendControl(peer, Finish()))
+        return [*actions, *dropped, *self._go_on_with_checkpoint()]
 
     def _require_worker(
         self, peer: int, message: Progress | Enter | Done | WhoIsAbsent | Held | Busy
@@ -482,6 +510,9 @@ class Registrar:
         if len(self.servers) < self._num_servers:
             return []
         stops = [SendControl(worker_id(worker), Stop()) for worker in self._deaths.live]
+        # Until now a server may have had to take another one's place.
+        servers = self._takeovers.alive if self._takeovers.has_buddies else []
+        stops += [SendControl(each, Stop()) for each in servers if each != REGISTRAR]
         return [*stops, Complete()]
 
     def _on_who_is_absent(self, message: WhoIsAbsent) -> list[RegistrarAction]:

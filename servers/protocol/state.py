@@ -67,7 +67,7 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading, Push
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading, PendingReply, Push
 from psdist.servers.protocol.chunks.clipping import Clipped
 from psdist.servers.protocol.chunks.gathering import Gathered
 from psdist.servers.protocol.chunks.on_arrival import OnArrival
@@ -76,6 +76,7 @@ from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
+from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.settings import SettingsOfWorkers
 
 CHIEF = worker_id(0)
@@ -100,11 +101,13 @@ class ServerCore:
         resumed_up_to: int = 0,
         first: FirstClocks | None = None,
         survives_workers: bool = False,
+        picture: ShardPicture | None = None,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
         on from a checkpoint; ``survives_workers``: the registrar decides what follows from the
-        death of a worker, which otherwise is an error."""
+        death of a worker, which otherwise is an error; ``picture``: where it goes on in place of a
+        server that has died."""
         self._server = server
         self._restores = first.checkpoint if first is not None else ""
         self._chunks: dict[int, ChunkState] = {}  # ascending
@@ -117,7 +120,17 @@ class ServerCore:
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
         self._survives_workers = survives_workers
-        self._settings = SettingsOfWorkers(server=server, pipeline=pipeline)
+        self._picture = picture
+        if picture is not None:
+            self._membership.take_over(
+                picture.standings,
+                picture.stops,
+                picture.clocks.values(),
+                resumed_up_to=picture.resumed_up_to,
+            )
+        self._settings = SettingsOfWorkers(
+            server=server, pipeline=pipeline, is_of_dead=picture is not None
+        )
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
         self._policy = policy
         self._updates = _APPLIES[policy.applying](
@@ -242,8 +255,17 @@ class ServerCore:
             order = SendOrder(self._told_order, num_chunks=len(event.pushes.dtypes))
         except ValueError as error:
             self._refuse(CHIEF, f"sent Setup with an order that {error}")
+        picture = self._picture
         self._chunks = {
             index: ChunkState(index, ChunkClock(self._limits), is_loaded=bool(self._restores))
+            if picture is None
+            else ChunkState(
+                index,
+                ChunkClock(self._limits, picture.clocks[index]),
+                is_loaded=index in picture.loaded,
+                version=picture.versions[index],
+                newest_load=picture.newest_loads[index],
+            )
             for index in sorted(event.chunks)
         }
         self._num_chunks = len(self._chunks)
@@ -257,6 +279,10 @@ class ServerCore:
         if self._clipped is not None:
             self._clipped.share(event.blocks)
         self._state.expect(event.state, lengths=event.lengths)
+        if picture is not None:
+            self._state.take_over()
+            self._pushes = self._replies.num_made = picture.num_updates
+            self._updates.num_steps = picture.num_steps
         self._on[Offered] = self._on_offered
         self._on[Arrived] = (
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
@@ -316,7 +342,10 @@ class ServerCore:
         ]
 
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
-        self._membership.require_pushing(peer)
+        if self._picture is None:
+            self._membership.require_pushing(peer)
+        else:  # told again, by whom ever it had told the dead server
+            self._membership.require_worker(peer)
         self._settings.learn(peer, message)
         return []
 
@@ -326,7 +355,8 @@ class ServerCore:
         return self._stop("suspend", message.group, message.clock)
 
     def _on_leave(self, peer: int, message: Leave) -> list[Action]:
-        self._membership.leave(peer, message, num_chunks=self._num_chunks)
+        if not self._membership.leave(peer, message, num_chunks=self._num_chunks):
+            return []
         return self._stop("leave", message.group, message.clock)
 
     def _stop(self, kind: str, group: int, clock: int) -> list[Action]:
@@ -354,6 +384,8 @@ class ServerCore:
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != REGISTRAR:
             self._refuse(peer, f"sent Resume; {describe_peer(REGISTRAR)} says what is over")
+        if self._membership.is_resumed(message.seq):
+            return []
         resumed = self._membership.resume(message.seq)
         actions = self._snapshot(message.checkpoint) if message.checkpoint else []
         actions += [self._membership_event("resume", each, 0) for each in resumed]
@@ -478,6 +510,8 @@ class ServerCore:
                 chunk.sent[group] = event.clock
             elif event.clock > chunk.sent.get(group, -1):
                 self._refuse_order(peer, index, event.clock)
+            if self._picture is not None and event.clock < chunk.clock.done[group]:
+                chunk.contained_offers.add(group)
         elif event.kind != Kind.INIT or peer != self._membership.chief:
             self._refuse_kind(peer, event.kind)
         return self._updates.pool.offer(index, group, event.ticket, peer) or self._on_held(
@@ -558,6 +592,8 @@ class ServerCore:
         elif chunk.is_loaded:  # a second delivery must not undo what was applied since the first
             self._duplicates += 1
             actions = pool.release(slot)
+            if header.flags & Flag.AGAIN and not chunk.loading:
+                actions.append(Receipt(CHIEF, chunk.index, header.clock, header.pull_number))
         else:
             chunk.is_loaded = True
             actions = [Load(chunk.index, slot), *pool.release(slot)]
@@ -597,7 +633,7 @@ class ServerCore:
         chunk.version += 1
         index, (group, clock, number, slot, peer) = chunk.index, values
         return [
-            Load(index, slot, target, group, clock),
+            Load(index, slot, target, group, clock, number),
             *self._updates.pool.release(slot),
             Receipt(peer, index, clock, number),
         ]
@@ -634,16 +670,19 @@ class ServerCore:
         if self._group_of.get(peer) != group:
             self._refuse(peer, f"pushed for group {group}, which is not its own")
         chunk.close_implied_replies(peer, clock)
+        is_again = header.flags & Flag.AGAIN and chunk.is_first_again(peer, clock)
         newest = chunk.newest_round_of(group)
         if clock <= newest:
             if clock < 0:
                 self._refuse(peer, f"pushed iteration {clock}")
             self._duplicates += 1
+            chunk.contained_offers.discard(group)
+            actions = self._answer_again(chunk, peer, header) if is_again else []
             if slot is None:
-                return []
+                return actions
             # The group's next push may have been held behind its duplicate.
             pool = self._updates.pool
-            return [*pool.release(slot), *pool.reconsider(chunk.index, group)]
+            return [*actions, *pool.release(slot), *pool.reconsider(chunk.index, group)]
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
         if peer not in self._pushing:
@@ -672,6 +711,19 @@ class ServerCore:
             actions.append(Receipt(peer, chunk.index, clock))
         return actions
 
+    def _answer_again(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
+        """A push that was received before is sent again, because the server that it was sent to
+        has died: where the chunk contains it, nothing else would bring its sender a reply."""
+        clock, version = header.clock, header.chunk_version
+        if clock >= chunk.clock.done[header.group]:
+            return []
+        actions = self._replies.answer_again(
+            chunk, PendingReply(peer, clock, Flag.NONE, version=version)
+        )
+        if not _answers(actions, peer, header):
+            actions.append(Receipt(peer, chunk.index, clock))
+        return actions
+
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:
         if (token := event.token).is_sent:
             return []
@@ -685,6 +737,15 @@ class ServerCore:
     def generation(self) -> int:
         """Of the membership."""
         return self._membership.generation
+
+    @property
+    def has_taken_over(self) -> bool:
+        """Whether this goes on in place of a server that has died."""
+        return self._picture is not None
+
+    def was_resumed(self, seq: int) -> bool:
+        """Whether a server that has died since had heard that collective ``seq`` is over."""
+        return self._membership.is_resumed(seq)
 
     @property
     def resumed_up_to(self) -> int:

@@ -49,6 +49,14 @@ class SendValues:
 
 
 @dataclass(slots=True)
+class MovePeer:
+    """What is sent to ``peer``, which has died, goes to the process of ``host`` from now on."""
+
+    peer: int
+    host: int
+
+
+@dataclass(slots=True)
 class SendState:
     """Send the optimizer state of a part of the chunk, the elements from ``start`` on, as
     StateValues."""
@@ -133,6 +141,7 @@ Action = (
     | SendPull
     | SendInitial
     | SendValues
+    | MovePeer
     | SendState
     | KeepState
     | SendControl

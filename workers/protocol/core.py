@@ -39,6 +39,7 @@ from psdist.protocol.control import (
     Collected,
     Commit,
     Missing,
+    Moved,
     Propose,
     Registered,
     Release,
@@ -55,11 +56,13 @@ from psdist.protocol.header import MOST_SETS
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
-from psdist.workers.protocol.actions import Action, InitialSent, SendControl, Warn
+from psdist.workers.protocol.actions import Action, InitialSent, MovePeer, SendControl, Warn
 from psdist.workers.protocol.collectives import Collectives
 from psdist.workers.protocol.meetings import Meetings
 from psdist.workers.protocol.membership import Membership
+from psdist.workers.protocol.moves import Moves
 from psdist.workers.protocol.optimizer_state import StateTransfer
+from psdist.workers.protocol.resending import ResendingTransfers
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.transfers import Transfers, Version
@@ -107,6 +110,7 @@ class WorkerCore:
         self.meetings: Meetings = self.sets[0].meetings if self.set_index else Meetings(seat.worker)
         self._settings = SettingsVersions()
         self._state = StateTransfer(seat, set_index=self.set_index)
+        self._moves = Moves()
         self._slice: Transfers | None = None
         self._first_clock = 0
         self._awaited: Collection[int] = ()
@@ -125,6 +129,7 @@ class WorkerCore:
             Missing: self._on_missing,
             StateTaken: self._state.on_taken,
             StateHeld: self._state.on_held,
+            Moved: self._on_moved,
         }
         if not self.set_index:
             self._control |= {
@@ -171,9 +176,44 @@ class WorkerCore:
         return self._membership.on_initial_sent(event.chunk)
 
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
+        """Given to every set of a worker, as :class:`Moved` is."""
         if self._survives_workers and is_worker(event.peer):
             return []  # servers wait for it until the registrar says that nobody does
-        raise PeerLostError(event.who)
+        is_survived = self.seat.servers_have_buddies and not is_worker(event.peer)
+        if not is_survived or event.peer == REGISTRAR:
+            raise PeerLostError(event.who)
+        if self._membership.is_joining or self._state.is_sending:
+            raise PeerLostError(f"{event.who} (while a model was being set up)")
+        host = self._moves.on_lost(event.peer)
+        return [] if host is None else self._go_on_with(event.peer, host)
+
+    def _on_moved(self, peer: int, message: Moved) -> list[Action]:
+        server, host, count = message.server, message.host, self.seat.num_servers
+        if peer != REGISTRAR or not (0 < server < count and 0 <= host < count):
+            raise ProtocolError(
+                f"worker {self.seat.worker}: {describe_peer(peer)} sent Moved of server {server} "
+                f"to {host}; {describe_peer(REGISTRAR)} declares deaths, and there are {count} "
+                "servers"
+            )
+        found = self._moves.on_moved(server, host=host)
+        return [] if found is None else self._go_on_with(server, found)
+
+    def _go_on_with(self, server: int, host: int) -> list[Action]:
+        """``server`` has died, and server ``host`` has taken its place: it is told what the dead
+        one may not have heard, and what that has not answered."""
+        actions = list[Action]()
+        if not self.set_index:
+            actions.append(MovePeer(server_id(server), server_id(host)))
+        is_waiting = self._collectives.is_waiting
+        waits_in = self._collectives.seq if is_waiting and self._is_suspended else 0
+        actions += self._membership.say_again(server, waits_in=waits_in)
+        transfers = self._slice
+        if isinstance(transfers, ResendingTransfers):
+            if server in transfers.servers:
+                newest = self._settings.newest
+                actions += [SendControl(server_id(server), each, self.set_index) for each in newest]
+            actions += transfers.send_again(server)
+        return actions + self._state.ask_again(server)
 
     def _on_survive(self, peer: int, message: Survive) -> list[Action]:
         actions = self._membership.on_survive(peer, message)
@@ -206,7 +246,8 @@ class WorkerCore:
         ascending; ``first_clock``: iterations that a checkpoint has which the job goes on from."""
         if self._slice is not None:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
-        self._slice = Transfers(
+        make = ResendingTransfers if self.seat.servers_have_buddies else Transfers
+        self._slice = make(
             self.seat,
             owners=owners,
             mine=partition.slices(len(self.seat.members), order)[self.seat.place],

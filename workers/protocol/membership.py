@@ -50,7 +50,9 @@ class Membership:
         self._has_asked = False
         self._registered: set[int] = set()
         """Servers that have answered."""
-        self.has_left = False
+        self._suspended: Suspend | None = None
+        """The last that was said."""
+        self._left: Leave | None = None
         self.is_done = False
         """Whether this worker has said that its script has finished."""
         self.is_stopped = False
@@ -160,14 +162,29 @@ class Membership:
         """The group enters collective ``seq``: its leader says so where it is registered."""
         if not self._speaks_for_group:
             return []
-        return self._to_every_server(Suspend(group=self._seat.group, clock=clock, seq=seq))
+        self._suspended = Suspend(group=self._seat.group, clock=clock, seq=seq)
+        return self._to_every_server(self._suspended)
 
     def begin_leave(self, *, clock: int) -> list[Action]:
         """The group's script has finished ``clock`` iterations: nobody waits for more of them."""
         if not self._speaks_for_group:
             return []
-        self.has_left = True
-        return self._to_every_server(Leave(group=self._seat.group, clock=clock))
+        self._left = Leave(group=self._seat.group, clock=clock)
+        return self._to_every_server(self._left)
+
+    @property
+    def has_left(self) -> bool:
+        return self._left is not None
+
+    def say_again(self, server: int, *, waits_in: int) -> list[Action]:
+        """To who has taken the place of ``server``, which has died and may not have heard it: that
+        the group has left, or waits in collective ``waits_in`` (0: in none)."""
+        peer, actions = server_id(server), list[Action]()
+        if self._suspended is not None and self._suspended.seq == waits_in:
+            actions.append(SendControl(peer, self._suspended, self._set_index))
+        if self._left is not None:
+            actions.append(SendControl(peer, self._left, self._set_index))
+        return actions
 
     @property
     def _speaks_for_group(self) -> bool:

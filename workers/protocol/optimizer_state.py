@@ -71,6 +71,15 @@ class StateTransfer:
         wanted = StateWanted(number=self._number, chunk=chunk, start=start)
         return SendControl(server_id(server), wanted, self._set_index)
 
+    def ask_again(self, server: int) -> list[Action]:
+        """``server`` has died, and who has taken its place has not heard what it was asked."""
+        return [self._next(server)] if server in self._queues else []
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether parts of the chief's own are under way."""
+        return bool(self._queues) and not self._is_asking
+
     def on_taken(self, peer: int, message: StateTaken) -> list[Action]:
         server = self._server_of(peer, (message.chunk, message.start), is_asked=False)
         if server is None:

@@ -16,6 +16,8 @@ class Seat:
     members: tuple[int, ...]
     """The workers of the group; the first is its leader."""
     num_servers: int
+    servers_have_buddies: bool = False
+    """Whether another server goes on in the place of one that has died."""
 
     @property
     def place(self) -> int:

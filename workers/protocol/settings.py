@@ -12,6 +12,7 @@ before all its gradients are there may leave under other absent pieces than the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from psdist.errors import InvariantError
@@ -28,6 +29,8 @@ class SettingsVersions:
         """Of the settings that are current; 0 before the first push."""
         self._current: tuple[bytes, tuple[int, ...]] | None = None
         self._recent: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.newest: deque[Settings] = deque(maxlen=_NUM_KEPT)
+        """That pushes which are not answered may have been made under, in order."""
 
     def update(self, hyper: bytes, absent: Sequence[int]) -> Settings | None:
         """Make these the current settings; the message to send first if they are new ones."""
@@ -38,7 +41,9 @@ class SettingsVersions:
         self.version += 1
         self._recent[self.version] = settings
         self._recent.pop(self.version - _NUM_KEPT, None)
-        return Settings(version=self.version, hyper=hyper, absent=list(absent))
+        message = Settings(version=self.version, hyper=hyper, absent=list(absent))
+        self.newest.append(message)
+        return message
 
     def update_absent(self, absent: Sequence[int]) -> Settings | None:
         """As :meth:`update`, with the hyperparameters that are current."""

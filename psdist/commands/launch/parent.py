@@ -49,6 +49,7 @@ from psdist.report.facts import (
     Hello,
     InputWanted,
     PhaseReached,
+    RankSurvived,
     RoleTaken,
     SignalCame,
     Training,
@@ -265,6 +266,10 @@ class Parent:
                 self._display.registrar_is_elsewhere()
         elif isinstance(fact, InputWanted):
             rank.give_input()
+        elif isinstance(fact, RankSurvived):
+            for each in self._ranks.all:
+                each.has_ended_well |= each.number == fact.rank
+            self._vanished = [each for each in self._vanished if each.number != fact.rank]
         elif isinstance(fact, Failed | Finished):
             rank.has_ended_well = True
             if isinstance(fact, Failed):

@@ -131,7 +131,8 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     replay, run = sums.replay, sums.replay.run
     is_alive = np.ones(len(run.groups), np.bool_)
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
-    due = np.flatnonzero(is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group])
+    is_due = is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group]
+    due = np.flatnonzero(is_due & (replay.position > replay.taken_over_at))
     worker = run.slice_owner(replay.group[due], replay.chunk[due])
     taken, wanted = _numbered(
         (sums.worker, sums.chunk, sums.clock), (worker, replay.chunk[due], replay.clock[due])
@@ -197,7 +198,7 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     if replay.is_complete:
         findings.add_each(
             Rule.CHECKSUM,
-            np.flatnonzero(~is_known),
+            np.flatnonzero(~is_known & (sampled.position > replay.taken_over_at)),
             lambda use: (
                 f"{sampled.line(use)}: was sampled, but the server recorded no checksum of its "
                 f"reply to clock {sampled.reply[use]} of worker {worker[use]}"

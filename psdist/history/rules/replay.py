@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import OF_CHUNK, EventFlag, EventKind, Ints, ServerLog
+from psdist.history.records import OF_MEMBERSHIP, EventFlag, EventKind, Ints, ServerLog
 from psdist.history.run_record import RunRecord
 
 NEVER = int(np.iinfo(np.int32).max)
@@ -84,8 +84,12 @@ class ServerReplay:
         self.num_before: int = int(np.argmax(is_later)) if is_later.any() else len(events)
         """Events in front of the first that is none of those with which a run begins."""
 
-        self.member_position: Ints = np.flatnonzero(~np.isin(events["kind"], OF_CHUNK))
+        self.member_position: Ints = np.flatnonzero(np.isin(events["kind"], OF_MEMBERSHIP))
         self.members = events[self.member_position]
+        (taken,) = np.nonzero(events["kind"] == EventKind.TAKEOVER)
+        self.taken_over_at: int = int(taken[0]) if len(taken) else -1
+        """Where another server goes on, because this one has died; -1 where that is not so. What it
+        had made before and not written is not known."""
         self.limits = self._replay_membership()
         self.num_active_workers = self._count_active_workers()
 

@@ -78,6 +78,9 @@ class ChunkState:
     """Groups with such pushes in the order of arrival; ssp and async only."""
     sent: dict[int, int] = field(default_factory=dict)
     """Group -> its newest iteration whose push was offered."""
+    contained_offers: set[int] = field(default_factory=set)
+    """Groups of which a push is offered that the chunk contains: their workers had sent it to a
+    server that has died, and wait for a reply. Its slot is free again at once."""
     parked: dict[int, list[PendingReply]] = field(default_factory=dict)
     """Replies that the mode does not allow yet, by the min_done that they need."""
     unloaded_pulls: list[PendingReply] = field(default_factory=list)
@@ -97,6 +100,8 @@ class ChunkState:
     pulls: dict[int, int] = field(default_factory=dict)
     """Peer -> number of the pull whose reply is parked, or waits for the initial values."""
     _tokens: dict[int, set[ReplyToken]] = field(default_factory=dict)
+    _again: dict[int, int] = field(default_factory=dict)
+    """Peer -> the iteration that it has sent again, because a server has died."""
     _turn: int = field(init=False)
     """Groups below it have had their turn, or none,"""
     _turn_of: tuple[int, object] | None = None
@@ -176,6 +181,14 @@ class ChunkState:
         for token in tuple(self._tokens.get(peer, ())):
             if clock >= token.implied_by:
                 self.close_reply(token)
+
+    def is_first_again(self, peer: int, clock: int) -> bool:
+        """Whether ``peer`` has sent iteration ``clock`` again, and this is no second delivery of
+        that: a second reply would be one whose arrival nothing proves."""
+        is_first = clock > self._again.get(peer, -1)
+        if is_first:
+            self._again[peer] = clock
+        return is_first
 
     # -- the dead ------------------------------------------------------------------------------
 

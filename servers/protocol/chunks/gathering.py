@@ -48,6 +48,8 @@ class Gathered(Updates):
         if group is None:
             return ADDS
         chunk = self._chunks[index]
+        if chunk.contained_offers and group in chunk.contained_offers:
+            return ADDS
         chunk.clock.catch_up()
         if chunk.next_in_turn() != group:
             return EARLY if self._is_near(chunk) else TOO_FAR

@@ -58,6 +58,15 @@ class Replies:
                 return []
         return [self._reply(chunk, pending)]
 
+    def answer_again(self, chunk: ChunkState, pending: PendingReply) -> list[Action]:
+        """The chunk contains a push whose sender has sent it again, because the server that had
+        received it has died: reply, or park the reply."""
+        needed = self._policy.required_min_done(pending.clock + self._ahead)
+        if chunk.clock.min_done < needed:
+            self._park(chunk, needed, pending)
+            return []
+        return [self._reply(chunk, pending)]
+
     def _is_repeated(self, peer: int, number: int, chunk: int) -> bool:
         """Whether a pull of this number has asked for the chunk before: a second answer would be
         one whose arrival nothing proves."""

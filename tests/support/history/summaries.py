@@ -36,7 +36,8 @@ def summary_of(job: VirtualJob) -> Summary:
 
 def _of_set(job: SetOfJob) -> dict[str, Any]:
     run = job.history().run
-    counts = [server.statistics()["sets"][job.set_index] for server in job.servers]
+    loops = [job.loop_of(server) for server in range(len(job.servers))]
+    counts = [loop.statistics()["sets"][job.set_index] for loop in loops]
     trained = [worker.trainer.statistics() for worker in job.workers]
     staleness = sum((Counter(each.staleness) for each in trained), Counter())
     return {

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,9 @@ from psdist.errors import (
     HyperparameterError,
     PeerLostError,
     PsdistError,
+    ServersLostError,
 )
+from psdist.history.joining import joined
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.protocol.control import (
     Absent,
@@ -54,7 +57,9 @@ from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import Policy
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.sizes import SizeShard
@@ -104,6 +109,8 @@ class SetOfJob:
             mine = self.partition.bytes_by_server(self.owners, schedule.servers)
             held = [one + other for one, other in zip(held, mine, strict=True)]
         self.server_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
+        self.copied_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
+        """As their buddies write them."""
         self.workers: list[VirtualWorker] = []
         """Each worker's part in the set."""
         self.clocks_at_save: list[dict[int, int]] = []
@@ -131,9 +138,16 @@ class SetOfJob:
 
     # -- what has become of it -----------------------------------------------------------------
 
+    def loop_of(self, server: int) -> ServerLoop:
+        """That which serves its shard at the end."""
+        hosted = [
+            each for loop in self.servers for each in loop.hosted if each.transport.me == server
+        ]
+        return hosted[0] if hosted else self.servers[server]
+
     def set_loop(self, server: int) -> SetLoop | None:
         """None where the server has not heard of the set, because somebody died."""
-        loops = self.servers[server].sets
+        loops = self.loop_of(server).sets
         return loops[self.set_index] if self.set_index < len(loops) else None
 
     def core(self, server: int) -> ServerCore:
@@ -165,7 +179,12 @@ class SetOfJob:
             owners=self.owners,
             checksum_every=int(not self.holds_sizes_alone),
         )
-        return collect(record, self.server_histories, [w.history for w in self.workers])
+        workers = [worker.history for worker in self.workers]
+        history = collect(record, self.server_histories, workers)
+        if not schedule.has_buddies:
+            return history
+        logs = zip(history.servers, self.copied_histories, strict=True)
+        return replace(history, servers=tuple(joined(log, copy.log()) for log, copy in logs))
 
     def parameters_of(self, chunk: int) -> torch.Tensor:
         """Its server's own, now."""
@@ -196,7 +215,7 @@ class VirtualJob(SetOfJob):
         schedule: Schedule,
         *,
         policy: Callable[[int], Policy] | None = None,
-        make_set: Callable[..., SetLoop] = SetLoop,
+        make_set: Callable[..., SetLoop] | None = None,
         make_executor: MakeExecutor = TensorShard,
         make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
         wire: Wire = RAW_WIRE,
@@ -256,6 +275,7 @@ class VirtualJob(SetOfJob):
                 mode=schedule.mode,
                 groups=self.groups,
                 max_deaths=max_deaths,
+                buddies=schedule.buddies if schedule.has_buddies else (),
             )
             loop = ServerLoop(
                 self.transport(server_id(server)),
@@ -274,6 +294,7 @@ class VirtualJob(SetOfJob):
                 registrar=registrar if server == 0 else None,
                 on_registrar=self.reported.append,
                 make_set=make_set,
+                replication=self._replication(make_policy) if schedule.has_buddies else None,
             )
             self.servers.append(loop)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
@@ -291,12 +312,27 @@ class VirtualJob(SetOfJob):
     def sets(self) -> list[SetOfJob]:
         return [self, *self.others]
 
+    def _replication(self, make_policy: Callable[[int], Policy]) -> ReplicationOptions:
+        def make_core(
+            server: int, set_index: int, resumed_up_to: int, picture: ShardPicture | None
+        ) -> ServerCore:
+            return self._make_core(server, make_policy, set_index, resumed_up_to, picture)
+
+        return ReplicationOptions(
+            buddies=self.schedule.buddies,
+            num_groups=len(self.groups),
+            make_core=make_core,
+            make_history=lambda server, index: self.sets[index].copied_histories[server],
+            make_keeper=lambda server: MemoryKeeper(self.schedule.seed - 1 - server),
+        )
+
     def _make_core(
         self,
         server: int,
         make_policy: Callable[[int], Policy],
         _set_index: int,
         resumed_up_to: int,
+        picture: ShardPicture | None = None,
     ) -> ServerCore:
         core = ServerCore(
             server=server,
@@ -304,6 +340,7 @@ class VirtualJob(SetOfJob):
             groups=self.groups,
             resumed_up_to=resumed_up_to,
             survives_workers=self.max_deaths > 0,
+            picture=picture,
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core
@@ -335,7 +372,7 @@ class VirtualJob(SetOfJob):
             yield from actor
         except BuriedError as error:
             self.buried[peer] = error
-        except (PeerLostError, CollectiveError, HyperparameterError) as error:
+        except (PeerLostError, ServersLostError, CollectiveError, HyperparameterError) as error:
             is_meant = self.dead is not None or self.schedule.mistake
             if not is_meant:
                 raise
@@ -353,8 +390,8 @@ class VirtualJob(SetOfJob):
             num_events += 1
             if death is not None and num_events == death.after_events:
                 self._kill()
-        for server in self.servers:
-            for each in server.sets:
+        for server in range(len(self.servers)):
+            for each in self.loop_of(server).sets:
                 each.core.check_invariants()
         for worker in self.workers:
             for core in worker.core.sets:

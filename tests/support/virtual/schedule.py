@@ -123,6 +123,12 @@ class Schedule:
     work_s: float = 0.0
     """What a server does with one gradient takes so long, at most."""
     death: Death | None = None
+    has_buddies: bool = False
+    """Whether every server has a buddy, the next one, which keeps a second copy of its shard."""
+
+    @property
+    def buddies(self) -> list[int]:
+        return [(server + 1) % self.servers for server in range(self.servers)]
 
     @property
     def is_large(self) -> bool:

@@ -65,7 +65,11 @@ class VirtualWorker:
         self.set_index = job.set_index
         seed = f"{schedule.seed}" if first is None else f"{schedule.seed} set {self.set_index}"
         self.seat = Seat(
-            worker=worker, group=group, members=job.groups[group], num_servers=schedule.servers
+            worker=worker,
+            group=group,
+            members=job.groups[group],
+            num_servers=schedule.servers,
+            servers_have_buddies=schedule.has_buddies,
         )
         self.history = WorkerHistory(None, worker)
         self.pick_together = random.Random(f"{seed} {group}")

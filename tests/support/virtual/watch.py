@@ -360,5 +360,15 @@ class WatchedTransport:
             self._watch.on_event(self.me, event)
         return event
 
+    @property
+    def moved(self) -> Mapping[int, str]:
+        return self._transport.moved
+
+    def host(self, peer: int) -> Transport:
+        return self._transport.host(peer)
+
+    def move(self, peer: int, host: int) -> None:
+        self._transport.move(peer, host)
+
     def drain(self, timeout_s: float) -> None:
         self._transport.drain(timeout_s)

@@ -24,13 +24,13 @@ from psdist.history.records import (
     EVENT_DTYPE,
     HEADER,
     NO_CHUNK,
+    OF_MEMBERSHIP,
     PUSH,
     PUSH_DTYPE,
     USE_DTYPE,
     EventFlag,
 )
 from psdist.history.writers import (
-    OF_CHUNK,
     EventCount,
     EventKind,
     History,
@@ -70,7 +70,7 @@ events = st.lists(
         ),
         st.tuples(
             st.just("member"),
-            st.sampled_from(sorted(set(EventKind) - set(OF_CHUNK))),
+            st.sampled_from(sorted(OF_MEMBERSHIP)),
             st.integers(0, 1),
             clocks,
             st.floats(allow_nan=False),

@@ -51,7 +51,7 @@ def packed(header: Header) -> bytes:
 
 def test_a_header_is_these_bytes() -> None:
     used = (
-        b"PDS1" + struct.pack("<H", 8)
+        b"PDS1" + struct.pack("<H", 9)
         + bytes([2, 4, 12, 2, 0x18, 0x17])  # kind, dtype, codec, flags, set
         + struct.pack("<6I", 13, 0x01020304, 8, 5, 14, 9)
         + struct.pack("<qQq", -6, 10, -11)
@@ -70,9 +70,10 @@ def test_where_a_transport_looks_without_unpacking() -> None:
 
 
 def test_the_numbers_of_the_wire() -> None:
-    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (8, 0x31534450, 128, 2**62)
+    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (9, 0x31534450, 128, 2**62)
     assert {each.name: each.value for each in Kind} == {
         "PUSH": 1, "REPLY": 2, "PULL": 3, "INIT": 4, "CONTROL": 5, "RECEIPT": 6,
+        "RECORD": 7, "RECORDED": 8,
     }  # fmt: skip
     assert {each.name: each.value for each in Dtype} == {
         "NONE": 0, "FLOAT32": 1, "FLOAT64": 2, "FLOAT16": 3, "BFLOAT16": 4,
@@ -84,7 +85,7 @@ def test_the_numbers_of_the_wire() -> None:
     flags = {name: value for name, value in vars(Flag).items() if name.isupper()}
     assert flags == {
         "NONE": 0, "FRESH": 1, "CHECKSUMMED": 2, "FOR_PULL": 4, "RECORDED": 8, "UNCHANGED": 16,
-        "RECEIPT": 64,
+        "AGAIN": 32, "RECEIPT": 64,
     }  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_what_a_header_does_not_say_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "known"), [("kind", range(1, 7)), ("dtype", range(5)), ("flags", range(64, 96))]
+    ("field", "known"), [("kind", range(1, 9)), ("dtype", range(5)), ("flags", range(64, 128))]
 )
 def test_every_known_value_of_a_field_is_taken_and_the_next_is_not(
     field: str, known: range

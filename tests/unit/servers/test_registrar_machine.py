@@ -28,6 +28,7 @@ from psdist.protocol.control import (
     Resume,
     Resumed,
     Stop,
+    TakenOver,
     WhoIsAbsent,
     WriteFailed,
     Written,
@@ -219,7 +220,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
-        *(Written, WriteFailed, Held, Busy, Buried),
+        *(Written, WriteFailed, Held, Busy, Buried, TakenOver),
     }
 
 

@@ -1,0 +1,62 @@
+"""Which server keeps the second copy of whose shard; pure.
+
+Every server is the buddy of exactly one other, so that copies take equal memory. Where they can,
+the two are in different racks, else on different hosts: what fails together is a host or a rack.
+
+    pairs = pair(hosts=["n1", "n1", "n2", "n2"], racks=["", "", "", ""])
+    pairs.buddies                         # (2, 3, 0, 1)
+    pairs.warning                         # "" unless some pair shares a host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    buddies: tuple[int, ...]
+    """By server."""
+    warning: str
+    """What the user should know; nothing where no pair shares a host."""
+
+
+def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
+    """``hosts``, ``racks``: of each server; "" for a rack that is not known. Raises
+    :class:`ConfigError` where there is only one server."""
+    count = len(hosts)
+    if count < 2:
+        raise ConfigError(
+            f"replication = buddy needs 2 servers or more, this run has {count}: a server's second "
+            "copy is kept by another server; pass --servers 2, or --set replication=none"
+        )
+    # Neighbours in this order share racks, then hosts: a shift by as many as share most parts all.
+    order = sorted(range(count), key=lambda server: (racks[server], hosts[server], server))
+
+    def shifted(by: int) -> list[tuple[int, int]]:
+        return [(each, order[(at + by) % count]) for at, each in enumerate(order)]
+
+    def apart(by: int) -> tuple[int, int, int]:
+        pairs = shifted(by)
+        other_host = sum(hosts[one] != hosts[other] for one, other in pairs)
+        other_rack = sum(racks[one] != racks[other] for one, other in pairs)
+        return other_host, other_rack, -by
+
+    best = shifted(max(range(1, count), key=apart))
+    by_server = dict(best)
+    sharing = sorted(one for one, other in best if hosts[one] == hosts[other])
+    warning = ""
+    if sharing:
+        which = "every server" if len(sharing) == count else f"servers {_listed(sharing)}"
+        warning = (
+            f"replication = buddy: {which} and the buddy share a host: what is lost with that host "
+            "is lost with both copies; with servers on more hosts they would not"
+        )
+    return Pairs(buddies=tuple(by_server[each] for each in range(count)), warning=warning)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (" ..." if len(numbers) > 8 else "")

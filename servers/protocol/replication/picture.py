@@ -1,0 +1,144 @@
+"""What a buddy knows of another server's part of a parameter set, from its records; pure.
+
+Enough to go on as that server: of every chunk which updates it contains and in which version it is,
+of every group how it stands. What the server had received and not applied is not here: nobody was
+told of it, and workers send it again.
+
+    picture = ShardPicture(chunks=(0, 2), num_groups=2, num_state_parts=0)
+    picture.apply(StepRecord(chunk=0, groups=[0, 1], clocks=[0, 0], ...))
+    picture.clocks[0]                     # [1, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.servers.protocol.membership import Standing
+from psdist.servers.protocol.replication.records import (
+    MemberRecord,
+    Record,
+    ResumedRecord,
+    SnapshotRecord,
+    StateRecord,
+    StepRecord,
+    ValuesRecord,
+)
+
+_STANDINGS = {
+    "join": (Standing.UNREGISTERED, Standing.ACTIVE),
+    "suspend": (Standing.ACTIVE, Standing.SUSPENDED),
+    "resume": (Standing.SUSPENDED, Standing.ACTIVE),
+    "leave": (Standing.ACTIVE, Standing.LEFT),
+}
+"""Kind of a membership event -> how the group stood before it, and how behind it."""
+
+
+class ShardPicture:
+    def __init__(
+        self,
+        *,
+        chunks: Sequence[int],
+        num_groups: int,
+        num_state_parts: int,
+        first: Sequence[int] = (),
+        is_restored: bool = False,
+    ) -> None:
+        """``first``: where the groups' clocks begin, nothing for 0; ``num_state_parts``: how many
+        parts of optimizer state the chief sends this server; ``is_restored``: values and state are
+        those of a checkpoint."""
+        self.first = tuple(first or [0] * num_groups)
+        self.clocks = {chunk: list(self.first) for chunk in chunks}
+        """Chunk -> by group: how many of its updates the chunk contains."""
+        self.versions = dict.fromkeys(chunks, 1)
+        self.loaded = set(chunks) if is_restored else set[int]()
+        """Chunks that have values."""
+        self.newest_loads = dict.fromkeys(chunks, 0)
+        """Chunk -> number of the values that the chief has set last."""
+        self.standings = [Standing.UNREGISTERED] * num_groups
+        self.stops = list(self.first)
+        """By group: after how many of its iterations it has stopped, where it does not count."""
+        self.num_updates = self.num_steps = 0
+        """Updates in all chunks, and steps with a gradient."""
+        self.resumed_up_to = 0
+        self._has_begun = False
+        """Whether it is known which collectives were over when the server made the set."""
+        self._num_state_parts = num_state_parts
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the set was made ready: values and state are here, and groups have come."""
+        has_groups = self._has_begun and Standing.UNREGISTERED not in self.standings
+        return has_groups and not self._num_state_parts and len(self.loaded) == len(self.clocks)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether a group has still to come, or to leave."""
+        return any(standing is not Standing.LEFT for standing in self.standings)
+
+    def apply(self, record: Record) -> None:
+        """What the record tells has happened. Raises :class:`ProtocolError` where it cannot have:
+        every update is contained once, in its group's order."""
+        if isinstance(record, StepRecord):
+            self._on_step(record)
+        elif isinstance(record, ValuesRecord):
+            self._require(record.chunk)
+            is_first = record.chunk not in self.loaded
+            if is_first == bool(record.number) or record.number < self.newest_loads[record.chunk]:
+                self._refuse(f"values number {record.number} of chunk {record.chunk}")
+            self.loaded.add(record.chunk)
+            if record.number:
+                self.newest_loads[record.chunk] = record.number
+                self.versions[record.chunk] += 1
+        elif isinstance(record, StateRecord):
+            self._require(record.chunk)
+            self._num_state_parts -= 1
+            if self._num_state_parts < 0:
+                self._refuse(f"more optimizer state than was announced, of chunk {record.chunk}")
+        elif isinstance(record, MemberRecord):
+            self._on_member(record)
+        elif isinstance(record, ResumedRecord):
+            if self._has_begun and record.seq != self.resumed_up_to + 1:
+                self._refuse(f"collective {record.seq} after collective {self.resumed_up_to}")
+            self._has_begun, self.resumed_up_to = True, record.seq
+        elif isinstance(record, SnapshotRecord):
+            for chunk in record.chunks:
+                self._require(chunk)
+        else:
+            raise InvariantError(f"a picture was given {type(record).__name__}")
+
+    def _on_step(self, record: StepRecord) -> None:
+        self._require(record.chunk)
+        clocks, groups = self.clocks[record.chunk], record.groups
+        if record.chunk not in self.loaded or groups != sorted(set(groups)):
+            self._refuse(f"a step of groups {groups} on chunk {record.chunk}")
+        for group, clock in zip(groups, record.clocks, strict=True):
+            if not 0 <= group < len(clocks) or clocks[group] != clock:
+                at = clocks[group] if 0 <= group < len(clocks) else None
+                self._refuse(
+                    f"iteration {clock} of group {group} in chunk {record.chunk}, which contains "
+                    f"{at} of it"
+                )
+            clocks[group] = clock + 1
+            self.num_updates += 1
+        if record.hyper:
+            self.num_steps += 1
+            self.versions[record.chunk] += 1
+
+    def _on_member(self, record: MemberRecord) -> None:
+        group = record.group
+        before, behind = _STANDINGS.get(record.kind, (None, None))
+        if not 0 <= group < len(self.standings) or self.standings[group] is not before:
+            self._refuse(f"a membership event {record.kind!r:.80} of group {group}")
+        assert behind is not None
+        self.standings[group] = behind
+        if record.kind in ("suspend", "leave"):
+            self.stops[group] = record.clock
+
+    def _require(self, chunk: int) -> None:
+        if chunk not in self.clocks:
+            self._refuse(f"a change of chunk {chunk}, which is not of its shard")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ProtocolError(f"the records of a shard tell of {what}")

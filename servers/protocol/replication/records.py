@@ -1,0 +1,145 @@
+"""What a server tells its buddy: every change of its shard, in the order of its log; pure.
+
+A record travels as one message (``Kind.RECORD``): the bytes that the change was made of, a gradient
+or values, and behind them the record as a msgpack map. Its number stands in the header's ``clock``,
+the length of what stands before the map in ``settings``.
+
+    packed = pack_record(ResumedRecord(seq=3))
+    unpack_record(packed)                  # ProtocolError on anything malformed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgpack
+from pydantic import ConfigDict, FailFast, ValidationError
+from pydantic.dataclasses import dataclass
+
+from psdist.errors import ProtocolError
+from psdist.servers.protocol.actions import Contribution
+
+_Numbers: TypeAlias = Annotated[list[int], FailFast()]
+_Weights: TypeAlias = Annotated[list[float], FailFast()]
+_Flags: TypeAlias = Annotated[list[bool], FailFast()]
+
+MOST_RECORD_BYTES: Final = 16 * 2**20
+"""Of a record beside the values or the gradient that it carries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Base of the records."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValuesRecord(Record):
+    """The chunk has these values: the initial ones, or (``number``) such as the chief has set after
+    ``clock`` iterations of its ``group``. Carries them, in the workers' dtype."""
+
+    chunk: int
+    group: int
+    clock: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateRecord(Record):
+    """Carries the chief's optimizer state of a part of a chunk, the elements from ``start`` on."""
+
+    chunk: int
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord(Record):
+    """One step on a chunk, of these updates (one entry of each list for each of them). Carries the
+    gradient that the optimizer was given, before ``gradient_scale``: as it was pushed, or
+    (``is_sum``) a sum in the server's dtype. No bytes and no ``hyper``: updates without a
+    gradient."""
+
+    chunk: int
+    is_sum: bool
+    gradient_scale: float
+    lr_scale: float
+    hyper: bytes
+    absent: _Numbers
+    groups: _Numbers
+    clocks: _Numbers
+    weights: _Weights
+    empties: _Flags
+
+    @property
+    def contributions(self) -> tuple[Contribution, ...]:
+        columns = self.groups, self.clocks, self.weights, self.empties
+        return tuple(map(Contribution._make, zip(*columns, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberRecord(Record):
+    """A membership event, as in the history."""
+
+    kind: str
+    group: int
+    clock: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumedRecord(Record):
+    """Collective ``seq`` is over; the first one of a set: it was, when the set was described."""
+
+    seq: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotRecord(Record):
+    """The chunks as they are now were copied for the checkpoint ``number``."""
+
+    number: int
+    chunks: _Numbers
+
+
+_TYPES: Final[dict[str, type[Record]]] = {
+    each.__name__: each
+    for each in (
+        *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
+    )
+}
+
+
+def pack_record(record: Record) -> bytes:
+    body: dict[str, Any] = {"type": type(record).__name__}
+    for field in dataclasses.fields(record):
+        body[field.name] = getattr(record, field.name)
+    packed: bytes = msgpack.packb(body, use_bin_type=True)
+    return packed
+
+
+def unpack_record(data: bytes | memoryview) -> Record:
+    """Raises :class:`ProtocolError` on anything that :func:`pack_record` does not make."""
+    if len(data) > MOST_RECORD_BYTES:
+        raise ProtocolError(f"a record of {len(data)} bytes, limit {MOST_RECORD_BYTES}")
+    try:
+        body = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a record that is not msgpack: {error}") from error
+    name = body.pop("type", None) if isinstance(body, dict) else None
+    cls = _TYPES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ProtocolError(f"a record of unknown type {name!r:.80}")
+    try:
+        record = cls(**body)
+    except ValidationError as error:
+        field = error.errors(include_url=False, include_input=False)[0]["loc"]
+        raise ProtocolError(f"a {name} whose field {field!r:.80} is not what it must be") from None
+    except TypeError:
+        raise ProtocolError(f"a {name} with a field that has no name") from None
+    if isinstance(record, StepRecord):
+        lengths = {len(record.groups), len(record.clocks), len(record.weights)}
+        if lengths != {len(record.empties)} or not record.empties:
+            raise ProtocolError("a StepRecord whose updates are not told in full")
+    return record

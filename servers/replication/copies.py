@@ -1,0 +1,133 @@
+"""The second copy of another server's part of a parameter set, as its buddy keeps it.
+
+The same executor and the same log as the other server's, changed by the same steps in the same
+order: values and optimizer state are the same bits, positions in the log the same numbers.
+
+    copy = ShardCopy(options, setup, partition, chunks, make_executor=TensorShard, ...)
+    copy.carry_out(record, frame, num_carried)
+    copy.picture                                    # what the server that goes on needs to know
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.history.writers import EventCount, EventKind, ServerHistory
+from psdist.protocol.checkpoints import FirstClocks, number_of
+from psdist.protocol.control import Setup
+from psdist.protocol.events import Frame
+from psdist.protocol.partition import Partition
+from psdist.servers.protocol.actions import Load, LoadState, SlotContent, Step
+from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.records import (
+    MemberRecord,
+    Record,
+    ResumedRecord,
+    SnapshotRecord,
+    StateRecord,
+    StepRecord,
+    ValuesRecord,
+)
+from psdist.servers.set_loop import ServerOptions, shard_spec, state_parts
+from psdist.servers.shard.executor import MakeExecutor
+
+
+class ShardCopy:
+    def __init__(
+        self,
+        options: ServerOptions,
+        setup: Setup,
+        partition: Partition,
+        chunks: Sequence[int],
+        *,
+        set_index: int,
+        num_groups: int,
+        make_executor: MakeExecutor,
+        history: ServerHistory | None,
+        first: FirstClocks | None,
+    ) -> None:
+        """``options``: the other server's; ``first``: where the set goes on from a checkpoint."""
+        self.setup = setup
+        spec = shard_spec(options, setup, partition, chunks)
+        self.executor = make_executor(spec)
+        self._partition = partition
+        self._history = history
+        self.log = history or EventCount()
+        self.picture = ShardPicture(
+            chunks=chunks,
+            num_groups=num_groups,
+            num_state_parts=len(state_parts(spec)),
+            first=first.clocks if first is not None else (),
+            is_restored=bool(setup.restore),
+        )
+        if setup.restore:
+            number, keeper = number_of(setup.restore), options.keeper
+            assert keeper is not None
+            assert number is not None
+            for chunk in chunks:
+                self.executor.restore(chunk, keeper.regions(set_index, partition, chunk))
+                self.log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))
+
+    def carry_out(self, record: Record, frame: Frame, num_carried: int) -> None:
+        """Raises :class:`ProtocolError` for a record that does not follow from those before."""
+        self.picture.apply(record)
+        if isinstance(record, StepRecord):
+            self._step(record, frame, num_carried)
+        elif isinstance(record, ValuesRecord):
+            self._require(num_carried == self._partition.chunks[record.chunk].num_bytes, record)
+            self.executor.load(Load(record.chunk, frame, 0, record.group, record.clock))
+            if record.number:
+                crc = None
+                if self._history is not None:
+                    crc = self.executor.checksum(record.chunk, 0, encoded=None)
+                self.log.load(record.chunk, record.group, record.clock, crc)
+        elif isinstance(record, StateRecord):
+            assert frame.payload is not None
+            values = bytes(frame.payload[:num_carried])
+            self.executor.load_state(LoadState(record.chunk, record.start, values))
+        elif isinstance(record, MemberRecord):
+            kind = EventKind[record.kind.upper()]
+            self.log.member(kind, record.group, record.clock, float(record.workers))
+        elif isinstance(record, SnapshotRecord):
+            for chunk in record.chunks:
+                crc = self._value_checksum(chunk)
+                self.log.kept(EventKind.SNAPSHOT, chunk, record.number, crc)
+        elif not isinstance(record, ResumedRecord):
+            raise InvariantError(f"a copy was given {type(record).__name__}")
+
+    def close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+    def _step(self, record: StepRecord, frame: Frame, num_carried: int) -> None:
+        chunk, contributions = self._partition.chunks[record.chunk], record.contributions
+        if not record.hyper:
+            self._require(not num_carried, record)
+            self.log.step(record.chunk, contributions)
+            return
+        wanted = chunk.num_master_bytes if record.is_sum else chunk.num_bytes
+        self._require(num_carried == wanted, record)
+        self.executor.step(
+            Step(
+                chunk=record.chunk,
+                gradient=frame,
+                content=SlotContent.SUM if record.is_sum else SlotContent.GRADIENT,
+                gradient_scale=record.gradient_scale,
+                lr_scale=record.lr_scale,
+                hyper=record.hyper,
+                absent=frozenset(record.absent),
+                source=0,
+                target=0,
+                contributions=contributions,
+            )
+        )
+        self.log.step(record.chunk, contributions, record.lr_scale)
+
+    @staticmethod
+    def _require(fits: bool, record: Record) -> None:
+        if not fits:
+            raise ProtocolError(f"a {type(record).__name__} came with bytes of another size")
+
+    def _value_checksum(self, chunk: int) -> int | None:
+        return self.executor.value_checksum(chunk) if self._history is not None else None

@@ -1,0 +1,158 @@
+"""What a primary says, and when it leaves: a transport that holds outputs for the buddy.
+
+The loops of a server's parameter sets are given it in place of the network. What they send is made
+up at once, so that a reply reads the position and the buffer that it is about, and leaves when the
+buddy holds every change before it (psdist.servers.protocol.replication.primary).
+
+    outbox = Outbox(transport, Primary(server=1, buddy=server_id(2)))
+    outbox.record(0, StepRecord(...), gradient)     # the buddy is told
+    outbox.send(worker_id(3), reply)                # held until the buddy has it
+    outbox.on_recorded(server_id(2), 1)             # now it leaves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psdist.protocol.control import Control
+from psdist.protocol.events import Event, Frame
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.memory import allocate
+from psdist.servers.protocol.replication.primary import Primary
+from psdist.servers.protocol.replication.records import Record, pack_record
+from psdist.transport.base import Transport
+
+
+class RecordFrame(Frame):
+    """Memory for a record on its way to the buddy; reused for record after record."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class _HeldFrame:
+    peer: int
+    frame: Frame
+
+
+@dataclass(slots=True)
+class _HeldControl:
+    peer: int
+    message: Control
+    set_index: int
+
+
+class Outbox:
+    """A :class:`psdist.transport.base.Transport` in front of another one."""
+
+    def __init__(self, transport: Transport, primary: Primary) -> None:
+        self.primary = primary
+        self._transport = transport
+        self._free: list[RecordFrame] = []
+        self._num_frames = 0
+        self._frame_bytes = 0
+        self.num_bytes_told = 0
+        """Of payload, in records."""
+
+    # -- to the buddy --------------------------------------------------------------------------
+
+    def record(self, set_index: int, record: Record, carried: memoryview | None = None) -> None:
+        """Tell the buddy, with a copy of the bytes that the change is made of."""
+        number = self.primary.count_record()
+        if not number:
+            return
+        told = pack_record(record)
+        num_carried = len(carried) if carried is not None else 0
+        num_bytes = num_carried + len(told)
+        frame = self._frame(num_bytes)
+        assert frame.payload is not None
+        if carried is not None:
+            frame.payload[:num_carried] = carried
+        frame.payload[num_carried:num_bytes] = told
+        Header(
+            kind=Kind.RECORD,
+            sender=self._transport.me,
+            clock=number,
+            length=num_bytes,
+            settings=num_carried,
+            set_index=set_index,
+        ).pack_into(frame.header)
+        self.num_bytes_told += num_bytes
+        self._transport.send(self.primary.buddy, frame)
+
+    def _frame(self, num_bytes: int) -> RecordFrame:
+        while self._free:
+            frame = self._free.pop()
+            if frame.capacity >= num_bytes:
+                return frame
+            self._num_frames -= 1  # a larger one takes its place
+        self._num_frames += 1
+        self._frame_bytes = max(self._frame_bytes, num_bytes)
+        return RecordFrame(allocate(self._frame_bytes))
+
+    def take_back(self, frame: RecordFrame) -> None:
+        """The network needs the frame no more."""
+        self._free.append(frame)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether nothing is held, and nothing is on its way to the buddy."""
+        return self.primary.is_told and len(self._free) == self._num_frames
+
+    @property
+    def num_bytes_held(self) -> int:
+        """Memory for records on their way."""
+        return self._num_frames * self._frame_bytes
+
+    def on_recorded(self, peer: int, number: int) -> None:
+        self._let_go(self.primary.on_recorded(peer, number))
+
+    def go_alone(self) -> None:
+        """The registrar has declared the buddy dead."""
+        self._let_go(self.primary.go_alone())
+
+    def _let_go(self, outputs: list[_HeldFrame | _HeldControl]) -> None:
+        for output in outputs:
+            if isinstance(output, _HeldFrame):
+                self._transport.send(output.peer, output.frame)
+            else:
+                self._transport.send_control(output.peer, output.message, output.set_index)
+
+    # -- to all others -------------------------------------------------------------------------
+
+    @property
+    def me(self) -> int:
+        return self._transport.me
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        return self._transport.lost
+
+    @property
+    def moved(self) -> Mapping[int, str]:
+        return self._transport.moved
+
+    def send(self, peer: int, frame: Frame) -> None:
+        if not self.primary.hold(_HeldFrame(peer, frame)):
+            self._transport.send(peer, frame)
+
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        if not self.primary.hold(_HeldControl(peer, message, set_index)):
+            self._transport.send_control(peer, message, set_index)
+
+    def accept(self, ticket: Any, frame: Frame) -> None:
+        self._transport.accept(ticket, frame)
+
+    def poll(self) -> Event | None:
+        return self._transport.poll()
+
+    def drain(self, timeout_s: float) -> None:
+        self._transport.drain(timeout_s)
+
+    def host(self, peer: int) -> Transport:
+        return self._transport.host(peer)
+
+    def move(self, peer: int, host: int) -> None:
+        self._transport.move(peer, host)

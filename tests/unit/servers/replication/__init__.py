@@ -1,0 +1,1 @@
+"""Second copies of shards: the machines of both sides, and of the registrar."""

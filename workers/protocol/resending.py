@@ -1,0 +1,53 @@
+"""Pushes and pulls that are sent again where the server that they were sent to has died; pure.
+
+    transfers = ResendingTransfers(seat, owners=owners, ...)
+    transfers.send_again(1)               # server 1 is served elsewhere from now on
+
+What is sent again is what was sent and is not answered, in its order, marked ``Flag.AGAIN``; who
+has taken the server's place knows by group, clock and chunk what it contains already. Gradients
+still lie in memory: that is the worker's again only with the reply.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from psdist.protocol.header import Flag, Header
+from psdist.workers.protocol.actions import Action
+from psdist.workers.protocol.transfers import Transfers
+
+
+class ResendingTransfers(Transfers):
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._sent: dict[int, Header] = {}
+        """By chunk: what was sent about it last."""
+
+    def _send_next(self, server: int) -> list[Action]:
+        queue, sent = self._queues[server], self._sent
+        waiting = list(queue)
+        actions = super()._send_next(server)
+        for header in waiting[: len(waiting) - len(queue)]:
+            sent[header.chunk] = header
+        return actions
+
+    def send_again(self, server: int) -> list[Action]:
+        """``server`` has died and is served elsewhere: send again what it has not answered."""
+        unanswered: list[Header] = []
+        for chunk, header in self._sent.items():
+            is_awaited = self.awaited.get(chunk) == (header.clock, header.pull_number)
+            if self.owners[chunk] != server or not is_awaited:
+                continue
+            if chunk in self._incoming:
+                # A part of the reply may lie in the memory already: no version any more.
+                self._incoming.discard(chunk)
+                self.forget_values([chunk])
+            self._received.discard(chunk)
+            held = self._held(chunk) if header.chunk_version else 0
+            again = header._replace(flags=header.flags | Flag.AGAIN, chunk_version=held)
+            unanswered.append(again)
+        unanswered.sort(key=self._turn)
+        self._queues[server] = deque([*unanswered, *self._queues[server]])
+        self._outstanding[server] = 0
+        return self._send_next(server)
