@@ -33,6 +33,7 @@ def python(*words: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 def test_the_public_names_are_these() -> None:
     assert psdist.__all__ == [
+        "BuriedError",
         "CheckpointError",
         "CollectiveError",
         "ConfigError",
