@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from psdist.errors import PlacementError as PlacementError
     from psdist.errors import ProtocolError as ProtocolError
     from psdist.errors import PsdistError as PsdistError
+    from psdist.errors import ServersLostError as ServersLostError
     from psdist.errors import TraceError as TraceError
     from psdist.errors import TransportError as TransportError
     from psdist.errors import UsageError as UsageError
@@ -58,6 +59,7 @@ __all__ = [
     "ProtocolError",
     "PsdistError",
     "ServedOptimizer",
+    "ServersLostError",
     "TraceError",
     "TransportError",
     "UsageError",
