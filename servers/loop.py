@@ -9,6 +9,8 @@ It decides nothing about consistency, nor about who has come to a collective.
     loop = ServerLoop(transport, make_core, options, make_executor=TensorShard)
     loop.run(waiting)                                     # on a real network
     network.spawn(server_id(0), loop.actor())             # in a virtual one
+
+Longer than other modules: whose an event is stands in one place, also where servers have died.
 """
 
 from __future__ import annotations

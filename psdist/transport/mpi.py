@@ -15,6 +15,8 @@ then, for the notice comes by another: PeerLost follows when nothing has come fo
 the launcher ends the job.
 
 mpi4py's exceptions do not rise above this module.
+
+Longer than other modules: an endpoint that is hosted shares all that its host's has under way.
 """
 
 from __future__ import annotations

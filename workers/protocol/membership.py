@@ -52,7 +52,9 @@ class Membership:
         """Servers that have answered."""
         self._suspended: Suspend | None = None
         """The last that was said."""
+        self.has_left = False
         self._left: Leave | None = None
+        """What was said then."""
         self.is_done = False
         """Whether this worker has said that its script has finished."""
         self.is_stopped = False
@@ -169,12 +171,9 @@ class Membership:
         """The group's script has finished ``clock`` iterations: nobody waits for more of them."""
         if not self._speaks_for_group:
             return []
+        self.has_left = True
         self._left = Leave(group=self._seat.group, clock=clock)
         return self._to_every_server(self._left)
-
-    @property
-    def has_left(self) -> bool:
-        return self._left is not None
 
     def say_again(self, server: int, *, waits_in: int) -> list[Action]:
         """To who has taken the place of ``server``, which has died and may not have heard it: that

@@ -1,0 +1,84 @@
+"""A server is killed by SIGKILL, and its buddy goes on: status 0, `psdist check` proves it, in sync
+the parameters are those of a run without the death, and no process is left."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from psdist.commands.check import check_run
+from psdist.history.files import read_histories
+from tests.support.mpirun import REPOSITORY, Completed, run_mpi
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "kills_server.py"
+TIMEOUT_S = 240
+
+
+def run(
+    path: Path,
+    *,
+    kills: int | None,
+    mode: str = "sync",
+    launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
+) -> Completed:
+    words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
+    words += ["--servers", "2", "--set", "replication=buddy", "--set", "chunk_bytes=4096"]
+    env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
+    if kills is not None:
+        env["KILLS"] = str(kills)
+    return run_mpi(
+        4, [*words, str(PROGRAM)], timeout_s=TIMEOUT_S, env=env, launcher_args=launcher_args
+    )
+
+
+def parameters_of(done: Completed) -> str:
+    (found,) = re.findall(r"^parameters (\w{8})$", done.stdout, re.MULTILINE)
+    return str(found)
+
+
+def prove_survival(done: Completed, path: Path) -> None:
+    assert done.returncode == 0, done.text
+    summary = json.loads((path / "run" / "summary.json").read_text())
+    assert (summary["exit"], summary["replication"]) == ("completed", "buddy")
+    (death,) = summary["deaths"]
+    assert (death["server"], death["taken_over_by"]) == (1, 0)
+    report = check_run(path / "run", read_histories(path / "run"))
+    assert report.proved, (report.violations, report.notes)
+    assert "server 1 (rank 1 on" in done.stderr
+    assert "server 0 has taken its place" in done.stderr
+
+
+def test_in_sync_the_death_of_a_server_changes_no_bit(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole = run(tmp_path / "whole", kills=None)
+    assert whole.returncode == 0, whole.text
+    killed = run(tmp_path / "killed", kills=1)
+    prove_survival(killed, tmp_path / "killed")
+    assert parameters_of(killed) == parameters_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_the_death_of_a_server_is_survived(mode: str, tmp_path: Path) -> None:
+    prove_survival(run(tmp_path, kills=1, mode=mode), tmp_path)
+
+
+def test_without_ulfm_the_setting_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, kills=None, launcher_args=())
+    assert done.returncode == 2, done.text
+    (line,) = [each for each in done.stderr.splitlines() if "replication = buddy needs" in each]
+    assert "mpirun --with-ft ulfm (psdist run -n passes it)" in line
+
+
+@pytest.mark.slow
+def test_the_death_of_the_registrar_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, kills=0)
+    assert done.returncode == 1, done.text
+    assert "server 0 (rank 0 on" in done.stderr
+    assert "has died; " in done.stderr

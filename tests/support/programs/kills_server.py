@@ -1,0 +1,48 @@
+"""A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
+
+KILLS: the server's number. The parameters that it ends with are printed as one CRC-32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import zlib
+from pathlib import Path
+
+import torch
+
+import psdist
+
+ITERATIONS = 12
+KILL_AT = int(os.environ.get("KILL_AT", "5"))
+
+
+def kill_server(number: int) -> None:
+    ranks = json.loads((Path(os.environ["PSDIST_RUN_DIR"]) / "ranks.json").read_text())
+    servers = [each["pid"] for each in ranks if each["role"] == "server"]
+    os.kill(servers[number], signal.SIGKILL)
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    job = psdist.init()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer = job.prepare(model, optimizer)
+    torch.manual_seed(100 + job.rank)
+    for iteration in range(ITERATIONS):
+        if iteration == KILL_AT and job.is_chief and "KILLS" in os.environ:
+            kill_server(int(os.environ["KILLS"]))
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    job.pull()
+    if job.is_chief:
+        flat = torch.cat([each.detach().flatten() for each in model.parameters()])
+        print(f"parameters {zlib.crc32(flat.numpy().tobytes()):08x}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The machines of second copies, each by itself: pairs, what a primary holds, the order in which a
+buddy takes records, what it knows, and who takes a dead server's place."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.errors import ConfigError, ProtocolError, ServersLostError
+from psdist.protocol.control import Moved, TakenOver, TakeOver
+from psdist.protocol.events import Offered
+from psdist.protocol.header import Kind
+from psdist.protocol.ids import server_id, worker_id
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.replication.pairs import pair
+from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.primary import Primary
+from psdist.servers.protocol.replication.records import (
+    MemberRecord,
+    ResumedRecord,
+    StepRecord,
+    ValuesRecord,
+    pack_record,
+    unpack_record,
+)
+from psdist.servers.protocol.replication.replica import MOST_TAKEN, Replica
+from psdist.servers.protocol.replication.takeovers import Move, ServerDeath, Takeovers
+
+BUDDY = server_id(2)
+
+
+def step(chunk: int, *, groups: list[int], clocks: list[int], hyper: bytes = b"h") -> StepRecord:
+    return StepRecord(
+        chunk=chunk,
+        is_sum=True,
+        gradient_scale=0.5,
+        lr_scale=1.0,
+        hyper=hyper,
+        absent=[],
+        groups=groups,
+        clocks=clocks,
+        weights=[1.0] * len(groups),
+        empties=[not hyper] * len(groups),
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "racks"),
+    [
+        (["a", "a", "b", "b"], [""] * 4),
+        (["a", "b", "c", "d"], ["r", "r", "s", "s"]),
+        (["a", "b", "a", "b", "c", "c"], [""] * 6),
+    ],
+)
+def test_a_pair_shares_neither_host_nor_rack_where_that_can_be(
+    hosts: list[str], racks: list[str]
+) -> None:
+    pairs = pair(hosts=hosts, racks=racks)
+    assert sorted(pairs.buddies) == list(range(len(hosts)))
+    assert all(hosts[one] != hosts[other] for one, other in enumerate(pairs.buddies))
+    if len(set(racks)) > 1:
+        assert all(racks[one] != racks[other] for one, other in enumerate(pairs.buddies))
+    assert not pairs.warning
+
+
+def test_a_pair_on_one_host_is_warned_of_and_a_single_server_refused() -> None:
+    pairs = pair(hosts=["a", "a", "a", "b"], racks=[""] * 4)
+    assert all(one != other for one, other in enumerate(pairs.buddies))
+    assert "share a host" in pairs.warning
+    assert "every server" in pair(hosts=["a", "a"], racks=["", ""]).warning
+    with pytest.raises(ConfigError, match="needs 2 servers or more, this run has 1"):
+        pair(hosts=["a"], racks=[""])
+
+
+def test_what_is_said_behind_a_record_waits_for_the_buddy_in_order() -> None:
+    primary = Primary(server=1, buddy=BUDDY)
+    assert not primary.hold("at once")
+    assert [primary.count_record(), primary.count_record()] == [1, 2]
+    assert primary.hold("behind 2")
+    assert primary.count_record() == 3
+    assert primary.hold("behind 3")
+    assert primary.on_recorded(BUDDY, 1) == []
+    primary.check_invariants()
+    assert primary.on_recorded(BUDDY, 2) == ["behind 2"]
+    assert primary.on_recorded(BUDDY, 3) == ["behind 3"]
+    assert primary.is_told
+    for peer, number in ((BUDDY, 4), (BUDDY, 3), (server_id(0), 3)):
+        with pytest.raises(ProtocolError, match="says that it holds"):
+            primary.on_recorded(peer, number)
+
+
+def test_without_its_buddy_a_server_says_nothing_until_the_registrar_has_spoken() -> None:
+    primary = Primary(server=1, buddy=BUDDY)
+    primary.count_record()
+    assert primary.hold("first")
+    primary.on_buddy_lost()
+    assert primary.on_recorded(BUDDY, 1) == []
+    assert primary.count_record() == 0, "nobody is told any more"
+    assert primary.hold("second")
+    assert primary.go_alone() == ["first", "second"]
+    assert not primary.hold("third")
+    primary.check_invariants()
+
+
+def offered(number: int, peer: int = server_id(1)) -> Offered:
+    return Offered(peer, Kind.RECORD, 0, 8, number, clock=number)
+
+
+def test_a_buddy_takes_a_few_records_and_carries_them_out_in_order() -> None:
+    replica = Replica(server=2, primary=1)
+    assert replica.on_set_built() == []
+    taken = [each for n in range(1, 7) for each in replica.on_offered(offered(n))]
+    assert [each.ticket for each in taken] == [*range(1, MOST_TAKEN + 1)]
+    assert replica.on_offered(offered(3)) == [], "a second delivery"
+    assert replica.on_arrived(server_id(1), 2, 0, "two") == []
+    ready = replica.on_arrived(server_id(1), 1, 0, "one")
+    assert [each.content for each in ready] == ["one", "two"]
+    assert [each.ticket for each in replica.on_carried_out(1)] == [5]
+    with pytest.raises(ProtocolError, match="offers record 9 after 6"):
+        replica.on_offered(offered(9))
+    with pytest.raises(ProtocolError, match="keeps the copy of 1's"):
+        replica.on_offered(offered(7, server_id(0)))
+    replica.close()
+    assert replica.on_offered(offered(7)) == []
+    assert replica.on_arrived(server_id(1), 3, 0, "three") == []
+
+
+def test_records_of_a_set_wait_until_it_was_described_here() -> None:
+    replica = Replica(server=2, primary=1)
+    replica.on_offered(offered(1))
+    assert replica.on_arrived(server_id(1), 1, 0, "one") == []
+    assert [each.content for each in replica.on_set_built()] == ["one"]
+
+
+def test_a_picture_contains_every_update_once_and_in_order() -> None:
+    picture = ShardPicture(chunks=(0, 3), num_groups=2, num_state_parts=0)
+    with pytest.raises(ProtocolError, match="a step of groups"):
+        picture.apply(step(0, groups=[0], clocks=[0]))
+    for chunk in (0, 3):
+        picture.apply(ValuesRecord(chunk=chunk, group=0, clock=-1, number=0))
+    for group in (0, 1):
+        picture.apply(MemberRecord(kind="join", group=group, clock=0, workers=1))
+    assert not picture.is_complete, "which collectives are over is not known"
+    picture.apply(ResumedRecord(seq=4))
+    assert picture.is_complete
+    picture.apply(step(0, groups=[0, 1], clocks=[0, 0]))
+    picture.apply(step(0, groups=[1], clocks=[1], hyper=b""))
+    assert (picture.clocks[0], picture.versions[0]) == ([1, 2], 2)
+    assert (picture.num_updates, picture.num_steps) == (3, 1)
+    for bad in (
+        step(0, groups=[0], clocks=[0]),
+        step(0, groups=[0], clocks=[2]),
+        step(0, groups=[2], clocks=[0]),
+        step(1, groups=[0], clocks=[0]),
+        ResumedRecord(seq=6),
+        MemberRecord(kind="resume", group=0, clock=0, workers=1),
+        MemberRecord(kind="death", group=0, clock=0, workers=1),
+        ValuesRecord(chunk=0, group=0, clock=-1, number=0),
+    ):
+        with pytest.raises(ProtocolError, match="the records of a shard tell of"):
+            picture.apply(bad)
+    picture.apply(MemberRecord(kind="suspend", group=1, clock=2, workers=1))
+    assert picture.stops == [0, 2]
+    picture.apply(ResumedRecord(seq=5))
+    assert picture.resumed_up_to == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"\xc1", "not msgpack"),
+        (b"\x80", "unknown type"),
+        (pack_record(ResumedRecord(seq=1))[:-1] + b"\xa1x", "field"),
+    ],
+)
+def test_what_is_no_record_is_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        unpack_record(data)
+
+
+def test_a_record_is_read_as_it_was_told() -> None:
+    record = step(3, groups=[0, 2], clocks=[5, 7])
+    assert unpack_record(memoryview(pack_record(record))) == record
+    assert [each.clock for each in record.contributions] == [5, 7]
+    with pytest.raises(ProtocolError, match="not told in full"):
+        unpack_record(pack_record(step(3, groups=[0, 2], clocks=[5])))
+
+
+def test_the_buddy_takes_the_place_and_then_everybody_is_told() -> None:
+    takeovers = Takeovers(num_workers=1, buddies=(1, 2, 0))
+    (action,) = takeovers.on_server_lost(server_id(1), "server 1")
+    assert action == SendControl(server_id(2), TakeOver(server=1))
+    with pytest.raises(ProtocolError, match="has taken the place of server 1"):
+        takeovers.on_taken_over(server_id(0), TakenOver(server=1))
+    moved = Moved(server=1, host=2)
+    assert takeovers.on_taken_over(server_id(2), TakenOver(server=1)) == [
+        Move(1, 2),
+        *(SendControl(peer, moved) for peer in (server_id(0), server_id(2), worker_id(0))),
+        ServerDeath(1, "server 1", 2),
+    ]
+    with pytest.raises(ServersLostError, match="server 2 and server 1 have died"):
+        takeovers.on_server_lost(server_id(2), "server 2")
