@@ -281,7 +281,7 @@ class SetLoop:
             blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
             lengths=[chunk.length for chunk in partition.chunks],
             replies=ReplyFlow(
-                sizes=[options.wire.reply.sizes(chunk)[1] for chunk in partition.chunks],
+                sizes=payload_rule(self._replies, partition).largest,
                 rank=forward_ranks(partition),
                 most_bytes=options.reply_window,
             ),

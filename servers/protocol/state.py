@@ -416,7 +416,7 @@ class ServerCore:
         if groups is None:
             return []
         replies, actions = self._replies, list[Action]()
-        replies.dead |= self._membership.dead
+        replies.bury(self._membership.dead)
         if self._membership.chief != chief:
             for chunk in self._chunks.values():
                 actions += self._give_up_load(chunk)

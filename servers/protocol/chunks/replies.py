@@ -17,6 +17,8 @@ its worker (psdist.servers.protocol.chunks.reply_window).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
@@ -156,6 +158,12 @@ class Replies:
         """See :meth:`ChunkState.implied_replies`."""
         for token in chunk.implied_replies(peer, clock):
             self.close(chunk, token)
+
+    def bury(self, peers: Collection[int]) -> None:
+        """Nothing is owed to these any more."""
+        self.dead.update(peers)
+        if self._window is not None:
+            self._window.forget(peers)
 
     def leave(self, peer: int) -> list[Action]:
         """Replies to ``peer`` that have waited for others to be sent."""

@@ -16,6 +16,7 @@ A worker takes whatever is sent to it, so what is under way ends, and nothing wa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heappop, heappush
 
 from psdist.errors import InvariantError
@@ -61,6 +62,11 @@ class ReplyWindow:
             return None
         *_, chunk, pending = heappop(waiting)
         return chunk, pending
+
+    def forget(self, peers: Collection[int]) -> None:
+        """What waits for these is not wanted any more."""
+        for peer in peers:
+            self._waiting.pop(peer, None)
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in what waits."""

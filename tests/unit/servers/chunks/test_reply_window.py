@@ -109,6 +109,17 @@ def test_what_has_not_changed_and_what_is_pulled_never_waits() -> None:
     assert server.see(server.replies.leave(ME)) == [4]
 
 
+def test_a_parked_pull_leaves_as_soon_as_it_is_allowed() -> None:
+    server = Server(Ssp(0), groups=2)
+    for chunk in range(2):
+        server.push(chunk)
+        server.push(chunk, worker=1)
+    pull = Header(kind=Kind.PULL, sender=ME, clock=1, pull_number=1)
+    assert server.replies.answer_pull(server.chunks[2], ME, pull) == []
+    server.push(2, worker=1)
+    assert server.push(2) == [2]  # to the pull; the push's own reply waits
+
+
 def test_a_parked_reply_that_is_allowed_waits_as_well() -> None:
     server = Server(Ssp(0), groups=2)
     for chunk in range(3):
@@ -139,6 +150,17 @@ def test_what_a_group_that_counts_again_forbids_meanwhile_is_parked() -> None:
     assert list(server.chunks[2].parked) == [2]
     assert server.chunks[2] is server.replies.blocked[2]
     assert server.push(2, worker=1, clock=1) == [2, 2]
+
+
+def test_what_waits_for_the_dead_is_forgotten_and_others_keep_theirs() -> None:
+    server = Server(Ssp(3), groups=2)
+    for worker in range(2):
+        for chunk in range(4):
+            server.push(chunk, worker=worker)
+    server.replies.bury({ME})
+    assert server.sent(0) == server.sent(1) == []
+    assert server.sent(0, worker=1) == [3]
+    assert server.replies.dead == {ME}
 
 
 def test_two_replies_about_one_chunk_leave_in_their_order() -> None:
