@@ -65,9 +65,11 @@ class Reduction:
         that is asked for. ``table``: what all bring."""
         is_finite = all(row.is_finite for row in table)
         left, is_redone = None, False
-        if self._overlap is not None and is_finite:
-            yield from self._overlap.catch_up(table)
-            left, is_redone = self._overlap.left, self._overlap.is_redone
+        if self._overlap is not None:
+            self._overlap.watch_group(table)
+            if is_finite:
+                yield from self._overlap.catch_up(table)
+                left, is_redone = self._overlap.left, self._overlap.is_redone
         brought, total = mine.weight, sum(row.weight for row in table)
         if left is None:
             hyper = yield from self._steps.hyperparameters(table, mine.hyper, clock=clock)

@@ -48,6 +48,8 @@ class Row:
     """Gradients are others than those that have left."""
     is_retermed: bool = False
     """Hyperparameters or weight are others than those under which gradients have left."""
+    backward_s: float = 0.0
+    """Seconds from its first gradient to ``step()``, while overlap watches; else 0."""
 
     def num_begun_in(self, set_index: int) -> int:
         """Operations that it has begun in this set, which is the one that is stepped."""
@@ -70,6 +72,7 @@ class StepTable:
         flags = mine.is_skipped + 2 * mine.is_finite + 4 * mine.has_ended
         flags += 8 * mine.is_changed + 16 * mine.is_retermed
         row = [mine.weight, mine.set_index, flags, mine.max_norm, _digest(mine.hyper)]
+        row.append(mine.backward_s)
         row += mine.begun if mine.has_ended else [mine.num_begun, *sorted(mine.absent)]
         table = yield from in_group(self._group.agree(_CALL, row), _CALL)
         return [_row_of(row) for row in table]
@@ -113,7 +116,7 @@ def _halves(row: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _row_of(told: Sequence[float]) -> Row:
-    weight, set_index, flags, max_norm, hyper, *rest = told
+    weight, set_index, flags, max_norm, hyper, backward_s, *rest = told
     bits, more = int(flags), list(map(int, rest))
     has_ended = bool(bits & 4)
     return Row(
@@ -129,6 +132,7 @@ def _row_of(told: Sequence[float]) -> Row:
         begun=more if has_ended else (),
         is_changed=bool(bits & 8),
         is_retermed=bool(bits & 16),
+        backward_s=backward_s,
     )
 
 

@@ -412,6 +412,7 @@ class Trainer:
             num_begun=self._overlap.num_begun,
             is_changed=self._overlap.is_changed,
             is_retermed=self._overlap.is_retermed,
+            backward_s=self._overlap.backward_s,
         )
         table = yield from self._steps.gather(mine)
         set_of(table, self._loop.core.seat.members)

@@ -23,6 +23,12 @@ MOST_SHARDS = 2
 
 AUTO_CREDITS = 2 * CHUNKS_AHEAD
 """What a server takes ahead, and as many again that it knows of by then."""
+
+REPLY_WINDOW_BYTES = 1 << 20
+"""Of replies to pushes under way to a worker from one server, or one reply alone. All that are on
+their way to it share its link: with fewer at a time the one that it wants first is there first, and
+the link is kept busy by the other servers' (docs/performance.md)."""
+
 MOST_OFFERS = 1024
 """Pushes that are offered to a server and not yet received, of all groups: the MPI library holds
 the first tens of KiB of each."""

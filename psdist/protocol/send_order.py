@@ -9,6 +9,7 @@ share it. The chief tells servers in Setup, and nothing where it is the ascendin
     SendOrder([], num_chunks=3).chunks          # (0, 1, 2)
     backward_order(partition)                   # in which backward passes complete them
     round_order(partition)                      # where the next forward pass waits for them
+    forward_ranks(partition)                    # place of each chunk where forward passes read them
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ def backward_order(partition: Partition) -> list[int]:
         return -first, -chunk.index
 
     return [chunk.index for chunk in sorted(partition.chunks, key=place)]
+
+
+def forward_ranks(partition: Partition) -> list[int]:
+    """Of each chunk its place in the order in which a forward pass reads them, if pieces are used
+    in the model's order: a chunk is read with its first piece."""
+    ranks = [0] * len(partition.chunks)
+    for rank, chunk in enumerate(reversed(backward_order(partition))):
+        ranks[chunk] = rank
+    return ranks
 
 
 def round_order(partition: Partition) -> list[int]:

@@ -305,6 +305,17 @@ class HeldBlocks(NamedTuple):
 NO_BLOCKS: Final = HeldBlocks((), ())
 
 
+class ReplyFlow(NamedTuple):
+    """In what portions replies to pushes leave."""
+
+    sizes: Sequence[int]
+    """Bytes of the reply about each chunk of the set."""
+    rank: Sequence[int]
+    """Of each chunk its place in the order in which a forward pass reads them."""
+    most_bytes: int
+    """Of replies under way to one worker, unless it is one alone."""
+
+
 @dataclass(slots=True)
 class Built:
     """The shard is made: it holds ``chunks``, and payloads are received into ``slots``."""
@@ -319,6 +330,8 @@ class Built:
     blocks: HeldBlocks = NO_BLOCKS
     lengths: Sequence[int] = ()
     """Of all chunks of the set, in elements."""
+    replies: ReplyFlow | None = None
+    """None: every reply that is allowed leaves at once."""
     state: Sequence[StatePart] = ()
     """The optimizer state that the chief is to send for these chunks, ascending."""
 

@@ -275,6 +275,8 @@ class ServerCore:
             num_pieces=event.num_pieces, num_optimizer_groups=event.num_optimizer_groups
         )
         self._initials, self._pushed = event.initials, event.pushes
+        if event.replies is not None:
+            self._replies.build(event.replies)
         self._updates.build(in_order, event.slots)
         if self._clipped is not None:
             self._clipped.share(event.blocks)
@@ -446,7 +448,7 @@ class ServerCore:
         if groups is None:
             return []
         replies, actions = self._replies, list[Action]()
-        replies.dead |= self._membership.dead
+        replies.bury(self._membership.dead)
         if self._membership.chief != chief:
             for chunk in self._chunks.values():
                 actions += self._give_up_load(chunk)
@@ -543,7 +545,7 @@ class ServerCore:
             self._updates.pool.has_come(slot)
         chunk.clock.catch_up()
         if header.kind == _PUSH:
-            return self._on_push(chunk, peer, header, slot)
+            return self._on_push(chunk, peer, header, slot) + self._replies.leave(peer)
         if header.kind == Kind.INIT and slot is not None:
             return self._on_values(chunk, peer, header, slot)
         if header.kind != Kind.PULL or slot is not None:
@@ -613,7 +615,7 @@ class ServerCore:
                 f"set values of chunk {chunk.index} at iteration {clock}, in the middle of updates "
                 f"or before there were any values; the chunk contains {done} of its group",
             )
-        chunk.close_implied_replies(peer, NEVER)  # who sets values waits for nothing else
+        self._replies.close_implied(chunk, peer, NEVER)  # who sets values waits for nothing else
         chunk.newest_load = header.pull_number
         chunk.loading = Loading(group, clock, header.pull_number, slot, peer)
         return self._load(chunk, chunk.loading)
@@ -669,7 +671,7 @@ class ServerCore:
             self._refuse_generation(peer, header)
         if self._group_of.get(peer) != group:
             self._refuse(peer, f"pushed for group {group}, which is not its own")
-        chunk.close_implied_replies(peer, clock)
+        self._replies.close_implied(chunk, peer, clock)
         is_again = header.flags & Flag.AGAIN and chunk.is_first_again(peer, clock)
         newest = chunk.newest_round_of(group)
         if clock <= newest:
@@ -728,8 +730,8 @@ class ServerCore:
         if (token := event.token).is_sent:
             return []
         chunk = self._chunks[token.chunk]
-        chunk.close_reply(token)
-        return self._updates.on_free_buffer(chunk)
+        self._replies.close(chunk, token)
+        return self._updates.on_free_buffer(chunk) + self._replies.leave(token.peer)
 
     # -- for tests, reports and people --------------------------------------------------------
 
@@ -783,6 +785,7 @@ class ServerCore:
         with ``chunk`` only that one looked at, at a cost that does not grow with the others."""
         if chunk is None:
             self._membership.check_invariants()
+            self._replies.check_invariants()
         self._updates.check_invariants(chunk)
 
 

@@ -1,4 +1,4 @@
-"""``psdist bench step`` on four hosts: a server and a worker on each, links of 1 Gbit/s.
+"""``psdist bench step`` on four hosts: a server and a worker on each, links of 1 Gbit/s (--link).
 
     python -m tests.benchmarks.four_hosts --size 64MiB --json docs/bench/four-hosts-64MiB.json
 
@@ -18,11 +18,15 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.taken_cluster import taken_cluster
-from tests.support.mpirun import REPOSITORY
 from tests.support.slurm.cluster import SlurmCluster
 
 PROGRAM = ("python", "-m", "psdist")
-LINKS = REPOSITORY / "tests" / "benchmarks" / "four_hosts.toml"
+LINKS = """
+[[switch]]
+name = "spine"
+nodes = "h[1-4]"
+link = "{link}Mbit"
+"""
 
 
 def main() -> int:
@@ -32,13 +36,14 @@ def main() -> int:
     parser.add_argument("--compute", default="0")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", default="1")
+    parser.add_argument("--link", type=int, default=1000, help="Mbit/s")
     parser.add_argument("--set", nargs="*", action="append", default=[])
     parser.add_argument("--env", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--trace", type=Path, metavar="RUN_DIR")
     options = parser.parse_args()
     status = 0
-    with taken_cluster(shape="1gbit") as cluster:
+    with taken_cluster(shape=f"{options.link}mbit") as cluster:
         for size in options.size:
             for settings in options.set or [[]]:
                 print(f"{size}, {settings or 'defaults'}", flush=True)
@@ -51,6 +56,8 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
     chosen = dict(each.split("=", 1) for each in settings)
     with tempfile.TemporaryDirectory(dir=cluster.directory("step")) as folder:
         file = Path(folder) / "step.json"
+        racks = Path(folder) / "racks.toml"
+        racks.write_text(LINKS.format(link=options.link), encoding="utf-8")
         model = ("--size", size, "--layers", str(options.layers), "--compute", options.compute)
         if options.trace is None:
             words = ["bench", "step", *model, "--repeats", str(options.repeats),
@@ -65,7 +72,7 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
                 "OMP_NUM_THREADS": "1",
                 "OMPI_MCA_btl_tcp_if_include": "eth0",
                 "GLOO_SOCKET_IFNAME": "eth0",
-                "PSDIST_RACKS": str(LINKS),
+                "PSDIST_RACKS": str(racks),
                 "PSDIST_RUN_DIR": str(Path(folder) / "run"),
                 "PSDIST_PROGRESS": "off",
                 **dict(each.split("=", 1) for each in options.env),

@@ -30,6 +30,12 @@ def watches_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"psdist.workers.early.{module}.WATCHED", 1)
 
 
+@pytest.fixture(autouse=True)
+def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short backward passes are."""
+    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 0.0)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "first_seed" in metafunc.fixturenames:
         num_schedules: int = metafunc.config.getoption("--schedules")

@@ -12,6 +12,12 @@ from tests.support.programs.training.cases import Outcome, Outcomes, run_over_mp
 TIMEOUT_S = 540
 
 
+@pytest.fixture(autouse=True)
+def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups of several, however short backward passes are."""
+    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 0.0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test comes first waits for all cases, beside what else the machine does."""
     for item in items:

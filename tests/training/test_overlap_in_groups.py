@@ -103,6 +103,18 @@ def test_in_ssp_and_async_chunks_leave_early_and_the_modes_rules_hold(
     assert outcome.summary["overlap_corrections"] == 0
 
 
+def test_where_backward_is_too_short_to_hide_it_nothing_leaves_a_group_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="psdist")
+    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 60.0)
+    auto, _ = both(training(layers=deep), tmp_path, groups=TOGETHER)
+    assert auto.summary["early_pushes"] == 12 * (STEPS - WATCHED)  # worker 3's
+    said = [text for text in caplog.messages if "overlap stays off: gradients are" in text]
+    assert len(said) == 3
+    assert len({text.partition("gradients")[2] for text in said}) == 1  # by the same figures
+
+
 def test_a_worker_that_sends_nothing_early_keeps_its_group_from_it(tmp_path: Path) -> None:
     meddle = only(clip_to_much, 1)  # it stays off there, and not a bit is another
     auto, _ = both(training(layers=deep, between=meddle), tmp_path, groups=TOGETHER)

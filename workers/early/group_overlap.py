@@ -26,6 +26,7 @@ from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor
 from psdist.protocol.partition import Chunk, Partition, Span
 from psdist.workers.early.early_pushes import Terms
+from psdist.workers.early.group_pace import GroupPace
 from psdist.workers.early.group_pushes import GroupPushes
 from psdist.workers.early.overlap import CHANGED, RETERMED, WATCHED, Left, Overlap
 from psdist.workers.group.channel import GroupChannel, Slices
@@ -83,6 +84,8 @@ class GroupOverlap(Overlap):
         """Iterations: the same on all workers of the group."""
         self.is_redone = False
         """Whether all of the gradient is reduced once more."""
+        num_buckets = early.buckets.num_within(len(early.order))
+        self._pace = GroupPace(num_buckets=num_buckets, num_watched=WATCHED)
 
     def _spans_of(self, chunks: Iterable[int]) -> Slices:
         """A span of each of these chunks, by place."""
@@ -125,6 +128,17 @@ class GroupOverlap(Overlap):
         return [piece for piece in absent if piece not in brought], now
 
     # -- in the group --------------------------------------------------------------------------
+
+    def watch_group(self, table: Sequence[Row]) -> None:
+        """What all bring to an iteration."""
+        self._pace.watch([row.backward_s for row in table])
+
+    def _switch_on(self) -> None:
+        self._reason = self._pace.why_not()
+        if self._reason:
+            self._switch_off()
+        else:
+            super()._switch_on()
 
     def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, None]:
         """Everybody has begun what any of ``table`` has. All gradients are collected."""

@@ -19,6 +19,7 @@ Longer than other modules: what is watched, sent, compared and corrected is one 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -94,6 +95,9 @@ class Overlap:
         self._num_watched = 0
         self._first_terms: Terms | None = None
         """When the first gradient of a watched iteration came."""
+        self._first_s = 0.0
+        self.backward_s = 0.0
+        """Of the iteration that is watched: seconds from its first gradient to ``step()``."""
         self._held: set[int] = set()
         """Pieces whose gradient did not come exactly once in each watched iteration."""
         self.absent: Collection[int] = ()
@@ -140,7 +144,7 @@ class Overlap:
             self._loop.core.expect_iteration()
         if not self._is_on:
             if self._is_watching and self._first_terms is None:
-                self._first_terms = self._terms()
+                self._first_terms, self._first_s = self._terms(), time.perf_counter()
             return
         early = self.early
         if piece not in early.pieces:
@@ -398,6 +402,7 @@ class Overlap:
         self._changed.clear()
         self.is_corrected = self._is_expected = False
         self.is_changed = self.is_retermed = False
+        self.backward_s = 0.0
         if not self._has_hooks:
             return
         self._hooks.begin()
@@ -466,6 +471,7 @@ class Overlap:
         """What the iteration that ends now says about the next ones."""
         self._num_watched += 1
         first = self._first_terms
+        self.backward_s = time.perf_counter() - self._first_s if first is not None else 0.0
         if first is not None and (first.hyper, first.weight) != (now.hyper, now.weight):
             self._reason = "hyperparameters or the batch change between backward and step()"
             return

@@ -175,12 +175,10 @@ class ChunkState:
         self.open_replies[token.buffer] -= 1
         self._tokens[token.peer].remove(token)
 
-    def close_implied_replies(self, peer: int, clock: int) -> None:
-        """A push of iteration ``clock`` proves that its sender has received what it was computed
-        on, whether or not the network has said so yet."""
-        for token in tuple(self._tokens.get(peer, ())):
-            if clock >= token.implied_by:
-                self.close_reply(token)
+    def implied_replies(self, peer: int, clock: int) -> list[ReplyToken]:
+        """Those open of which a push of iteration ``clock`` proves that its sender has received
+        them, being computed on them, whether or not the network has said so yet."""
+        return [token for token in self._tokens.get(peer, ()) if clock >= token.implied_by]
 
     def is_first_again(self, peer: int, clock: int) -> bool:
         """Whether ``peer`` has sent iteration ``clock`` again, and this is no second delivery of

@@ -4,21 +4,28 @@ The reply to a push is the pull: it brings the parameters for the sender's next 
 pull beside that (at the start, to evaluate, to save). Either way the policy says how many updates
 of every group the parameters must contain; a reply that may not leave yet is *parked* in its
 chunk, under the ``min_done`` that it needs, and leaves when the chunk gets there. Nothing is
-refused and nothing is asked twice.
+refused and nothing is asked twice. What is allowed may still wait for replies that are under way to
+its worker (psdist.servers.protocol.chunks.reply_window).
 
     replies = Replies(server=0, policy=Ssp(3), pipeline=0)
+    replies.build(ReplyFlow(...))
     replies.answer_pull(chunk, peer, header)      # [Reply(...)], or [] and parked
     replies.advance(chunk, pushes)                # clocks advance; what is allowed now goes out
+    replies.close(token)                          # the network has sent it
+    replies.leave(peer)                           # what has waited for that
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
-from psdist.servers.protocol.actions import Action, Reply, Unchanged
+from psdist.servers.protocol.actions import Action, Reply, ReplyFlow, ReplyToken, Unchanged
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
 from psdist.servers.protocol.chunks.policy import Policy
+from psdist.servers.protocol.chunks.reply_window import ReplyWindow
 
 
 class Replies:
@@ -29,6 +36,7 @@ class Replies:
         self._ahead = 1 + pipeline
         """The reply to a push is used so many rounds later: after those that may be outstanding."""
         self.num_made = 0
+        self._window: ReplyWindow | None = None
         self._asked: dict[int, tuple[int, set[int]]] = {}
         """Peer -> number of its newest pull, and the chunks that it has asked for."""
         self.dead: set[int] = set()
@@ -37,13 +45,17 @@ class Replies:
         """By number: every chunk on which an offer, a push or a reply waits for groups to come or
         go, and some on which nothing waits any more."""
 
+    def build(self, flow: ReplyFlow) -> None:
+        """In what portions replies leave from now on."""
+        self._window = ReplyWindow(flow)
+
     def answer_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
         newest; none is answered before the chunk has its initial values."""
         number = header.pull_number
         if self._is_repeated(peer, number, chunk.index):
             return []
-        chunk.close_implied_replies(peer, NEVER)  # who pulls waits for nothing
+        self.close_implied(chunk, peer, NEVER)  # who pulls waits for nothing
         flags = Flag.FOR_PULL | (header.flags & Flag.FRESH)
         pending = PendingReply(peer, header.clock, flags, number, header.chunk_version)
         if not chunk.is_loaded:
@@ -109,11 +121,11 @@ class Replies:
             if push.peer in self.dead:
                 continue
             pending = PendingReply(push.peer, push.clock, Flag.NONE, version=push.version)
-            needed = self._policy.required_min_done(push.clock + self._ahead)
-            if clock.min_done >= needed:
-                actions.append(self._reply(chunk, pending))
-            else:
+            needed = self._needed(pending)
+            if clock.min_done < needed:
                 self._park(chunk, needed, pending)
+            elif self._may_leave(chunk, pending):
+                actions.append(self._reply(chunk, pending))
         return actions + self.release(chunk) if chunk.parked else actions
 
     def release(self, chunk: ChunkState) -> list[Action]:
@@ -123,7 +135,64 @@ class Replies:
             self._reply(chunk, pending)
             for needed in sorted(allowed)
             for pending in chunk.parked.pop(needed)
+            if self._may_leave(chunk, pending)
         ]
+
+    def _needed(self, pending: PendingReply) -> int:
+        """``min_done`` of what answers a push."""
+        return self._policy.required_min_done(pending.clock + self._ahead)
+
+    # -- what is under way -----------------------------------------------------------------------
+
+    def _may_leave(self, chunk: ChunkState, pending: PendingReply) -> bool:
+        """Whether what is allowed may leave now; else it waits in the window."""
+        window = self._window
+        if (
+            window is None
+            or pending.flags & Flag.FOR_PULL
+            or pending.version == chunk.version
+            or window.admits(pending.peer, chunk.index)
+        ):
+            return True
+        window.add(chunk, pending)
+        return False
+
+    def close(self, chunk: ChunkState, token: ReplyToken) -> None:
+        """The network has sent it."""
+        chunk.close_reply(token)
+        if self._window is not None:
+            self._window.close(token)
+
+    def close_implied(self, chunk: ChunkState, peer: int, clock: int) -> None:
+        """See :meth:`ChunkState.implied_replies`."""
+        for token in chunk.implied_replies(peer, clock):
+            self.close(chunk, token)
+
+    def bury(self, peers: Collection[int]) -> None:
+        """Nothing is owed to these any more."""
+        self.dead.update(peers)
+        if self._window is not None:
+            self._window.forget(peers)
+
+    def leave(self, peer: int) -> list[Action]:
+        """Replies to ``peer`` that have waited for others to be sent."""
+        window = self._window
+        actions: list[Action] = []
+        while window is not None and (first := window.take(peer)) is not None:
+            chunk, pending = first
+            # Meanwhile groups may have come back that count again.
+            chunk.clock.catch_up()
+            needed = self._needed(pending)
+            if chunk.clock.min_done < needed:
+                self._park(chunk, needed, pending)
+            else:
+                actions.append(self._reply(chunk, pending))
+        return actions
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself. Linear in what waits."""
+        if self._window is not None:
+            self._window.check_invariants()
 
     def _reply(self, chunk: ChunkState, pending: PendingReply) -> Reply | Unchanged:
         peer, clock, flags, pull_number, held = pending
@@ -138,4 +207,6 @@ class Replies:
             place = peer, chunk.index, chunk.current
             return Unchanged(*place, clock, min_done, flags, pull_number, version)
         token = chunk.open_reply(peer, implied_by=implied_by)
+        if self._window is not None and not flags & Flag.FOR_PULL:
+            self._window.open(token)
         return Reply(token, clock, min_done, flags, pull_number, version, held)

@@ -36,7 +36,7 @@ class Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004 - torch's signature
-        time.sleep(0.004)
+        time.sleep(0.01)  # long enough for a group to hide its buckets behind
         return gradients[0]
 
 

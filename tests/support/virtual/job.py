@@ -285,6 +285,7 @@ class VirtualJob(SetOfJob):
                     shard_weights=(1.0,) * schedule.servers,
                     mode=schedule.mode,
                     receive_buffers=schedule.receive_buffers,
+                    reply_window=schedule.reply_window,
                     checksum_every=1,
                     wire=wire,
                     keeper=self.keepers[server],

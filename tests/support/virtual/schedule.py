@@ -164,6 +164,11 @@ class Schedule:
         return self.clipping * math.sqrt(sum(each.num_elements for each in buffers))
 
     @property
+    def reply_window(self) -> int:
+        """Bytes of replies under way to a worker: one at a time, two or so, or all."""
+        return (1, 2 * 4 * self.chunk_elements, 1 << 30)[self.seed % 3]
+
+    @property
     def num_sets(self) -> int:
         return 1 + len(self.more_sets)
 

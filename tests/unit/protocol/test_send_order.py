@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.protocol.partition import Partition, Piece
-from psdist.protocol.send_order import SendOrder, backward_order, round_order
+from psdist.protocol.send_order import SendOrder, backward_order, forward_ranks, round_order
 
 
 def test_an_order_ranks_chunks_and_sorts_some_of_them() -> None:
@@ -101,3 +101,8 @@ def test_it_is_bytes_that_are_counted_and_not_chunks() -> None:
     partition = cut(*(piece(index, 128 if index < 2 else 32, group=index) for index in range(6)))
     assert sum(chunk.num_bytes for chunk in partition.chunks[2:]) < 0.75 * partition.num_bytes
     assert round_order(partition) == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_forward_pass_reads_chunks_from_the_front() -> None:
+    pieces = [piece(index, 128, group=index % 2) for index in range(4)]
+    assert forward_ranks(cut(*pieces)) == [0, 2, 1, 3]
