@@ -116,6 +116,13 @@ def test_multiples_of_a_scale_are_wrong_by_half_of_it_or_by_chance_by_less_than_
         assert ((nearest - exact).abs() <= allowed).all()
 
 
+@pytest.mark.parametrize("kind", LEVELS)
+def test_a_block_whose_scale_would_be_denormal_becomes_zeros(kind: str) -> None:
+    values = torch.full((256,), LEVELS[kind] * TINY * 0.9)
+    assert not decoded(Quantized(kind, is_stochastic=True), values).any()
+    assert decoded(Quantized(kind), 2 * values).all()
+
+
 @pytest.mark.parametrize("codec", [Quantized("int2"), Sign()], ids=["int2", "sign"])
 @settings(max_examples=30)
 @given(values=vectors())
