@@ -568,3 +568,11 @@ def test_a_pull_of_the_living_waits_for_nobody_who_is_dead() -> None:
     flags = [reply.flags for reply in only(actions, Reply)]
     assert sorted(flags) == [Flag.NONE, Flag.FOR_PULL]
     assert only(actions, StartSum, Fold) == []
+
+
+def test_what_the_dead_has_offered_is_not_received_before_its_death_is_declared() -> None:
+    core = survivor("async", slots=1)
+    offer(core, 1)
+    assert offer(core, 1, clock=1)[1] == []
+    assert core.handle(PeerLost(worker_id(1), WHO)) == []
+    assert core._updates.pool.num_free == 1
