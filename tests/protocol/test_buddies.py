@@ -48,7 +48,7 @@ def assert_copies_are_the_shards(job: VirtualJob) -> None:
             assert (log.log().events == copied.log().events).all()
 
 
-@pytest.mark.parametrize("first", range(0, 30, BLOCK))
+@pytest.mark.parametrize("first", range(0, 20, BLOCK))
 def test_a_buddy_has_the_same_bits_and_the_same_log(first: int) -> None:
     for seed in range(first, first + BLOCK):
         job = play(with_buddies(seed), is_watched=False)
@@ -127,7 +127,7 @@ def test_bytes_to_the_buddy_are_the_folded_mean_or_each_update(mode: str) -> Non
     assert (pushed_and_pulled + training) / pushed_and_pulled < 1.05 * bound
 
 
-@pytest.mark.parametrize("first", range(0, 60, BLOCK))
+@pytest.mark.parametrize("first", range(0, 40, BLOCK))
 def test_the_death_of_a_server_is_survived_at_any_moment(first: int) -> None:
     survived = 0
     for seed in range(first, first + BLOCK):

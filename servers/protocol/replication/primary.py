@@ -54,7 +54,7 @@ class Primary:
         """Keep what would leave now; False where it may leave at once."""
         if self.is_alone:
             return False
-        if not self.has_lost_buddy and self.num_held == self.num_recorded and not self._outputs:
+        if not self.has_lost_buddy and self.num_held == self.num_recorded:
             return False
         self._outputs.append((self.num_recorded, output))
         return True

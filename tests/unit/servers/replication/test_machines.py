@@ -101,6 +101,15 @@ def test_without_its_buddy_a_server_says_nothing_until_the_registrar_has_spoken(
     primary.check_invariants()
 
 
+def test_what_the_buddy_had_before_it_was_lost_lets_nothing_new_go() -> None:
+    primary = Primary(server=1, buddy=BUDDY)
+    primary.count_record()
+    primary.on_recorded(BUDDY, 1)
+    primary.on_buddy_lost()
+    assert primary.count_record() == 0
+    assert primary.hold("about a change that one server has")
+
+
 def offered(number: int, peer: int = server_id(1)) -> Offered:
     return Offered(peer, Kind.RECORD, 0, 8, number, clock=number)
 
@@ -111,6 +120,7 @@ def test_a_buddy_takes_a_few_records_and_carries_them_out_in_order() -> None:
     taken = [each for n in range(1, 7) for each in replica.on_offered(offered(n))]
     assert [each.ticket for each in taken] == [*range(1, MOST_TAKEN + 1)]
     assert replica.on_offered(offered(3)) == [], "a second delivery"
+    assert replica.on_offered(offered(6)) == [], "of the newest"
     assert replica.on_arrived(server_id(1), 2, 0, "two") == []
     ready = replica.on_arrived(server_id(1), 1, 0, "one")
     assert [each.content for each in ready] == ["one", "two"]
