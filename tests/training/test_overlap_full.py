@@ -369,6 +369,13 @@ def test_who_reads_between_two_steps_sees_the_new_values(
     assert num_late(full) == {6 - WATCHED if read in (traced, kept_views) else ALL_LATE}
 
 
+def test_a_view_that_is_kept_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run(seen_by(kept_views), tmp_path, overlap="full", link=SLOW, groups=((0,),))
+    said = [each for each in caplog.messages if "while a view, .data or a graph" in each]
+    assert len(said) == 1
+
+
 def penalty_first(job: Job, _stage: Stage) -> Result:
     """A norm of a list of parameters that was made once, before the model is called."""
     model = PROBLEM.model()
@@ -739,6 +746,8 @@ def test_what_is_compiled_later_finds_the_values_and_full_becomes_auto(tmp_path:
         if turn.step == 6:
             inner = turn.model
             model_of[turn.job.worker] = torch.compile(lambda x: inner(x), backend="aot_eager")
+        if turn.step >= 8:  # nobody waits for a table any more
+            assert all(type(each._parameters) is dict for each in turn.model.modules())
         if turn.step >= 6:
             x = torch.linspace(-1, 1, PROBLEM.num_inputs).unsqueeze(0)
             with torch.no_grad():

@@ -6,6 +6,7 @@ The loop, the values and the driver are played here; parameters are real ones.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ class Played:
         self.now_s = 0.0
         self.landed: set[int] = set()
         self.error: Exception | None = None
+        self.is_inferring: bool | None = None
         self.parameters = [Parameter(torch.ones(each.shape)) for each in pieces]
         note: Callable[..., None] = lambda *words: self.log.append(words)  # noqa: E731
         flat = SimpleNamespace(
@@ -76,6 +78,7 @@ class Played:
         self, chunks: Sequence[int], pieces: set[int], move: Callable[[Sequence[int]], None]
     ) -> None:
         self.log.append(("place", sorted(pieces)))
+        self.is_inferring = torch.is_inference_mode_enabled()
         move(chunks)
 
     def begun(self) -> Played:
@@ -238,3 +241,23 @@ def test_all_tails_of_this_thread_are_finished_before_what_nobody_can_tell_of(
     other.log.clear()
     module.finish_all()
     assert other.told() == []
+
+
+def test_values_come_plainly_whatever_the_reader_is_in(played: Played) -> None:
+    played.begun()
+    with torch.inference_mode():
+        read(played.parameters[0])
+    assert played.is_inferring is False
+
+
+def test_a_compiler_that_is_loaded_is_asked_to_tell_of_itself_once(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    handler = SimpleNamespace(start_callbacks=told, register_start_callback=told.append)
+    loaded = SimpleNamespace(callback_handler=handler)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", cast(Any, loaded))
+    for clock in (7, 8):
+        played.tail.begin(clock)
+        played.tail.finish_now()
+    assert told == [module._on_compile]
