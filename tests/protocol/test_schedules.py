@@ -17,6 +17,7 @@ import torch
 
 from psdist.commands.check import check
 from psdist.errors import HyperparameterError, InvariantError
+from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.ids import server_id, worker_id
@@ -144,7 +145,7 @@ def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
         def pull(worker: VirtualWorker = puller, is_fresh: bool = is_fresh) -> Iterator[Any]:
             worker.loop.begin_register()
             yield from worker._until(lambda: not worker.core.is_joining)
-            yield from worker._collective("prepare")
+            yield from worker._collective("prepare", PREPARED)
             worker.loop.begin_pull(clock=1, chunks=worker.mine, is_fresh=is_fresh)
             yield from worker._until(lambda: worker.core.is_idle)
             waited[is_fresh] = worker.job.network.now_s
