@@ -63,7 +63,7 @@ def loaded(mode: str = "async", **settings: Any) -> ServerCore:
 def test_the_chiefs_values_make_a_version_and_are_receipted_with_their_number(mode: str) -> None:
     core = loaded(mode)
     actions, slot = bring(core, values(3))
-    assert actions == [Load(0, slot, 0, 0, 0), Receipt(CHIEF, 0, 0, 3)]
+    assert actions == [Load(0, slot, 0, 0, 0, 3), Receipt(CHIEF, 0, 0, 3)]
     assert isinstance(pull(core, 1, 1, held=1), Reply)
     assert pull(core, 1, 2, held=2).version == 2
     assert isinstance(pull(core, 1, 3, held=2), Unchanged)
@@ -77,7 +77,7 @@ def test_they_come_behind_the_updates_of_all_groups(mode: str) -> None:
     for reply in only(sent, Reply):
         core.handle(ReplySent(reply.token))
     actions, slot = bring(core, values(1, clock=1))
-    assert actions[0] == Load(0, slot, steps[-1].target, 0, 1)
+    assert actions[0] == Load(0, slot, steps[-1].target, 0, 1, 1)
     (step,) = only([*push(core, 0, 1), *push(core, 1, 1)], Step)[:1]
     assert step.source == steps[-1].target
 
@@ -110,7 +110,7 @@ def test_values_wait_in_their_slot_while_replies_from_both_buffers_are_open() ->
     actions, slot = bring(core, values(2))
     assert actions == []
     assert core._updates.pool.num_free == 1
-    assert core.handle(ReplySent(first.token)) == [Load(0, slot, 0, 0, 0), Receipt(CHIEF, 0, 0, 2)]
+    assert core.handle(ReplySent(first.token)) == [Load(0, slot, 0, 0, 0, 2), Receipt(CHIEF, 0, 0, 2)]
     core.check_invariants()
 
 
