@@ -19,7 +19,6 @@ from typing import Any
 from psdist.protocol.control import Control
 from psdist.protocol.events import Event, Frame
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.memory import allocate
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import Record, pack_record
 from psdist.transport.base import Transport
@@ -90,6 +89,8 @@ class Outbox:
             self._num_frames -= 1  # a larger one takes its place
         self._num_frames += 1
         self._frame_bytes = max(self._frame_bytes, num_bytes)
+        from psdist.protocol.memory import allocate  # with torch, which simulations do without
+
         return RecordFrame(allocate(self._frame_bytes))
 
     def take_back(self, frame: RecordFrame) -> None:

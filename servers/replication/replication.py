@@ -23,7 +23,6 @@ from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Event, Frame, Offered, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id
-from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.primary import Primary
@@ -156,6 +155,10 @@ class Replication:
         for record in records:
             frame = self._free.pop() if self._free else None
             if frame is None or frame.capacity < record.num_bytes:
+                from psdist.protocol.memory import (
+                    allocate,
+                )  # as in psdist.servers.replication.outbox
+
                 frame = Frame(allocate(record.num_bytes))
             self._transport.accept(record.ticket, frame)
 

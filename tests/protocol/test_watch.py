@@ -136,8 +136,8 @@ class UsesASlotTwice(ReceivePool):
 
     num_used = 0
 
-    def _use_slot(self) -> Frame:
-        slot = super()._use_slot()
+    def _use_slot(self, peer: int) -> Frame:
+        slot = super()._use_slot(peer)
         self.num_used += 1
         if self.num_used == 5:
             self._free.append(slot)

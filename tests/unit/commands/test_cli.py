@@ -76,10 +76,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
         progress: str,
         grace_s: float,
         max_deaths: int,
+        survives_deaths: bool,
     ) -> int:
         calls.append((num_ranks, arguments))
         assert script in arguments
-        assert (progress, grace_s, max_deaths) == ("auto", 30.0, 0)
+        assert (progress, grace_s) == ("auto", 30.0)
+        assert (max_deaths, survives_deaths) == (0, False)
         return 0
 
     monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)

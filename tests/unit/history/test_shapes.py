@@ -134,6 +134,8 @@ def test_a_server_may_contain_less_of_a_dead_group_than_another() -> None:
     for name in ("checksums", "replies"):
         longer[name] -= 2
     forged.summary["updates_applied"] -= 1
+    for staleness, count in (("0", 3), ("1", 6), ("2", 9)):  # what the dead has seen nobody tells
+        forged.summary["staleness_seen"][staleness] -= count
     forged.is_summary_asked = True
     assert (shorter["updates"], longer["updates"]) == (21, 22)
     report = forged.judge()

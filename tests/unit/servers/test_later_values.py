@@ -110,7 +110,8 @@ def test_values_wait_in_their_slot_while_replies_from_both_buffers_are_open() ->
     actions, slot = bring(core, values(2))
     assert actions == []
     assert core._updates.pool.num_free == 1
-    assert core.handle(ReplySent(first.token)) == [Load(0, slot, 0, 0, 0, 2), Receipt(CHIEF, 0, 0, 2)]
+    done = core.handle(ReplySent(first.token))
+    assert done == [Load(0, slot, 0, 0, 0, 2), Receipt(CHIEF, 0, 0, 2)]
     core.check_invariants()
 
 

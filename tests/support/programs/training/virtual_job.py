@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -206,7 +206,12 @@ class _VirtualWorld(RankContext):
         assert self.worker is not None
         return _BatonWaiting(self.worker)
 
-    def broadcast_among_workers(self, memory: memoryview) -> None:
+    def broadcast_among_workers(
+        self,
+        memory: memoryview,
+        *,
+        dead: Collection[int] = frozenset(),  # noqa: ARG002
+    ) -> None:
         assert self.worker is not None
         if self.me == worker_id(0):
             self.board.append(bytes(memory))
