@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from psdist.errors import UsageError
+from psdist.workers.data.ending import ends_with_its_rank
 from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
@@ -423,6 +424,8 @@ def make_loader(
     # DataLoader draws the seeds of its processes from this; without it, from the global generator,
     # and the random numbers of the model would depend on the number of passes.
     generator = options["generator"] = torch.Generator()
+    if options.get("num_workers"):
+        options["worker_init_fn"] = ends_with_its_rank(options.get("worker_init_fn"))
     is_uneven = batches is None and shard and num_workers > 1
     if batches is not None:
         options["batch_sampler"] = batches
