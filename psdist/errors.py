@@ -97,7 +97,10 @@ class PeerLostError(TransportError):
         """``who`` as people know it: "worker 1 (rank 3 on n2)"; ``why`` the job does not go on
         without it, and what to do."""
         if not why:
-            why = "this version does not survive the failure of a rank: restart the job"
+            why = (
+                "this job does not survive the failure of a rank (max_deaths and replication do "
+                "some): restart the job"
+            )
         super().__init__(f"{who} has died; {why}")
 
 

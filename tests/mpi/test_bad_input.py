@@ -702,8 +702,8 @@ def test_the_death_of_another_rank_is_told_instead_of_what_it_led_to_here() -> N
         with pytest.raises(_Failed):
             fail_with(context, error)
         assert context.format_error.pop() == (
-            "error: worker 1 (rank 3 on n2) has died; this version does not survive the failure of "
-            "a rank: restart the job",
+            "error: worker 1 (rank 3 on n2) has died; this job does not survive the failure of "
+            "a rank (max_deaths and replication do some): restart the job",
             1,
         )
     with pytest.raises(_Failed):

@@ -121,7 +121,7 @@ def test_the_loss_of_whoever_is_out_already_is_no_death() -> None:
 @pytest.mark.parametrize(
     ("limits", "is_ready", "why"),
     [
-        ({"max_deaths": 0}, True, "this version does not survive the failure of a rank: restart"),
+        ({"max_deaths": 0}, True, "this job does not survive the failure of a rank "),
         ({}, False, "before training had begun, for which every worker is needed: restart the job"),
         ({"max_deaths": 1}, True, "which is death 2, and max_deaths = 1: restart the job, or set"),
         ({"min_groups": 3}, True, "which leaves 2 groups, and min_groups = 3: restart the job"),
@@ -204,7 +204,7 @@ def test_a_death_while_another_model_is_prepared_ends_the_job() -> None:
 
 
 def test_the_death_of_a_server_ends_the_job() -> None:
-    with pytest.raises(PeerLostError, match="server 1 has died; this version does not survive"):
+    with pytest.raises(PeerLostError, match="server 1 has died; this job does not survive"):
         registrar_of().on_lost(server_id(1), "server 1")
 
 
