@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import heappop, heappush
+from itertools import count
 
 from psdist.errors import InvariantError
 from psdist.protocol.ids import describe_peer
@@ -32,7 +33,7 @@ class ReplyWindow:
         """By peer, their bytes."""
         self._waiting: dict[int, list[tuple[int, int, ChunkState, PendingReply]]] = {}
         """By peer, a heap: by rank; of one chunk two may wait, the earlier first."""
-        self._num_added = 0
+        self._turns = count()
 
     def admits(self, peer: int, chunk: int) -> bool:
         """Whether a reply about the chunk may leave now."""
@@ -43,8 +44,7 @@ class ReplyWindow:
 
     def add(self, chunk: ChunkState, pending: PendingReply) -> None:
         """A reply waits."""
-        self._num_added += 1
-        place = self._rank[chunk.index], self._num_added
+        place = self._rank[chunk.index], next(self._turns)
         heappush(self._waiting.setdefault(pending.peer, []), (*place, chunk, pending))
 
     def open(self, token: ReplyToken) -> None:
