@@ -151,7 +151,7 @@ def test_only_the_chief_describes_the_model_and_only_a_leader_registers() -> Non
 def test_the_loss_of_a_peer_is_an_error_that_names_it() -> None:
     core = make_core()
     push(core)
-    with pytest.raises(PeerLostError, match=r"^server 1 \(rank 3 on n2\) has died; this version"):
+    with pytest.raises(PeerLostError, match=r"^server 1 \(rank 3 on n2\) has died; this job"):
         core.handle(PeerLost(server_id(1), "server 1 (rank 3 on n2)"))
 
 
