@@ -27,7 +27,7 @@ from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.checkpoints import number_of
 from psdist.protocol.control import Setup, StateHeld
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
-from psdist.protocol.flow import REPLY_WINDOW_BYTES, auto_receive_buffers
+from psdist.protocol.flow import auto_receive_buffers
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_of
 from psdist.protocol.optimizer_state import StatePart, pack_states, parts_of, unpack_states
@@ -82,8 +82,8 @@ class ServerOptions:
     mode: str
     receive_buffers: int | None
     """How many receive slots; None: what psdist.protocol.flow chooses."""
-    reply_window: int = REPLY_WINDOW_BYTES
-    """Bytes of replies that are under way to a worker at a time."""
+    reply_window: int | None = None
+    """Bytes of replies that are under way to a worker at a time; None: all that may leave do."""
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
     wire: Wire = RAW_WIRE
@@ -294,10 +294,14 @@ class SetLoop:
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
             blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
             lengths=[chunk.length for chunk in partition.chunks],
-            replies=ReplyFlow(
-                sizes=payload_rule(self._replies, partition).largest,
-                rank=forward_ranks(partition),
-                most_bytes=options.reply_window,
+            replies=(
+                ReplyFlow(
+                    sizes=payload_rule(self._replies, partition).largest,
+                    rank=forward_ranks(partition),
+                    most_bytes=options.reply_window,
+                )
+                if options.reply_window is not None
+                else None
             ),
             state=state_parts(spec),
         )

@@ -30,6 +30,7 @@ from psdist.history.writers import (
     write_run,
 )
 from psdist.protocol.control import Setup
+from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
@@ -197,6 +198,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         shard_weights=roles.shard_weights,
         mode=config.mode,
         receive_buffers=None if config.receive_buffers == "auto" else config.receive_buffers,
+        reply_window=REPLY_WINDOW_BYTES if config.overlap == "full" else None,
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
         wire=wire_of(config),
