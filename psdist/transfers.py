@@ -103,7 +103,7 @@ class OnHost:
     def mark(self) -> Mark:
         return None
 
-    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:  # noqa: ARG002
+    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:  # noqa: ARG002 - seam
         if pairs:
             sources, targets = zip(*pairs, strict=True)
             torch._foreach_copy_(targets, sources)
@@ -157,7 +157,7 @@ class _OnStream:
         self._pairs: Pairs | None = pairs
 
     def is_done(self) -> bool:
-        if self._pairs is not None and self._done.query():  # type: ignore[no-untyped-call]
+        if self._pairs is not None and self._done.query():  # type: ignore[no-untyped-call] # torch's
             self._pairs = None
         return self._pairs is None
 

@@ -417,14 +417,17 @@ class Trainer:
         table = yield from self._steps.gather(mine)
         set_of(table, self._loop.core.seat.members)
         self._reduced = yield from self._reduction.run(table, mine, clock=self.clock)
+        self._reduced.problem = self._problem(non_finite, table)
+
+    def _problem(self, non_finite: Sequence[int], table: Sequence[Row]) -> str:
+        """Whose gradient is not finite; nothing where all are."""
         if non_finite:
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
-            self._reduced.problem = f"{name}{more}"
-        elif not all(row.is_finite for row in table):
-            members = zip(self._loop.core.seat.members, table, strict=True)
-            who = describe_workers(worker for worker, row in members if not row.is_finite)
-            self._reduced.problem = f"{who}, in this worker's group,"
+            return f"{name}{more}"
+        members = zip(self._loop.core.seat.members, table, strict=True)
+        bad = [worker for worker, row in members if not row.is_finite]
+        return f"{describe_workers(bad)}, in this worker's group," if bad else ""
 
     def _exchange(
         self, reduced: Reduced, *, may_end_later: bool = False

@@ -411,10 +411,11 @@ def contradiction(config: RunConfig) -> str:
             f"replication = buddy with server_device = {config.server_device}: second copies are "
             "kept on the CPU; set server_device = cpu, or replication = none"
         )
-    if config.replication == "buddy" and config.trace:
+    if config.trace and (config.replication == "buddy" or config.max_deaths):
+        setting = "replication = buddy" if config.replication == "buddy" else "max_deaths"
         return (
-            "replication = buddy with trace: clocks are compared at the end among all ranks, also "
-            "those that have died; leave out --trace, or set replication = none"
+            f"{setting} with trace: clocks are compared at the end among all ranks, also those "
+            "that have died; leave out one of them"
         )
     return ""
 

@@ -21,7 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from psdist.config.settings import MIN_CHUNK_BYTES
+from psdist.config.settings import MIN_CHUNK_BYTES, coded
 from psdist.history.writers import (
     RunRecord,
     ServerHistory,
@@ -483,9 +483,12 @@ class Reporter:
         }
 
     def _predicted_exchange_s(self) -> float | None:
-        """What the plan says of this model on the slowest link; None where no link is crossed."""
-        plan = self._context.plan
+        """What the plan says of this model on the slowest link; None where no link is crossed, or
+        other bytes cross it than the plan counts: codecs' fewer, and those of second copies."""
+        plan, config = self._context.plan, self._context.config
         if plan is None or not plan.links or not self._built:
+            return None
+        if config.replication != "none" or not all(each.is_none for each in coded(config)):
             return None
         num_bytes = sum(each.partition.num_bytes for each in self._built)
         return plan.cost_s * num_bytes / plan.model_bytes

@@ -18,7 +18,7 @@ from psdist.protocol.control import Progress
 from psdist.protocol.roles import Roles
 from psdist.report.facts import Training
 from psdist.report.run_directory import RunDirectory
-from psdist.report.status import Status, WaitStatus, WorkerStatus, write_status
+from psdist.report.status import Phase, Status, WaitStatus, WorkerStatus, write_status
 
 EVERY_S = 1.0
 
@@ -109,7 +109,7 @@ class StatusWriter:
     def _write(
         self,
         *,
-        phase: str,
+        phase: Phase,
         calls: Sequence[OpenCall],
         workers: Sequence[WorkerStatus] = (),
         done: Collection[int] = (),
@@ -129,7 +129,7 @@ class StatusWriter:
         ]
         status = Status(
             at=time.time(),
-            phase=phase,  # type: ignore[arg-type]
+            phase=phase,
             mode=self._mode,
             num_workers=self._roles.num_workers,
             waits=tuple(waits),

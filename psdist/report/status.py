@@ -22,6 +22,7 @@ _LIMIT_BYTES: Final = 64 << 20
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
+Phase: TypeAlias = Literal["starting", "training", "ending"]
 _Text: TypeAlias = Annotated[str, Field(max_length=1024)]
 
 
@@ -55,7 +56,7 @@ class WaitStatus(_Told):
 class Status(_Told):
     at: _Seconds
     """Unix time."""
-    phase: Literal["starting", "training", "ending"]
+    phase: Phase
     mode: _Text
     num_workers: _Count
     waits: tuple[WaitStatus, ...]

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from psdist.errors import NonFiniteGradientError, UsageError
-from psdist.protocol.ids import describe_workers
 from psdist.workers.loop import Wait
 from psdist.workers.model.bits import same_bits
 from psdist.workers.reduction import Reduced
@@ -122,14 +121,7 @@ class LocalTrainer(Trainer):
         set_of(table, self._loop.core.seat.members)
         is_as_it_is = self._group.size == 1 and gradient_scale == 1.0 and not max_norm
         reduced = yield from self._reduce_in_group(table, mine, gives_back=not is_as_it_is)
-        if non_finite:
-            name = self._partition.pieces[non_finite[0]].name
-            more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
-            reduced.problem = f"{name}{more}"
-        elif not all(row.is_finite for row in table):
-            members = zip(self._loop.core.seat.members, table, strict=True)
-            who = describe_workers(worker for worker, row in members if not row.is_finite)
-            reduced.problem = f"{who}, in this worker's group,"
+        reduced.problem = self._problem(non_finite, table)
         return reduced
 
     def _reduce_in_group(
@@ -226,7 +218,7 @@ class LocalTrainer(Trainer):
         self._in_round = 0
         self._num_cut += is_cut
         self._touched.clear()
-        self._restore_anchor()
+        self._loop.core.forget_values(self._mine)  # what replies may be relative to is the anchor
         yield from self._exchange(reduced)
         self._drop_anchor()
 
@@ -240,14 +232,6 @@ class LocalTrainer(Trainer):
             values = self._flat.values[chunk.buffer][stretch]
             torch.sub(anchor, values, out=self._flat.gradient_part(chunk))
         return not self._flat.non_finite_in([self._partition.chunks[each] for each in self._mine])
-
-    def _restore_anchor(self) -> None:
-        """In memory is what the servers have sent last: a reply may say that it has not changed, or
-        by how much."""
-        for anchor, values in zip(self._anchor, self._flat.values, strict=True):
-            values.copy_(anchor)
-        self._flat.values_to_host()
-        self._flat.note_values()
 
     def _drop_anchor(self) -> None:
         """What is in memory now is what the servers have sent."""
