@@ -44,6 +44,13 @@ AUTO_MIN_BYTES = 2**20
 """... but not at chunks so small that a message's fixed cost shows (docs/performance.md) ..."""
 AUTO_MAX_BYTES = 4 * 2**20
 """... nor so large that receive buffers take much memory."""
+AUTO_FEWEST_CHUNKS = 4
+"""A smaller model is cut nevertheless, so that a few servers share it: a message more costs tens of
+microseconds, a link that carries all of the model while others are idle milliseconds ..."""
+AUTO_LEAST_BYTES = 64 * 2**10
+"""... down to this."""
+AUTO_ROUND_BYTES = 1024
+"""Shares are rounded up to this: one chunk more for the rest of a division would be a message more."""
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 DTYPE_CODES = {
@@ -163,9 +170,10 @@ class Partition:
                 )
             key = piece.is_frozen, piece.dtype, piece.optimizer_group
             by_buffer.setdefault(key, []).append(index)
-        total = sum(piece.num_elements * ITEM_BYTES[piece.dtype] for piece in pieces)
         if chunk_bytes is None:
-            chunk_bytes = auto_chunk_bytes(total)
+            chunk_bytes = auto_chunk_bytes(
+                sum(_aligned(max(p.num_elements, 1)) * ITEM_BYTES[p.dtype] for p in pieces)
+            )
         buffers: list[Buffer] = []
         chunks: list[Chunk] = []
         # What moves comes first: it is spread over the servers before what does not.
@@ -332,7 +340,9 @@ class Partition:
 
 def auto_chunk_bytes(num_bytes: int) -> int:
     """The size of a chunk that is chosen for a model of so many bytes."""
-    return min(max(num_bytes // AUTO_CHUNKS, AUTO_MIN_BYTES), AUTO_MAX_BYTES)
+    share = -(-num_bytes // AUTO_FEWEST_CHUNKS)
+    for_few = max(share + -share % AUTO_ROUND_BYTES, AUTO_LEAST_BYTES)
+    return min(max(num_bytes // AUTO_CHUNKS, min(AUTO_MIN_BYTES, for_few)), AUTO_MAX_BYTES)
 
 
 def empty_servers(weights: Sequence[float], num_chunks: int) -> tuple[int, ...]:

@@ -275,9 +275,9 @@ def test_what_does_not_go_into_memory_is_refused_and_not_compared(
         ({"servers": "15"}, "15 servers asked for, but there is room for 14 on 2 nodes"),
         ({"model_bytes": "0.5"}, "--model-bytes '0.5': not a size"),
         (
-            {"model_bytes": "1MiB", "servers": "4"},
-            "--servers 4: 3 of them would hold nothing, since 1.05 MB are cut into 1 chunk; ask "
-            "for 1, or cut it finer, --chunk-bytes 262144 (in the run: chunk_bytes)",
+            {"model_bytes": "64KiB", "servers": "4"},
+            "--servers 4: 3 of them would hold nothing, since 65.5 KB are cut into 1 chunk; ask "
+            "for 1, or cut it finer, --chunk-bytes 16384 (in the run: chunk_bytes)",
         ),
         (
             {"model_bytes": "10M", "servers": "14", "placement": "block"},
@@ -316,10 +316,10 @@ def planned(here: Path, **changes: Any) -> dict[str, Any]:
 def test_no_server_is_planned_that_would_hold_nothing(here: Path) -> None:
     usual = planned(here, model_bytes="1G")
     assert len(usual["weights"]) == 2
-    small = planned(here, model_bytes="1MiB")
+    small = planned(here, model_bytes="64KiB")
     assert small["weights"] == [1.0]
     assert any("no more servers, which would hold nothing" in note for note in small["notes"])
-    finer = planned(here, model_bytes="1MiB", chunk_bytes="256KiB")
+    finer = planned(here, model_bytes="64KiB", chunk_bytes="16KiB")
     assert len(finer["weights"]) == 2
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from psdist.errors import ModelError, ProtocolError, UsageError
 from psdist.protocol.partition import (
     ALIGN,
+    AUTO_LEAST_BYTES,
     AUTO_MAX_BYTES,
     AUTO_MIN_BYTES,
     DTYPE_CODES,
@@ -365,12 +366,33 @@ def test_a_piece_larger_than_a_chunk_goes_on_in_the_next() -> None:
 
 def test_an_automatic_chunk_is_neither_tiny_nor_huge() -> None:
     small = Partition.cut([piece("a", 100)], chunk_bytes=None)
-    assert small.chunk_bytes == AUTO_MIN_BYTES
+    assert small.chunk_bytes == AUTO_LEAST_BYTES
     large = Partition.cut([piece("a", 2**26)], chunk_bytes=None)
     assert large.chunk_bytes == AUTO_MAX_BYTES
     middle = Partition.cut([piece("a", 2**20)], chunk_bytes=None)
     assert AUTO_MIN_BYTES <= middle.chunk_bytes <= AUTO_MAX_BYTES
     assert len(middle.chunks) > 1
+
+
+@pytest.mark.parametrize(
+    ("num_elements", "sizes"),
+    [
+        (2**14, [64]),
+        (2**15, [64, 64]),
+        (2**16, [64] * 4),
+        (2**18, [256] * 4),
+        (2**20, [1024] * 4),
+        (5 * 2**20, [1024] * 20),
+    ],
+)
+def test_a_small_model_is_cut_for_a_few_servers(num_elements: int, sizes: list[int]) -> None:
+    partition = Partition.cut([piece("a", num_elements)], chunk_bytes=None)
+    assert [chunk.num_bytes / 1024 for chunk in partition.chunks] == sizes
+
+
+def test_a_rest_of_the_division_is_no_fifth_chunk() -> None:
+    pieces = [piece("a", 99_999), *(piece(f"bias{index}", 10) for index in range(40))]
+    assert len(Partition.cut(pieces, chunk_bytes=None).chunks) == 4
 
 
 def test_a_parameter_without_dimensions_and_one_without_elements_have_their_place() -> None:

@@ -21,10 +21,10 @@ def line(partition: Partition, weights: list[float]) -> str:
 
 
 def test_a_model_of_one_chunk_names_the_size_that_spreads_it() -> None:
-    partition = Partition.cut([piece(1 << 18)], chunk_bytes=None)
+    partition = Partition.cut([piece(1 << 14)], chunk_bytes=None)
     assert line(partition, [0.25] * 4) == (
-        "servers 1, 2, 3 hold nothing and only wait: the model of 1,048,576 bytes is cut into 1 "
-        "chunk of at most 1,048,576 bytes; set servers = 1, or chunk_bytes = 262144 so that each "
+        "servers 1, 2, 3 hold nothing and only wait: the model of 65,536 bytes is cut into 1 "
+        "chunk of at most 65,536 bytes; set servers = 1, or chunk_bytes = 16384 so that each "
         "holds some"
     )
 
