@@ -168,20 +168,23 @@ def make(python: Python, folder: Path, known: Python, environment: Mapping[str, 
     executable = str(folder / "bin" / "python")
     if stamp.is_file() and stamp.read_text("utf-8") == made_from:
         return ""
+    # Where pip is needed it is that Python's own: this environment's may be too old to run there.
+    is_alike = python.abi == known.abi
     status, text = run(
-        *(python.path, "-m", "venv", "--clear", "--without-pip", str(folder)),
+        *(python.path, "-m", "venv", "--clear", *(["--without-pip"] if is_alike else [])),
+        str(folder),
         environment=environment,
     )
     if status:
         return text
     lines = [str(ROOT)]
-    if python.abi == known.abi:
+    if is_alike:
         packages = sysconfig.get_path("purelib")
         lines.append(f"import site; site.addsitedir({packages!r})")
     else:
         status, text = run(
-            *(sys.executable, "-m", "pip", "--python", executable, "install", "--quiet"),
-            *("--disable-pip-version-check", "--constraint", str(constraints), *PACKAGES),
+            *(executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--constraint", str(constraints), *PACKAGES),
             environment=environment,
         )
         if status:

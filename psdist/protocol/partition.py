@@ -50,7 +50,7 @@ microseconds, a link that carries all of the model while others are idle millise
 AUTO_LEAST_BYTES = 64 * 2**10
 """... down to this."""
 AUTO_ROUND_BYTES = 1024
-"""Shares are rounded up to this: one chunk more for the rest of a division would be a message more."""
+"""Shares are rounded up to this: a chunk for the rest of a division would be a message more."""
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 DTYPE_CODES = {
