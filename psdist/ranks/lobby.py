@@ -36,7 +36,7 @@ from psdist.protocol.ids import (
 )
 from psdist.ranks.context import RankContext
 from psdist.ranks.run_files import create_next_run_directory, take_settings_of_script
-from psdist.ranks.status import StatusWriter
+from psdist.ranks.telling.status import StatusWriter
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
 
 logger = logging.getLogger("psdist")

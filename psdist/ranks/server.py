@@ -34,15 +34,15 @@ from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
-from psdist.ranks.coding import coding_line
 from psdist.ranks.context import RankContext
-from psdist.ranks.deaths import DeathReports
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.seats.device import shard_device_of
-from psdist.ranks.standing import Standing
-from psdist.ranks.status import OpenCall, StatusWriter
-from psdist.ranks.summary import BuiltSet, Told, counts_of_set, together
+from psdist.ranks.telling.coding import coding_line
+from psdist.ranks.telling.deaths import DeathReports
+from psdist.ranks.telling.standing import Standing
+from psdist.ranks.telling.status import OpenCall, StatusWriter
+from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style

@@ -4,7 +4,7 @@
     read_status(Path("runs/a"))          # ConfigError where there is none, or it is damaged
 
 The registrar writes it about once a second while it has nothing else to do; `psdist status` reads
-it, without MPI. Owns what the file says; what is known is psdist.ranks.status's.
+it, without MPI. Owns what the file says; what is known is psdist.ranks.telling.status's.
 """
 
 from __future__ import annotations

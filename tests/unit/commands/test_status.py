@@ -13,7 +13,7 @@ from psdist.errors import ConfigError
 from psdist.protocol.control import Enter, Progress
 from psdist.protocol.ids import worker_id
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.status import OpenCall, StatusWriter
+from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.report.run_directory import RunDirectory
 from psdist.report.status import read_status
 from psdist.servers.protocol.registrar import Registrar

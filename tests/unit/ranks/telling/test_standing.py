@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.protocol.control import Progress
-from psdist.ranks.standing import Standing, short
+from psdist.ranks.telling.standing import Standing, short
 
 
 def report(worker: int, clock: int, **more: float) -> Progress:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psdist.ranks.coding import coding_line, coding_of, coding_together
+from psdist.ranks.telling.coding import coding_line, coding_of, coding_together
 
 
 def worker(before: tuple[int, int], missed: tuple[float, ...] = (), wanted: Any = ()) -> Any:

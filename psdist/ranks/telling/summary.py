@@ -19,7 +19,7 @@ from psdist.history.writers import RunRecord
 from psdist.protocol.control import Progress
 from psdist.protocol.partition import Partition
 from psdist.protocol.roles import Roles
-from psdist.ranks.coding import coding_of, coding_together
+from psdist.ranks.telling.coding import coding_of, coding_together
 
 _TOLD_TWICE = {"pipeline", "checksum_every"}
 """What summary.json repeats of run.json, beside what it says of every run."""

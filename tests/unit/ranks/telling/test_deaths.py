@@ -9,7 +9,7 @@ import pytest
 
 from psdist.protocol.control import Progress
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.deaths import DeathReports
+from psdist.ranks.telling.deaths import DeathReports
 from psdist.servers.protocol.deaths import Death, Survived
 
 ROLES = Roles(
