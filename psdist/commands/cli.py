@@ -616,6 +616,79 @@ def bench_group(
     return lambda: measure(num_bytes, repeats, json_path, plot_path)
 
 
+@bench_app.command()
+def convergence(
+    task: Annotated[str, typer.Option(help="What is trained: digits or chars.")] = "chars",
+    steps: Annotated[int, typer.Option(min=2, help="Of every worker, with every scheme.")] = 300,
+    every: Annotated[
+        int, typer.Option(min=1, help="Steps between points of the curves of the loss.")
+    ] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a worker and step.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of values, samples and codecs.")] = 0,
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar='"KEY=VALUE ..."',
+            help="Settings to compare with sync without a codec (may be repeated).",
+        ),
+    ] = None,
+    ddp: Annotated[
+        str,
+        typer.Option(help="DDP's ways: plain, fp16, powersgd:K, with commas between; or none."),
+    ] = "plain,fp16,powersgd:1",
+    link: Annotated[
+        str,
+        typer.Option(help="Speeds at which times are computed, too; or none.", metavar="SPEEDS"),
+    ] = "10Mbit,100Mbit,1Gbit",
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, as SVG.")
+    ] = None,
+) -> Action:
+    """Schemes beside sync without a codec: bytes, seconds, loss, staleness, what codecs leave out.
+
+    A small real task is trained with each scheme on the same ranks, and with DDP and its hooks.
+
+    Start it under mpirun or srun: mpirun -n 5 psdist bench convergence --scheme codec=int4/sign
+    """
+    from psdist.commands.bench.schemes import baseline, require_different, rivals_of, scheme_of
+
+    if task not in ("digits", "chars"):
+        raise typer.BadParameter(f"{task} is neither digits nor chars", param_hint="--task")
+    given = ["codec=int8", "codec=int4/sign"] if scheme is None else scheme
+    try:
+        schemes, rivals = [baseline(), *map(scheme_of, given)], rivals_of(ddp)
+        require_different([*(each.name for each in schemes), *(each.name for each in rivals)])
+    except UsageError as error:  # all ranks have the same words: one of them speaks
+        raise typer.BadParameter(str(error)) from error
+    links = _rates(link)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.convergence import convergence as measure
+        from psdist.commands.bench.convergence_report import ConvergenceOptions
+
+    options = ConvergenceOptions(
+        task=task,
+        steps=steps,
+        every=every,
+        batch_size=batch_size,
+        seed=seed,
+        schemes=schemes,
+        rivals=rivals,
+        links=links,
+        servers=servers,
+        json_path=json_path,
+        plot_path=plot_path,
+    )
+    return lambda: measure(options)
+
+
 def _with_settings(
     options: dict[str, str | bool], settings: Sequence[str]
 ) -> dict[str, str | bool]:
@@ -646,6 +719,20 @@ def _compute(text: str) -> tuple[float, bool]:
             param_hint="--compute",
         )
     return value, bool(times)
+
+
+def _rates(text: str) -> dict[str, float]:
+    """Bytes per second, by what they are called."""
+    from psdist.sizes import parse_rate
+
+    names = [] if text.strip() == "none" else [part.strip() for part in text.split(",")]
+    rates = {name: parse_rate(name) for name in names}
+    wrong = [name for name, rate in rates.items() if not rate]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no speed; write one such as 10Mbit or 1Gbit", param_hint="--link"
+        )
+    return {name: rate for name, rate in rates.items() if rate}
 
 
 def _sizes(text: str) -> list[int]:

@@ -1,156 +1,182 @@
-"""What codecs do to learning: the character model, AdamW, sync, some groups, in one process.
+"""What codecs do to learning: the character model in sync, 4 groups, on the virtual network.
 
-    python -m tests.benchmarks.codec_quality [--steps 200] [--codecs none int8 int4/sign]
+    python -m tests.benchmarks.codec_quality --json docs/bench/codec-quality.json
 
-Gradients of each group go through psdist's own encoder with its residuals, are decoded and meaned
-as servers do, AdamW steps x, and what has changed of x^ goes back through the pull codec. Printed
-are bits per character on text that was not trained on, of x, and against the first codec; and how
-many times fewer bytes were sent. `-f` behind a codec is without feedback of pushes.
+A transformer of 75,984 parameters, gradients clipped by each worker, warm-up and cosine as in the
+example, the same samples in every row. Each row is a run of the real trainer and servers, with
+``topk`` beside SGD with momentum, too. Bits are of text that nobody trains on, of what ``job.save``
+would write; bytes are what the summary says. Rows that the JSON file has are not run again, and
+every row is written when it is done, so a run that was ended goes on. Not a measure of time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 
-from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
-from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.layout import Layouts
-from psdist.codecs.named import codec_of
-from psdist.codecs.raw import Raw
-from psdist.codecs.seeds import ANY_SERVER, seed_of
-from psdist.config.codec_specs import CodecSpec
-from psdist.config.combinations import parse_both
-from psdist.config.settings import RunConfig
-from psdist.examples import chars
-from psdist.protocol.memory import allocate
-from psdist.protocol.partition import Partition, Piece
+from psdist.examples.chars import (
+    CharTransformer,
+    bits_per_char,
+    learning_rate_factor,
+    load_text,
+    optimizer_groups,
+    validation_bits,
+    windows,
+)
+from psdist.job import Job
+from tests.support.programs.training.cases import Case, Result, Stage
+from tests.support.programs.training.virtual_job import run_virtually
 
-EXACT = RunConfig().codec_exact
-
-
-def flat(tensors: list[torch.Tensor], partition: Partition) -> torch.Tensor:
-    (chunk,) = partition.chunks
-    values = torch.zeros(chunk.length)
-    for segment, tensor in zip(chunk.segments, tensors, strict=True):
-        values[segment.offset : segment.offset + segment.length] = tensor.detach().reshape(-1)
-    return values
+GROUPS: Final = 4
+LENGTH: Final = 64
 
 
-def coding_of(spec: CodecSpec, partition: Partition, *, has_feedback: bool) -> ChunkCodings | None:
-    codec = codec_of(spec, has_feedback=has_feedback)
-    if isinstance(codec, Raw):
-        return None
-    return ChunkCodings(Layouts(codec, partition, patterns=() if spec.is_cast else EXACT))
+class Scheme(NamedTuple):
+    settings: dict[str, object]
+    baseline: str = "none"
+    """The row that has the same optimizer and no codec."""
 
 
-def train(text: str, args: argparse.Namespace, data: tuple[chars.Text, chars.Text]) -> None:
-    has_feedback = not text.endswith("-f")
-    push, pull = parse_both(text.removesuffix("-f"))
-    torch.manual_seed(args.seed)
-    model = chars.CharTransformer(width=args.width)
-    parameters = list(model.parameters())
-    pieces = [
-        Piece(name=name, shape=tuple(each.shape), stride=(1,), dtype="float32", optimizer_group=0)
-        for name, each in model.named_parameters()
+SCHEMES: Final = {
+    "none": Scheme({}),
+    "int8": Scheme({"codec": "int8"}),
+    "int4/sign": Scheme({"codec": "int4/sign"}),
+    "int2/sign": Scheme({"codec": "int2/sign"}),
+    "H = 2, int4/sign": Scheme({"codec": "int4/sign", "local_steps": 2}),
+    "sign": Scheme({"push_codec": "sign"}),
+    "sign, no feedback": Scheme({"push_codec": "sign", "feedback": "off"}),
+    "SGD": Scheme({}, "SGD"),
+    "SGD, topk:0.01": Scheme({"push_codec": "topk:0.01"}, "SGD"),
+    "SGD, topk:0.01, no feedback": Scheme({"push_codec": "topk:0.01", "feedback": "off"}, "SGD"),
+    "topk:0.01": Scheme({"push_codec": "topk:0.01"}),
+}
+
+
+def optimizer_of(scheme: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    groups = optimizer_groups(model, weight_decay=0.1)
+    if SCHEMES[scheme].baseline == "none":
+        return torch.optim.AdamW(groups, lr=4e-3)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def run(scheme: str, seed: int, steps: int, batch_size: int) -> dict[str, Any]:
+    """Validation bits at the end, bytes, and what pushes have left out."""
+    train, valid = load_text()
+    valid_set = windows(valid[:40_000], LENGTH)
+
+    def script(job: Job, stage: Stage) -> Result:
+        torch.manual_seed(seed)
+        model = CharTransformer(length=LENGTH, width=48)
+        model, optimizer = job.prepare(model, optimizer_of(scheme, model))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, steps)
+        )
+        loader = job.loader(windows(train, LENGTH), batch_size=batch_size, shuffle=True)
+        done = 0
+        while done < steps:
+            for x, y in loader:
+                optimizer.zero_grad()
+                bits_per_char(model(x), y).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+                optimizer.step()
+                schedule.step()
+                done += 1
+                if done == steps:
+                    break
+        file = stage.path / "model.safetensors"
+        job.save(file)  # what servers have; what workers have lacks what a pull codec left out
+        if not job.is_chief:
+            return {"bits": 0.0}
+        saved = CharTransformer(length=LENGTH, width=48)
+        saved.load_state_dict(load_file(file))
+        return {"bits": validation_bits(saved, valid_set, job.device)}
+
+    # Of so small a model embeddings and vectors, which codecs leave alone by default, are so large
+    # a part that bytes would say little of larger ones: here codecs have all of it.
+    settings = {"seed": seed, "chunk_bytes": "auto", "codec_exact": ()}
+    settings |= SCHEMES[scheme].settings
+    groups = tuple((worker,) for worker in range(GROUPS))
+    case = Case(name="quality", script=script, servers=1, groups=groups, settings=settings)
+    began_s = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_virtually(case, Path(folder) / "run")
+        summary, bits = outcome.summary, outcome.results[0]["bits"]
+    return {
+        "scheme": scheme,
+        "seed": seed,
+        "steps": steps,
+        "batch_size": batch_size,
+        "bits": bits,
+        "bytes_pushed": summary["bytes_pushed"],
+        "bytes_pulled": summary["bytes_pulled"],
+        "left_out": (summary.get("coding") or {}).get("error"),
+        "cpu_s": round(time.process_time() - began_s, 1),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Medians over the seeds that a row and its baseline share; the spread is the baseline's."""
+    lines = [
+        "| scheme | seeds | bits | against its baseline | baseline's spread | times fewer bytes |",
+        "|---|---|---|---|---|---|",
     ]
-    partition = Partition.cut(pieces, chunk_bytes=256 << 20)
-    (chunk,) = partition.chunks
-    pushes = coding_of(push, partition, has_feedback=has_feedback)
-    replies = coding_of(pull, partition, has_feedback=True)
-    encoders = [
-        PushEncoder(pushes, mine=[0], seed=args.seed, group=group, has_feedback=has_feedback)
-        for group in range(args.groups if pushes is not None else 0)
-    ]
-    master = [each.detach().clone().requires_grad_() for each in parameters]
-    optimizer = torch.optim.AdamW(master, lr=args.lr, weight_decay=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: chars.learning_rate_factor(step, args.steps)
-    )
-    windows = chars.windows(data[0], model.position.shape[0]).tensors
-    generator = torch.Generator().manual_seed(args.seed)
-    memory, sent, raw = allocate(1 << 22), 0, 0
-    held = flat(parameters, partition)
-    for step in range(args.steps):
-        rate = scheduler.get_last_lr()[0]
-        total = torch.zeros(chunk.length)
-        for group in range(args.groups):
-            rows = torch.randint(len(windows[0]), (args.batch_size,), generator=generator)
-            loss = chars.bits_per_char(model(windows[0][rows]), windows[1][rows])
-            gradient = flat(list(torch.autograd.grad(loss, parameters)), partition)
-            raw += chunk.num_bytes
-            if pushes is None:
-                sent += chunk.num_bytes
-                total += gradient
-                continue
-            terms = PushTerms(rate, ())
-            num = encoders[group].encode(0, gradient, memory, clock=step, terms=terms)
-            sent += num
-            total += pushes[0].read(memory[:num]).values()
-        total /= args.groups
-        for segment, each in zip(chunk.segments, master, strict=True):
-            part = total[segment.offset : segment.offset + segment.length]
-            each.grad = part.view(each.shape).clone()
-        optimizer.step()
-        scheduler.step()
-        values = flat(list(master), partition)
-        raw += chunk.num_bytes * args.groups
-        if replies is None:
-            held, num = values, chunk.num_bytes
-        else:
-            num = reply(replies[0], values, held, memory, args.seed, step)
-        sent += num * args.groups
-        with torch.no_grad():
-            for segment, each in zip(chunk.segments, parameters, strict=True):
-                part = held[segment.offset : segment.offset + segment.length]
-                each.copy_(part.view(each.shape))
-    with torch.no_grad():
-        for each, value in zip(parameters, master, strict=True):
-            each.copy_(value)
-    valid = chars.windows(data[1][:20_000], model.position.shape[0])
-    bits = chars.validation_bits(model, valid, torch.device("cpu"))
-    args.baseline = args.baseline or bits
-    against = 100 * (bits / args.baseline - 1)
-    print(f"{text:20} {bits:8.4f} {against:+8.2f} % {raw / sent:8.1f} x", flush=True)
+    by_scheme = {name: {row["seed"]: row for row in rows if row["scheme"] == name}
+                 for name in SCHEMES}  # fmt: skip
+    for name, scheme in SCHEMES.items():
+        mine, base = by_scheme[name], by_scheme[scheme.baseline]
+        seeds = sorted(mine.keys() & base.keys())
+        if not seeds:
+            continue
+        against = [100 * (mine[seed]["bits"] / base[seed]["bits"] - 1) for seed in seeds]
+        bits = [base[seed]["bits"] for seed in seeds]
+        fewer = sent(base[seeds[0]]) / sent(mine[seeds[0]])
+        each = ", ".join(f"{one:+.2f}" for one in against)
+        lines.append(
+            f"| {name} | {len(seeds)} | {statistics.median(mine[at]['bits'] for at in seeds):.4f} "
+            f"| {statistics.median(against):+.2f} % ({each}) "
+            f"| {100 * (max(bits) / min(bits) - 1):.2f} % | {fewer:.1f} |"
+        )
+    return "\n".join(lines)
 
 
-def reply(
-    coding: ChunkCoding,
-    values: torch.Tensor,
-    held: torch.Tensor,
-    memory: memoryview,
-    seed: int,
-    clock: int,
-) -> int:
-    num = coding.encode(
-        values - held,
-        memory,
-        whole=values,
-        seed=seed_of(seed, ANY_SERVER, 0, clock),
-        form=Form.CHANGE,
-    )
-    coding.read(memory[:num]).change(held)
-    return num
+def sent(row: dict[str, Any]) -> int:
+    total: int = row["bytes_pushed"] + row["bytes_pulled"]
+    return total
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="What codecs do to learning.")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--width", type=int, default=48, help="48: 77 thousand parameters")
-    parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--codecs", nargs="+", default=["none", "int8", "int4/sign"])
-    args = parser.parse_args()
-    args.baseline = None
-    torch.set_num_threads(1)
-    data = chars.load_text()
-    print(f"{'codec':20} {'bits':>8} {'against':>10} {'fewer':>8}")
-    for text in args.codecs:
-        train(text, args, data)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=16, help="windows of each worker")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="has what is done, and gets more")
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if given.json is not None and given.json.exists():
+        rows = json.loads(given.json.read_text(encoding="utf-8"))
+    done = {(row["scheme"], row["seed"], row["steps"], row["batch_size"]) for row in rows}
+    for seed in given.seeds:
+        for scheme in given.schemes:
+            if (scheme, seed, given.steps, given.batch_size) in done:
+                continue
+            rows.append(run(scheme, seed, given.steps, given.batch_size))
+            print(json.dumps(rows[-1]), flush=True)
+            if given.json is not None:
+                given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    like = given.steps, given.batch_size
+    print(f"\n{table([row for row in rows if (row['steps'], row['batch_size']) == like])}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 INK = "#1d2433"
@@ -73,6 +74,24 @@ class Canvas:
         self._parts.append(
             f'<text x="{_number(x)}" y="{_number(y)}" font-size="{_number(size)}" '
             f'fill="{fill}"{extra}>{_safe(words)}</text>'
+        )
+
+    def line(
+        self,
+        points: Sequence[tuple[float, float]],
+        *,
+        stroke: str,
+        width: float = 1.0,
+        dash: str = "",
+        title: str = "",
+    ) -> None:
+        """From point to point; ``dash`` as SVG's stroke-dasharray."""
+        places = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        extra = f' stroke-dasharray="{dash}"' if dash else ""
+        self._parts.append(
+            f'<polyline points="{places}" fill="none" stroke="{stroke}" '
+            f'stroke-width="{_number(width)}"{extra}'
+            + (f"><title>{_safe(title)}</title></polyline>" if title else "/>")
         )
 
     def document(self, width: float, height: float, *, title: str) -> str:

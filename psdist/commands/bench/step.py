@@ -20,14 +20,14 @@ worker is a group: DDP needs torch's default process group for all of them.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from psdist.commands.bench import interfaces
+from psdist.commands.bench.all_workers import start_torch
 from psdist.commands.bench.between import alone, between_ranks
 from psdist.commands.bench.raw import echo, exchange
 from psdist.commands.bench.sleeping import Sleepers, cut, layer_sizes
@@ -43,7 +43,7 @@ from psdist.commands.bench.step_report import (
     report,
     result_of,
 )
-from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
+from psdist.protocol.ids import REGISTRAR, is_worker
 from psdist.protocol.memory import allocate
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
@@ -133,7 +133,7 @@ class _Side:
         for _ in range(repeats):
             for way, run in ways.items():
                 self.meet()
-                before = sent_bytes() if self._counts_for_host else 0
+                before = interfaces.sent()
                 self.meet()
                 user_s, system_s = cpu_seconds()
                 times[way].append(run())
@@ -145,7 +145,7 @@ class _Side:
                 )
                 self.meet()
                 if self._counts_for_host:
-                    self.sent[way] += sent_bytes() - before
+                    self.sent[way] += (interfaces.sent() - before).num_bytes
         return times
 
 
@@ -214,7 +214,7 @@ class _WorkerSide(_Side):
         before_s = time.perf_counter()
         self._served, self._optimizer = self._prepare(Sleepers(self.sizes))
         prepared_s = time.perf_counter() - before_s
-        self._start_torch()
+        self._gloo = start_torch(self.context, self.among)
         models = {PSDIST: self._served, **self._ddp_models()}
         servers = range(self.context.roles.num_servers)
         ranks = self.context.roles.server_ranks
@@ -279,34 +279,6 @@ class _WorkerSide(_Side):
             time.sleep(_REST_S)
         return took_s
 
-    def _start_torch(self) -> None:
-        """torch's default process group, which was this worker's own, becomes all workers'."""
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
-        worker, workers = worker_of(self.context.me), self.context.roles.num_workers
-        host = self.context.roles.places[self.context.roles.worker_ranks[0]].host
-        is_first = worker == 0
-        store = None
-        for who in (True, False):  # the first opens the port before others come
-            if is_first is who:
-                port = 0 if is_first else self.among.bcast(None, root=0)
-                address = "localhost" if is_first else host
-                if self._is_one_host():
-                    address = "localhost"
-                store = dist.TCPStore(  # type: ignore[attr-defined] # exported, not in __all__
-                    address, port, workers, is_master=is_first, wait_for_workers=False
-                )
-                if is_first:
-                    self.among.bcast(store.port, root=0)
-        self._gloo = os.environ.get("GLOO_SOCKET_IFNAME", "of the host's name")
-        if "GLOO_SOCKET_IFNAME" not in os.environ and self._is_one_host():
-            self._gloo = os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        dist.init_process_group("gloo", store=store, rank=worker, world_size=workers)
-
-    def _is_one_host(self) -> bool:
-        return len({place.host for place in self.context.roles.places}) == 1
-
     def _ddp_models(self) -> dict[str, Any]:
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -355,21 +327,6 @@ def cpu_seconds() -> tuple[float, float]:
     """Of this process with all its threads: in user and in kernel mode."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime, usage.ru_stime
-
-
-def sent_bytes(text: str | None = None) -> int:
-    """What this host's interfaces have sent, those but loopback; ``text``: of /proc/net/dev."""
-    if text is None:
-        try:
-            text = Path("/proc/net/dev").read_text(encoding="ascii")
-        except OSError:
-            return 0
-    total = 0
-    for line in text.splitlines():
-        name, colon, counts = line.partition(":")
-        if colon and name.strip() != "lo":
-            total += int(counts.split()[8])
-    return total
 
 
 def _slots(loop: ServerLoop) -> dict[str, Any]:

@@ -1,0 +1,274 @@
+"""What ``psdist bench convergence`` tells: options, the result, a table, plots.
+
+    report(result_of(context, options, everybody), options)
+
+**Measured** are losses, seconds, and bytes: those of schemes by the run's summary, of DDP what
+gloo's ring all-reduce sends for the values that its hook leaves. **Computed**, and said so, is what
+the same steps would take over given links: the step alone, and behind it the bytes on the busiest
+link, pushes and pulls one after another. Ranks of a host share its link; where all are on one
+host, every rank counts as a host of its own.
+
+The bound of how many times as fast a scheme can be, (t_c + t_n) / (t_c + t_n / ratio), has t_c from
+the steps alone, t_n from what the baseline takes beyond them, and the ratio of bytes. Nothing here
+hides communication behind computation; a scheme that does may pass the bound.
+
+Owns no measuring: ``convergence`` does that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from psdist.commands.bench import curves, plot
+from psdist.commands.bench.schemes import Rival, Scheme
+from psdist.commands.bench.step_report import ranks_to_cores
+from psdist.protocol.roles import Roles
+from psdist.ranks.context import RankContext
+
+REACHED: Final = 1.02
+"""A scheme has come as far as the baseline where its loss stays below so many times its last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvergenceOptions:
+    task: str
+    steps: int
+    every: int
+    """Steps between points of the curves."""
+    batch_size: int
+    seed: int
+    schemes: Sequence[Scheme]
+    """The first is what others are compared with."""
+    rivals: Sequence[Rival]
+    links: Mapping[str, float]
+    """Bytes per second, by what they are called: for what is computed."""
+    servers: int | None
+    json_path: Path | None
+    plot_path: Path | None = None
+
+
+def result_of(
+    context: RankContext, options: ConvergenceOptions, everybody: list[dict[str, Any]]
+) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    roles = context.roles
+    workers = [each for each in everybody if "rows" in each]
+    chief = next(each for each in workers if any(row["curve"] for row in each["rows"]))
+    (summaries,) = [each["summaries"] for each in everybody if each.get("summaries")]
+    sent = [
+        [sum(both) for both in zip(*counts, strict=True)]
+        for counts in zip(*(each["sent"] for each in everybody), strict=True)
+    ]
+    names = [*(each.name for each in options.schemes), *(each.name for each in options.rivals)]
+    rows = []
+    for number, (name, row) in enumerate(zip(names, chief["rows"], strict=True)):
+        slowest = max(each["rows"][number]["seconds"] for each in workers)
+        if number < len(summaries):
+            told = _of_summary(summaries[number], roles)
+        else:
+            told = _of_ring(row["values"], len(workers))
+        rows.append(
+            {
+                "name": name,
+                "loss": row["curve"][-1][2],
+                "seconds": slowest,
+                "curve": row["curve"],
+                "hosts_sent_bytes": sent[number][0],
+                "hosts_sent_packets": sent[number][1],
+                **told,
+            }
+        )
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "mpi": MPI.Get_library_version().split(",")[0].strip("\0 \n"),
+        "gloo_interface": chief["gloo"],
+        "servers": roles.num_servers,
+        "workers": roles.num_workers,
+        "groups": len(roles.groups),
+        "hosts": len({place.host for place in roles.places}),
+        "ranks_to_cores": ranks_to_cores(context),
+        "load": round(os.getloadavg()[0], 1),
+        "task": options.task,
+        "unit": chief["unit"],
+        "steps": options.steps,
+        "batch_size": options.batch_size,
+        "seed": options.seed,
+        "alone_s": max(each["alone_s"] for each in workers),
+        "links": dict(options.links),
+        "rows": rows,
+    }
+    compare(result)
+    return result
+
+
+def _of_summary(summary: dict[str, Any], roles: Roles) -> dict[str, Any]:
+    pushed, pulled = summary["bytes_pushed"], summary["bytes_pulled"]
+    to_servers, to_workers = busiest(roles)
+    coding = summary["coding"] or {}
+    return {
+        "bytes": pushed + pulled,
+        "bytes_pushed": pushed,
+        "bytes_pulled": pulled,
+        "link_bytes": pushed * to_servers + pulled * to_workers,
+        "staleness": summary["max_staleness_seen"],
+        "left_out": coding.get("error"),
+    }
+
+
+def _of_ring(values: float, num_workers: int) -> dict[str, Any]:
+    """A ring all-reduce sends every value from worker to worker, once to sum and once to tell, but
+    for each worker's own part; each sends, and receives, as much as the others."""
+    each = 4 * values * 2 * (num_workers - 1) / num_workers
+    return {
+        "bytes": round(each * num_workers),
+        "link_bytes": each,
+        "staleness": 0,
+        "left_out": None,
+    }
+
+
+def busiest(roles: Roles) -> tuple[float, float]:
+    """Which part of all pushed bytes the busiest link carries, one way; and of all that are pulled.
+    Every worker pushes an equal part, to servers by their weight."""
+    hosts = [place.host for place in roles.places]
+    if len(set(hosts)) == 1:
+        hosts = [str(place.rank) for place in roles.places]
+    weights = roles.shard_weights
+    shares = [weight / sum(weights) for weight in weights]
+    out: dict[str, float] = dict.fromkeys(hosts, 0.0)
+    into = dict(out)
+    for worker in roles.worker_ranks:
+        for server, share in zip(roles.server_ranks, shares, strict=True):
+            if hosts[worker] != hosts[server]:
+                out[hosts[worker]] += share / roles.num_workers
+                into[hosts[server]] += share / roles.num_workers
+    most = max(*out.values(), *into.values())
+    return most, most  # pulls go the same ways, backwards
+
+
+def compare(result: dict[str, Any]) -> None:
+    """What follows of the rows, into them: against the first one, and over the given links."""
+    steps, alone_s = result["steps"], result["alone_s"]
+    base = result["rows"][0]
+    wanted = REACHED * base["loss"]
+    for row in result["rows"]:
+        row["step_s"] = row["seconds"] / steps
+        row["against"] = row["loss"] / base["loss"] - 1
+        row["ratio"] = ratio = base["bytes"] / row["bytes"] if row["bytes"] else math.inf
+        row["faster"] = base["seconds"] / row["seconds"]
+        base_s = base["seconds"] / steps
+        network_s = max(0.0, base_s - alone_s)
+        row["bound"] = base_s / (min(alone_s, base_s) + network_s / ratio)
+        row["reached_step"] = step = reached(row["curve"], wanted)
+        row["reached_s"] = None if step is None else row["step_s"] * step
+        row["at_link"] = {
+            name: alone_s + row["link_bytes"] / steps / rate
+            for name, rate in result["links"].items()
+        }
+
+
+def reached(curve: Sequence[Sequence[float]], wanted: float) -> float | None:
+    """The step from which on the loss stays at or below ``wanted``; None where it never does."""
+    found = None
+    for step, _, loss in reversed(curve):
+        if loss > wanted:
+            break
+        found = step
+    return found
+
+
+def report(result: dict[str, Any], options: ConvergenceOptions) -> None:
+    print(header(result), flush=True)
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(table(result))
+    if options.json_path is not None:
+        options.json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {options.json_path}")
+    if options.plot_path is not None:
+        plot.write(options.plot_path, drawn(result))
+
+
+def header(result: dict[str, Any]) -> str:
+    ranks, cores = result["ranks_to_cores"]
+    crowded = f"{ranks} ranks share {cores} cores" + (
+        ": they take turns on them, so only ratios count" if ranks > cores else ""
+    )
+    return "\n".join(
+        [
+            f"{result['task']}, {result['steps']} steps of {result['batch_size']} samples a "
+            f"worker, seed {result['seed']}; {result['servers']} servers, {result['workers']} "
+            f"workers in {result['groups']} groups on {result['hosts']} hosts; {result['mpi']}",
+            f"a step alone {1e3 * result['alone_s']:.1f} ms; {crowded}; load {result['load']}",
+        ]
+    )
+
+
+def table(result: dict[str, Any]) -> Table:
+    links = result["links"]
+    computed = f"; at a link: computed, not measured ({', '.join(links)})" if links else ""
+    made = Table(title=f"loss in {result['unit']}, on what nobody trains on{computed}")
+    made.add_column("", overflow="fold")
+    for name in (
+        *("loss", "against", "MB", "x fewer", "s a step", "x as fast", "bound"),
+        *(f"s to {REACHED} x", "stale", "left out"),
+        *(f"at {name}" for name in links),
+    ):
+        made.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        made.add_row(
+            row["name"],
+            f"{row['loss']:.4f}",
+            f"{100 * row['against']:+.2f} %",
+            f"{row['bytes'] / 1e6:.1f}",
+            f"{row['ratio']:.1f}",
+            f"{row['step_s']:.4f}",
+            f"{row['faster']:.2f}",
+            f"{row['bound']:.2f}",
+            "never" if row["reached_s"] is None else f"{row['reached_s']:.1f}",
+            str(row["staleness"]),
+            "" if row["left_out"] is None else f"{row['left_out']:.2f}",
+            *(f"{seconds:.4f}" for seconds in row["at_link"].values()),
+        )
+    return made
+
+
+def drawn(result: dict[str, Any]) -> str:
+    """Loss over measured time, over bytes, and over the computed time of each link."""
+    steps = result["steps"]
+
+    def lines(of_step: Any) -> list[curves.Line]:
+        return [
+            curves.Line(row["name"], [(of_step(row, step), loss) for step, _, loss in row["curve"]])
+            for row in result["rows"]
+        ]
+
+    panels = [
+        curves.Panel("seconds, measured", lines(lambda row, step: row["step_s"] * step)),
+        curves.Panel("MB, all ranks together", lines(
+            lambda row, step: row["bytes"] / 1e6 * step / steps)),
+        *(
+            curves.Panel(f"seconds at {name}, computed", lines(
+                lambda row, step, name=name: row["at_link"][name] * step))
+            for name in result["links"]
+        ),
+    ]  # fmt: skip
+    note = (
+        f"{result['task']}, {steps} steps of {result['batch_size']} samples a worker; "
+        f"{result['servers']} servers, {result['workers']} workers on {result['hosts']} hosts; "
+        f"{result['mpi']}, {result['date']}"
+    )
+    return curves.plot(f"Loss ({result['unit']})", panels, note=note)

@@ -1,0 +1,101 @@
+"""What ``psdist bench convergence`` trains with: psdist's schemes, and DDP's hooks; torch-free.
+
+    scheme_of("codec=int4/sign local_steps=2")      # settings, as --set has them, with spaces
+    rival_of("powersgd:4")                          # DDP with that hook
+
+A scheme's settings go before all other sources, and are those that a job may have anew: who serves
+and who works together stays as it is. What a scheme leaves out of mode and codecs is sync, without.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from psdist.config.sources import Resolved, resolve
+from psdist.errors import UsageError
+
+PLAIN: Final = {
+    "mode": "sync",
+    "codec": "none",
+    "push_codec": "none",
+    "pull_codec": "none",
+    "local_steps": "1",
+}
+BASELINE: Final = "sync, no codec"
+ALLOWED: Final = (
+    *("mode", "staleness", "pipeline", "codec", "push_codec", "pull_codec", "feedback"),
+    *("codec_exact", "local_steps", "outer", "overlap"),
+)
+_POWER_SGD: Final = re.compile(r"powersgd:([1-9][0-9]?)")
+
+
+class Scheme(NamedTuple):
+    name: str
+    settings: Mapping[str, str]
+
+    def resolved(self, common: Mapping[str, str], environment: Mapping[str, str]) -> Resolved:
+        """With what all schemes have in ``common``; raises :class:`ConfigError`."""
+        plain = {key: value for key, value in PLAIN.items() if key not in self.settings}
+        if "codec" in self.settings:  # then it decides about both directions
+            plain = {key: value for key, value in plain.items() if not key.endswith("_codec")}
+        return resolve(command_line={**common, **plain, **self.settings}, environment=environment)
+
+
+class Rival(NamedTuple):
+    """DistributedDataParallel, all workers in one group."""
+
+    name: str
+    hook: str
+    rank: int = 0
+    """Of PowerSGD's matrices."""
+
+
+def baseline() -> Scheme:
+    return Scheme(BASELINE, {})
+
+
+def scheme_of(text: str) -> Scheme:
+    """Raises :class:`UsageError`."""
+    settings: dict[str, str] = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or key not in ALLOWED:
+            raise UsageError(
+                f"--scheme {text!r:.80}: {word!r:.40} is none of a scheme's settings; write "
+                f"KEY=VALUE with spaces between, with KEY one of {', '.join(ALLOWED)}"
+            )
+        if key in settings:
+            raise UsageError(f"--scheme {text!r:.80}: {key} is given twice")
+        settings[key] = value
+    if not settings:
+        raise UsageError("--scheme '': a scheme has at least one setting, such as codec=int8")
+    return Scheme(" ".join(f"{key}={value}" for key, value in settings.items()), settings)
+
+
+def rivals_of(text: str) -> list[Rival]:
+    """With commas between; "none" is none of them. Raises :class:`UsageError`."""
+    if text.strip() == "none":
+        return []
+    return [rival_of(each.strip()) for each in text.split(",")]
+
+
+def rival_of(text: str) -> Rival:
+    if text == "plain":
+        return Rival("DDP", "plain")
+    if text == "fp16":
+        return Rival("DDP, fp16", "fp16")
+    if match := _POWER_SGD.fullmatch(text):
+        return Rival(f"DDP, PowerSGD rank {match[1]}", "powersgd", int(match[1]))
+    raise UsageError(
+        f"--ddp: {text!r:.40} is none of DDP's ways; write plain, fp16 or powersgd:K (K from 1 to "
+        "99) with commas between, or none"
+    )
+
+
+def require_different(names: Sequence[str]) -> None:
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is to be measured twice; name each scheme once")
