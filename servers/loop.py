@@ -181,26 +181,21 @@ class ServerLoop:
 
     def turn(self) -> bool:
         """Handle everything that is here; False if there was nothing."""
-        if self.hosted:  # each of them, whatever the others find
-            return any([self._own_turn(), *[each.turn() for each in self.hosted]])
-        return self._own_turn()
-
-    def _own_turn(self) -> bool:
-        event = self.transport.poll()
-        if event is None:
-            self._tell_of_file()
-            self._reserve_snapshot()
-            if self._is_asked_to_finish:
-                self._finish_if_all_is_over()
-            return self.is_finished
         poll = self.transport.poll
+        event = first = poll()
         while event is not None:
             for each, actions in self._decide(event):
                 each.do(actions)
             event = poll()
+        has_handled = first is not None
+        if not has_handled:
+            self._tell_of_file()
+            self._reserve_snapshot()
         if self._is_asked_to_finish:
             self._finish_if_all_is_over()
-        return True
+        for hosted in self.hosted:  # each of them, whatever the others find
+            has_handled |= hosted.turn()
+        return has_handled or self.is_finished
 
     # -- whose an event is ---------------------------------------------------------------------
 
@@ -216,10 +211,7 @@ class ServerLoop:
             if not isinstance(frame, ReplyFrame) or frame.token is None:
                 return ()
             each = frame.set_loop
-            if not any(
-                each.set_index < len(loop.sets) and loop.sets[each.set_index] is each
-                for loop in (self, *self.hosted)
-            ):
+            if each not in self.sets and not any(each in loop.sets for loop in self.hosted):
                 raise InvariantError("the network gave back a reply of a server before this one")
             return ((each, each.take_back(frame)),)
         if isinstance(event, PeerLost):

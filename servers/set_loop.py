@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import Any, TypeAlias
 
-from psdist.codecs.checks import Checks, stamped, verify
+from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.layout import Layouts
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
@@ -183,6 +183,8 @@ class SetLoop:
         """None where they are raw."""
         self._make_executor = make_executor
         self._history = history if isinstance(history, ServerHistory) else None
+        self._has_checksums = self._checks != NO_CHECKS or self._history is not None
+        """Whether replies may have any, in the message or in the history."""
         self._log = EventCount() if history is None else history
         self._on_built = on_built
         self._partition: Partition | None = None
@@ -421,15 +423,28 @@ class SetLoop:
             set_index=self.set_index,
             chunk_version=action.version,
         )
-        if self._checks.carries(token.chunk, action.clock):
+        if self._has_checksums:
+            header = self._with_checksums(header, key, token.peer, frame.payload, encoded)
+        header.pack_into(frame.header)
+        self._transport.send(token.peer, frame)
+
+    def _with_checksums(
+        self,
+        header: Header,
+        key: tuple[int, int],
+        peer: int,
+        payload: memoryview | None,
+        encoded: memoryview | None,
+    ) -> Header:
+        """Of what ``peer`` gets, where they are due: in the message, and in the history."""
+        if self._checks.carries(header.chunk, header.clock):
             # Of raw parameters the executor keeps it: it is computed once per step.
             is_raw = self._replies is None
             crc = self._built.checksum(*key, encoded=None) if is_raw else None
-            header = stamped(header, frame.payload, crc=crc)
-        if not (self._is_relative and action.flags & Flag.FRESH):  # a copy of the master values
-            header = self._with_record(header, key, token.peer, encoded)
-        header.pack_into(frame.header)
-        self._transport.send(token.peer, frame)
+            header = stamped(header, payload, crc=crc)
+        if self._is_relative and header.flags & Flag.FRESH:  # a copy of the master values
+            return header
+        return self._with_record(header, key, peer, encoded)
 
     def _unchanged(self, action: Unchanged) -> None:
         frame = self._reply_frame(_HEADERS)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from psdist.codecs.checks import NO_CHECKS, stamped, verify
 from psdist.codecs.chunks import ChunkCodings
@@ -31,7 +31,7 @@ from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Moved, Setup, StateHeld, StateValues
-from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, PeerLost, Sent
+from psdist.protocol.events import Arrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.optimizers import lr_of_groups
@@ -98,8 +98,7 @@ class StateSink(Protocol):
 def _nothing() -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """What to wait for, for whoever waits: the loop, or an actor in a virtual network."""
 
     is_done: Callable[[], bool]
@@ -183,6 +182,9 @@ class WorkerLoop:
         self.num_compared_in_vain = 0
         """Replies after which this worker held something else than its server."""
         self._checks = NO_CHECKS
+        self._alters_pushes = False
+        """Whether payloads are encoded, or may carry a checksum."""
+        self._is_answered = self._is_idle
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
             SendPull: self._send_pull,
@@ -232,6 +234,7 @@ class WorkerLoop:
         )
         self._frames, self._chunks = frames, partition.chunks
         self._checks = wire.checks
+        self._is_answered = self._is_whole if wire.is_relative else self._is_idle
         if (pushes := ChunkCodings.of(wire.pushes(partition))) is not None:
             self.encoder = PushEncoder(
                 pushes,
@@ -240,6 +243,7 @@ class WorkerLoop:
                 group=self.core.seat.group,
                 has_feedback=wire.has_feedback,
             )
+        self._alters_pushes = self.encoder is not None or wire.checks != NO_CHECKS
         if wire.is_relative:
             self._held = {index: Held() for index in self.core.mine}
         for index in self.core.mine:
@@ -284,18 +288,19 @@ class WorkerLoop:
         return True
 
     def _take(self, event: Event) -> None:
-        checked = 0
-        if isinstance(event, Arrived):
+        if isinstance(event, Offered):
+            index = event.set_index
+        elif isinstance(event, Arrived):
             header, frame = event.header, event.frame
             if frame is not None and frame.owner is _DISCARDED:
                 return
-            index, checked = header.set_index, header.flags & _CHECKSUMMED
+            index = header.set_index
+            if header.flags & _CHECKSUMMED:
+                verify(header, frame, receiver=f"worker {self.core.seat.worker}")
         elif isinstance(event, Sent):
             self._on_sent(event.frame)
             return
-        elif isinstance(event, PeerLost) or (
-            isinstance(event, ControlArrived) and isinstance(event.message, Moved)
-        ):
+        elif isinstance(event, PeerLost) or isinstance(event.message, Moved):
             for each in self.sets:  # each has something under way
                 each._do(each.core.handle(event))
             return
@@ -307,8 +312,6 @@ class WorkerLoop:
                 f"parameter set {index}; this worker has {len(self.sets)}"
             )
         each = self.sets[index]
-        if checked:
-            verify(header, frame, receiver=f"worker {self.core.seat.worker}")
         each._do(each.core.handle(event))
 
     def _on_sent(self, frame: Frame) -> None:
@@ -330,16 +333,22 @@ class WorkerLoop:
         frame = self._gradients[header.chunk]
         if header.flags & _AGAIN:  # the network may still have the frame that was sent first
             frame = self._gradients[header.chunk] = Frame(frame.payload)
+        if self._alters_pushes:
+            header = self._altered(header, frame)
+        header.pack_into(frame.header)
+        self.transport.send(action.peer, frame)
+
+    def _altered(self, header: Header, frame: Frame) -> Header:
+        """``header`` of a push whose payload is encoded now, or is given a checksum."""
         if isinstance(frame, EncodingFrame) and header.length:
             self.bytes_before_coding[0] += header.length
             terms = self._terms(header, frame.coding.chunk.optimizer_group)
             num_bytes = frame.encode(clock=header.clock, terms=terms)
+            self.core.count_coded(num_bytes - header.length)
             header = header._replace(codec=frame.coding.codec.code, length=num_bytes)
         if self._checks.carries(header.chunk, header.clock):
             header = stamped(header, frame.payload)
-        header.pack_into(frame.header)
-        self.transport.send(action.peer, frame)
-        self.core.count_pushed(header.length)
+        return header
 
     def _terms(self, header: Header, optimizer_group: int) -> PushTerms:
         """Under which this push was made."""
@@ -580,11 +589,15 @@ class WorkerLoop:
     def wait_for_replies(self) -> Wait:
         """Until everything that was pushed and asked for is answered."""
         self.core.require_handed_over()
-        return self._wait_until(self._is_whole)
+        return self._wait_until(self._is_answered)
+
+    def _is_idle(self) -> bool:
+        """Whether all replies are here."""
+        return self.core.is_idle
 
     def _is_whole(self) -> bool:
         """Whether all replies are here, and what they were relative to was what servers have; else
-        all of those chunks is asked for."""
+        all of those chunks is asked for. Of replies that are relative."""
         if not self.core.is_idle:
             return False
         if not self._differing:

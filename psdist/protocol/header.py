@@ -106,6 +106,9 @@ LENGTH = struct.Struct(f"<{LENGTH_BYTES.start}xQ")
 _USED_BYTES = _LAYOUT.size
 _SEALED = struct.Struct(f"<{_USED_BYTES}sI")
 """The layout's bytes and their checksum."""
+_WHOLE = struct.Struct(f"{_LAYOUT.format}I")
+"""The layout's fields and their checksum."""
+_BEGINNING = (MAGIC, PROTOCOL_VERSION)
 
 
 class Header(NamedTuple):
@@ -156,30 +159,39 @@ class Header(NamedTuple):
             raise ProtocolError(
                 f"message with a broken header: {len(buffer)} bytes where {HEADER_BYTES} belong"
             )
-        data, stored = _SEALED.unpack_from(buffer)
-        wire = _LAYOUT.unpack(data)
-        magic, version, kind, dtype, _codec, flags = wire[:6]
-        if magic != MAGIC:
-            raise ProtocolError(
-                f"message with a broken header: magic {magic:#010x} where {MAGIC:#010x} belongs; "
-                "is another program sending on psdist's communicator?"
-            )
-        if version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"message of protocol version {version}, this psdist speaks {PROTOCOL_VERSION}; "
-                "install the same psdist version on all hosts"
-            )
-        crc = crc32(data)
-        if crc != stored:
-            raise ProtocolError(
-                f"message with a broken header: checksum {stored:#010x}, its bytes give {crc:#010x}"
-            )
-        if kind not in _KINDS or dtype not in _DTYPES or flags & ~_FLAGS:
-            raise ProtocolError(
-                f"message with a broken header: kind {kind}, dtype {dtype}, "
-                f"flags {flags:#x} are not all known to this version"
-            )
+        wire = _WHOLE.unpack_from(buffer)
+        if (
+            wire[:2] != _BEGINNING
+            or crc32(buffer[:_USED_BYTES]) != wire[-1]
+            or wire[2] not in _KINDS
+            or wire[3] not in _DTYPES
+            or wire[5] & ~_FLAGS
+        ):
+            raise _broken(wire, crc32(buffer[:_USED_BYTES]))
         return tuple.__new__(cls, _in_field_order(wire))
+
+
+def _broken(wire: tuple[Any, ...], crc: int) -> ProtocolError:
+    """What is wrong with a header of these fields, whose bytes give this checksum."""
+    (magic, version, kind, dtype, _codec, flags), stored = wire[:6], wire[-1]
+    if magic != MAGIC:
+        return ProtocolError(
+            f"message with a broken header: magic {magic:#010x} where {MAGIC:#010x} belongs; "
+            "is another program sending on psdist's communicator?"
+        )
+    if version != PROTOCOL_VERSION:
+        return ProtocolError(
+            f"message of protocol version {version}, this psdist speaks {PROTOCOL_VERSION}; "
+            "install the same psdist version on all hosts"
+        )
+    if crc != stored:
+        return ProtocolError(
+            f"message with a broken header: checksum {stored:#010x}, its bytes give {crc:#010x}"
+        )
+    return ProtocolError(
+        f"message with a broken header: kind {kind}, dtype {dtype}, "
+        f"flags {flags:#x} are not all known to this version"
+    )
 
 
 _WIRE_ORDER = (

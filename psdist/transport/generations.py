@@ -26,7 +26,7 @@ from psdist.protocol.ids import describe_peer
 class Generations:
     def __init__(self) -> None:
         self.now = 0
-        self._waiting: dict[int, deque[tuple[int, Event]]] = {}
+        self.waiting: dict[int, deque[tuple[int, Event]]] = {}
         """By peer, in the order in which they came."""
 
     def admits(self, event: ControlArrived, *, generation: int) -> bool:
@@ -40,14 +40,14 @@ class Generations:
 
     def admits_data(self, event: Offered | Arrived) -> bool:
         """As :meth:`admits`, for what carries no generation: it keeps its place."""
-        if not self._waiting or event.peer not in self._waiting:
+        if not self.waiting or event.peer not in self.waiting:
             return True
-        generation, _ = self._waiting[event.peer][-1]
+        generation, _ = self.waiting[event.peer][-1]
         self._wait(event.peer, generation, event)
         return False
 
     def _wait(self, peer: int, generation: int, event: Event) -> None:
-        waiting = self._waiting.setdefault(peer, deque())
+        waiting = self.waiting.setdefault(peer, deque())
         if len(waiting) >= MOST_CREDITS:
             raise ProtocolError(
                 f"{describe_peer(peer)} sent {MOST_CREDITS} messages of a job that has not begun"
@@ -58,9 +58,9 @@ class Generations:
         """Go on to the next generation; what has come of it already."""
         self.now += 1
         events: list[Event] = []
-        for peer, waiting in list(self._waiting.items()):
+        for peer, waiting in list(self.waiting.items()):
             while waiting and waiting[0][0] <= self.now:
                 events.append(waiting.popleft()[1])
             if not waiting:
-                del self._waiting[peer]
+                del self.waiting[peer]
         return events

@@ -46,7 +46,7 @@ from psdist.transport.generations import Generations
 # MPI without ULFM knows them, too, as names of an error that it may return for anything.
 _DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
 # Looked up once: these are used in every poll.
-_BYTE, _NO_REQUEST = MPI.BYTE, MPI.REQUEST_NULL
+_BYTE = MPI.BYTE
 _ANY_SOURCE, _ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 _CONTROL = int(Kind.CONTROL)
 _CONTROL_LIMIT_BYTES = HEADER_BYTES + CONTROL_LIMIT_BYTES
@@ -84,7 +84,8 @@ class MpiTransport:
         self._ready: deque[Event] = deque()
         self._generations = Generations()
         self._receiving: list[tuple[MPI.Request, _Ticket, Frame]] = []
-        self._sending: deque[tuple[MPI.Request, MPI.Request, Frame | None, Any]] = deque()
+        self._sending: deque[tuple[MPI.Request, MPI.Request | None, Frame | None, Any]] = deque()
+        """Header, payload where there is one, the frame to give back, other memory to keep."""
         self._dead: dict[int, float] = {}
         """Ranks, and when their death was noticed."""
         self._unannounced: list[int] = []
@@ -111,7 +112,7 @@ class MpiTransport:
             tag += self._moved.get(peer, 0)
         num_bytes = frame.num_payload_bytes()
         memory = _memory(frame, num_bytes) if num_bytes else None
-        payload = _NO_REQUEST
+        payload = None
         try:
             header = self._comm.Isend((data, _BYTE), rank, tag)
             if memory is not None:
@@ -150,7 +151,7 @@ class MpiTransport:
         except MPI.Exception as error:
             self._failed(error, f"sending to {describe_peer(peer)}")
             return
-        self._sending.append((request, _NO_REQUEST, None, data))
+        self._sending.append((request, None, None, data))
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         waiting: _Ticket = ticket
@@ -234,7 +235,7 @@ class MpiTransport:
         sending = self._sending
         for _ in range(min(len(sending), 4)):
             header, payload, sent, _data = sending[0]
-            if header.Test() and payload.Test():
+            if header.Test() and (payload is None or payload.Test()):
                 sending.popleft()
                 if sent is not None:
                     self._ready.append(Sent(sent))
@@ -264,46 +265,57 @@ class MpiTransport:
 
     def _probed(self, message: MPI.Message, rank: int, tag: int, num_bytes: int) -> Event | None:
         """None where it is not of now (psdist.transport.generations)."""
-        peer = self._peer_of[rank]
         ready, kind = self._ready, tag
         if tag >= _MOVED:
             hosted = self._hosted.get(tag - tag % _MOVED)
             if hosted is not None:
                 ready, kind = hosted.ready, tag % _MOVED
-        is_control = kind == _CONTROL
-        limit = _CONTROL_LIMIT_BYTES if is_control else HEADER_BYTES
-        if not HEADER_BYTES <= num_bytes <= limit:
-            message.Recv(bytearray(num_bytes))
-            raise ProtocolError(
-                f"{describe_peer(peer)} (rank {rank}) sent a message of {num_bytes} bytes with "
-                f"tag {tag}, which is none of psdist's; is another program sending on psdist's "
-                "communicator?"
-            )
         if self._cut_off and rank in self._cut_off:
             message.Recv(bytearray(num_bytes))
             return None
-        if is_control:
-            data = bytearray(num_bytes)
-            message.Recv((data, _BYTE))
-            header = self._header(peer, data)
-            control = decode_control(memoryview(data)[HEADER_BYTES:])
-            said = ControlArrived(header.sender, control, header.set_index)
-            is_of_now = self._generations.admits(said, generation=header.generation)
-            return self._for_me(said, ready) if is_of_now else None
+        if kind == _CONTROL or num_bytes != HEADER_BYTES:
+            return self._probed_control(message, rank, tag, num_bytes, kind, ready)
         message.Recv(self._scratch_memory)
-        header = self._header(peer, self._scratch)
+        header = self._header(rank, self._scratch)
         event: Arrived | Offered
         if length := header.length:
             number = self._num_offered[rank]
             self._num_offered[rank] = number + 1
-            ticket = header.sender, header, number % self._num_tags, ready
+            sender = header.sender
             event = Offered(
-                header.sender, header.kind, header.chunk, length, ticket,
+                sender, header.kind, header.chunk, length,
+                (sender, header, number % self._num_tags, ready),
                 header.set_index, header.clock, header.pull_number,
             )  # fmt: skip
         else:
             event = Arrived(header.sender, header, None)
-        return self._for_me(event, ready) if self._generations.admits_data(event) else None
+        if self._generations.waiting and not self._generations.admits_data(event):
+            return None
+        return event if ready is self._ready else self._for_me(event, ready)
+
+    def _probed_control(
+        self,
+        message: MPI.Message,
+        rank: int,
+        tag: int,
+        num_bytes: int,
+        kind: int,
+        ready: deque[Event],
+    ) -> Event | None:
+        """As :meth:`_probed`, a control message, or what is none of psdist's."""
+        data = bytearray(num_bytes)
+        message.Recv((data, _BYTE))
+        if kind != _CONTROL or not HEADER_BYTES <= num_bytes <= _CONTROL_LIMIT_BYTES:
+            raise ProtocolError(
+                f"{describe_peer(self._peer_of[rank])} (rank {rank}) sent a message of {num_bytes} "
+                f"bytes with tag {tag}, which is none of psdist's; is another program sending on "
+                "psdist's communicator?"
+            )
+        header = self._header(rank, data)
+        control = decode_control(memoryview(data)[HEADER_BYTES:])
+        said = ControlArrived(header.sender, control, header.set_index)
+        is_of_now = self._generations.admits(said, generation=header.generation)
+        return self._for_me(said, ready) if is_of_now else None
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> Arrived:
         """``self._status`` is that of the payload."""
@@ -315,8 +327,9 @@ class MpiTransport:
             )
         return Arrived(peer, header, frame)
 
-    def _header(self, peer: int, data: bytearray) -> Header:
+    def _header(self, rank: int, data: bytearray) -> Header:
         header = Header.unpack(data)
+        peer = self._peer_of[rank]
         if header.sender != peer and not (
             header.sender in self._moved and self._rank_of[header.sender] == self._rank_of[peer]
         ):

@@ -72,8 +72,9 @@ class _Part:
     is_all: bool
     """It is the whole chunk."""
     parameter: Tensor
-    is_warm: bool = False
-    """Torch's own code has made a step under the present switches: its state is complete."""
+    state: dict[str, Any] | None = None
+    """The optimizer's of this parameter, once torch's own code has made a step under the present
+    switches: it is complete."""
 
     def of(self, chunk: Tensor) -> Tensor:
         """This stretch of ``chunk``, in the shape that the optimizer sees."""
@@ -173,11 +174,13 @@ class ChunkOptimizer:
             parts = [part for part in self._parts if part.piece not in absent]
 
         try:
-            if self._kernel is not None and all(part.is_warm for part in parts):
+            # Not looked up by the parameter: torch hashes it in Python.
+            states = [part.state for part in parts if part.state is not None]
+            if self._kernel is not None and len(states) == len(parts):
                 self._kernel(
                     [part.of(values) for part in parts],
                     [part.of(grad) for part in parts],
-                    [self._optimizer.state[part.parameter] for part in parts],
+                    states,
                     self._group,
                     lr,
                 )
@@ -263,7 +266,7 @@ class ChunkOptimizer:
                 # Momentum or amsgrad switched on: torch's own step adds the state that this needs.
                 self._switches = now
                 for part in self._parts:
-                    part.is_warm = False
+                    part.state = None
         self._hyper = hyper
 
     def _step_by_torch(
@@ -297,8 +300,9 @@ class ChunkOptimizer:
             self._name, self._group, self._switches, self._dtype, str(self._device)
         ):
             self._kernel = None
-        for part in parts:
-            part.is_warm = True
+        if self._kernel is not None:
+            for part in parts:
+                part.state = state[part.parameter]
 
     def _check_state(self) -> None:
         """State of an elementwise optimizer can be split only where it is per element."""
@@ -321,12 +325,13 @@ class ChunkOptimizer:
         for segment, end in zip(self._segments, ends, strict=True):
             start = segment.offset
             part = _part(segment.piece, start, end, (end - start,), merged.parameter.data)
-            part.is_warm = merged.is_warm
             self._parts.append(part)
             if state:
-                self._optimizer.state[part.parameter] = {
+                share = {
                     key: _share(value, start, end, merged.shape) for key, value in state.items()
                 }
+                self._optimizer.state[part.parameter] = share
+                part.state = share if merged.state is not None else None
         self._group["params"] = [part.parameter for part in self._parts]
         self._is_merged = False
 

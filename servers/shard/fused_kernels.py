@@ -65,7 +65,10 @@ def _step_sgd(values: _Tensors, grads: _Tensors, states: _States, group: Group, 
         [state["momentum_buffer"] for state in states] if momentum != 0 else [],
         lr=lr,
         momentum=momentum,
-        **{key: group[key] for key in ("dampening", "weight_decay", "nesterov", "maximize")},
+        dampening=group["dampening"],
+        weight_decay=group["weight_decay"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
         is_first_step=False,
     )
 
@@ -85,7 +88,10 @@ def _step_adam(values: _Tensors, grads: _Tensors, states: _States, group: Group,
         lr=lr,
         beta1=beta1,
         beta2=beta2,
-        **{key: group[key] for key in ("weight_decay", "eps", "amsgrad", "maximize")},
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=group["amsgrad"],
+        maximize=group["maximize"],
     )
 
 
@@ -98,7 +104,10 @@ def _step_adagrad(
         [state["sum"] for state in states],
         _counted(states),
         lr=lr,
-        **{key: group[key] for key in ("lr_decay", "weight_decay", "eps", "maximize")},
+        lr_decay=group["lr_decay"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
     )
 
 

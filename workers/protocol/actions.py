@@ -16,8 +16,8 @@ from psdist.protocol.header import Header
 @dataclass(slots=True)
 class SendPush:
     """Send this header, and behind it the chunk's gradient of ``header.length`` bytes; where pushes
-    are not raw, encoded, with a header that says so. How many bytes were sent is counted
-    (:meth:`psdist.workers.protocol.core.WorkerCore.count_pushed`)."""
+    are not raw, encoded, with a header that says so; the difference is told
+    (:meth:`psdist.workers.protocol.core.WorkerCore.count_coded`)."""
 
     peer: int
     header: Header

@@ -299,7 +299,7 @@ class WorkerCore:
         """Whether no iteration is half pushed and every push and pull is answered. The gradient
         memory is the worker's again then: a reply proves that its push has arrived, whether or not
         the network has said ``Sent``."""
-        return not self._awaited and not self.is_pushing
+        return not self._awaited and (self._slice is None or not self._slice.is_pushing)
 
     @property
     def is_awaiting(self) -> bool:
@@ -405,8 +405,8 @@ class WorkerCore:
             transfers.begin_rest(settings=self._settings.version)
         return told + transfers.finish_push(empty=empty)
 
-    def count_pushed(self, num_bytes: int) -> None:
-        """A push has left with so many bytes of payload."""
+    def count_coded(self, num_bytes: int) -> None:
+        """A codec has made the payload of a push longer by so many bytes (shorter: negative)."""
         self._transfers.bytes_pushed += num_bytes
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:

@@ -363,18 +363,21 @@ class Transfers:
         return self.clock - self._is_unpushed(chunk)
 
     def _send_next(self, server: int) -> list[Action]:
-        queue = self._queues[server]
         actions: list[Action] = []
-        outstanding = self._outstanding[server]
+        queue = self._queues[server]
+        if not queue:
+            return actions
+        peer, outstanding = server_id(server), self._outstanding[server]
         while queue and outstanding < self._credits:
             header = queue.popleft()
             outstanding += 1
             if header.kind == _PUSH:
-                actions.append(SendPush(server_id(server), header))
+                self.bytes_pushed += header.length
+                actions.append(SendPush(peer, header))
             elif header.kind == _PULL:
-                actions.append(SendPull(server_id(server), header))
+                actions.append(SendPull(peer, header))
             else:
-                actions.append(SendValues(server_id(server), header))
+                actions.append(SendValues(peer, header))
         self._outstanding[server] = outstanding
         return actions
 

@@ -21,42 +21,51 @@ class OnArrival(Updates):
         return ADDS  # its slot is free again at once
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
-        chunk.add_push(push)
-        chunk.waiting.append(push.group)
+        applied = self._apply(chunk, push) if not chunk.waiting else None
+        if applied is None:
+            chunk.add_push(push)
+            chunk.waiting.append(push.group)
+            applied = self.proceed(chunk)
         # The group's next push may have been held behind this one.
-        return self.proceed(chunk) + self.pool.reconsider(chunk.index, push.group)
+        return applied + self.pool.reconsider(chunk.index, push.group)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
         waiting, chunk.waiting = chunk.waiting, deque()
         for group in waiting:
-            push = chunk.pushes[group][0]
-            contribution = Contribution(group, push.clock, push.weight, push.slot is None)
-            if push.slot is None:
-                actions.append(EmptyStep(chunk.index, (contribution,)))
-            elif (target := chunk.target_buffer()) is None:
+            applied = self._apply(chunk, chunk.pushes[group][0])
+            if applied is None:
                 chunk.waiting.append(group)
-                continue
             else:
-                hyper, absent = push.settings
-                step = Step(
-                    chunk=chunk.index,
-                    gradient=push.slot,
-                    content=SlotContent.GRADIENT,
-                    gradient_scale=1.0,
-                    lr_scale=push.weight / self._membership.num_active_workers,
-                    hyper=hyper,
-                    absent=absent,
-                    source=chunk.current,
-                    target=target,
-                    contributions=(contribution,),
-                )
-                self._begin_step(step, chunk)
-                actions.append(step)
-                actions += self.pool.release(push.slot)
-            chunk.take_push(group)
-            actions += self._replies.advance(chunk, (push,))
+                chunk.take_push(group)
+                actions += applied
         return actions
+
+    def _apply(self, chunk: ChunkState, push: Push) -> list[Action] | None:
+        """A step, and the replies that it allows; None while no buffer is free for it."""
+        contribution = Contribution(push.group, push.clock, push.weight, push.slot is None)
+        if push.slot is None:
+            empty = EmptyStep(chunk.index, (contribution,))
+            return [empty, *self._replies.advance(chunk, (push,))]
+        target = chunk.target_buffer()
+        if target is None:
+            return None
+        hyper, absent = push.settings
+        step = Step(
+            chunk=chunk.index,
+            gradient=push.slot,
+            content=SlotContent.GRADIENT,
+            gradient_scale=1.0,
+            lr_scale=push.weight / self._membership.num_active_workers,
+            hyper=hyper,
+            absent=absent,
+            source=chunk.current,
+            target=target,
+            contributions=(contribution,),
+        )
+        self._begin_step(step, chunk)
+        released = self.pool.release(push.slot)
+        return [step, *released, *self._replies.advance(chunk, (push,))]
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         if not chunk.waiting:

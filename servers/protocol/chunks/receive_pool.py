@@ -82,8 +82,8 @@ class ReceivePool:
         }
         self.holds_too_far = self._queues[TOO_FAR]
         """Not empty if offers wait that were too far ahead when they were looked at last."""
-        self._coming: dict[int, tuple[int, Frame]] = {}
-        """By id: the slots into which something is received, and of which peer."""
+        self._coming: dict[Frame, int] = {}
+        """The slots into which something is received, and of which peer."""
         self.most_used = 0
 
     @property
@@ -112,7 +112,7 @@ class ReceivePool:
 
     def has_come(self, slot: Frame) -> bool:
         """What was received into the slot is here; False where that was given up."""
-        return self._coming.pop(id(slot), None) is not None
+        return self._coming.pop(slot, None) is not None
 
     def forget_offers(self, peers: Collection[int]) -> None:
         """Nothing that these peers offer is received any more."""
@@ -127,10 +127,10 @@ class ReceivePool:
 
     def give_up(self, peers: Collection[int]) -> list[Action]:
         """No payload of these peers comes any more: the slots that wait for one are free."""
-        lost = [slot for sender, slot in self._coming.values() if sender in peers]
+        lost = [slot for slot, sender in self._coming.items() if sender in peers]
         actions: list[Action] = []
         for slot in lost:
-            del self._coming[id(slot)]
+            del self._coming[slot]
             actions += self.release(slot)
         return actions
 
@@ -196,8 +196,10 @@ class ReceivePool:
 
     def _use_slot(self, peer: int) -> Frame:
         slot = self._free.pop()
-        self._coming[id(slot)] = (peer, slot)
-        self.most_used = max(self.most_used, self.num_slots - len(self._free))
+        self._coming[slot] = peer
+        num_used = self.num_slots - len(self._free)
+        if num_used > self.most_used:
+            self.most_used = num_used
         return slot
 
     def check_invariants(self) -> None:

@@ -124,7 +124,7 @@ class Replies:
             needed = self._needed(pending)
             if clock.min_done < needed:
                 self._park(chunk, needed, pending)
-            elif self._may_leave(chunk, pending):
+            elif self._window is None or self._may_leave(chunk, pending, self._window):
                 actions.append(self._reply(chunk, pending))
         return actions + self.release(chunk) if chunk.parked else actions
 
@@ -135,7 +135,7 @@ class Replies:
             self._reply(chunk, pending)
             for needed in sorted(allowed)
             for pending in chunk.parked.pop(needed)
-            if self._may_leave(chunk, pending)
+            if self._window is None or self._may_leave(chunk, pending, self._window)
         ]
 
     def _needed(self, pending: PendingReply) -> int:
@@ -144,12 +144,10 @@ class Replies:
 
     # -- what is under way -----------------------------------------------------------------------
 
-    def _may_leave(self, chunk: ChunkState, pending: PendingReply) -> bool:
+    def _may_leave(self, chunk: ChunkState, pending: PendingReply, window: ReplyWindow) -> bool:
         """Whether what is allowed may leave now; else it waits in the window."""
-        window = self._window
         if (
-            window is None
-            or pending.flags & Flag.FOR_PULL
+            pending.flags & Flag.FOR_PULL
             or pending.version == chunk.version
             or window.admits(pending.peer, chunk.index)
         ):
@@ -176,9 +174,11 @@ class Replies:
 
     def leave(self, peer: int) -> list[Action]:
         """Replies to ``peer`` that have waited for others to be sent."""
-        window = self._window
         actions: list[Action] = []
-        while window is not None and (first := window.take(peer)) is not None:
+        window = self._window
+        if window is None:
+            return actions
+        while (first := window.take(peer)) is not None:
             chunk, pending = first
             # Meanwhile groups may have come back that count again.
             chunk.clock.catch_up()

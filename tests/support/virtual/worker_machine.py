@@ -145,7 +145,6 @@ class Network:
         for action in actions:
             if isinstance(action, SendPush | SendPull):
                 assert action.peer == server_id(OWNERS[action.header.chunk])
-                self.core.count_pushed(action.header.length)
                 reply = self.answer(action.header)
                 self.offers.append(reply)
                 if self.random.random() < self.duplicate_rate:
