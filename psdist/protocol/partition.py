@@ -9,7 +9,8 @@ partition from the same description, so only the description travels.
 * Buffers are cut into **chunks**, the unit of transfer, of apply and of consistency. Boundaries
   are multiples of ``ALIGN`` elements and do not depend on the number of servers: a fused
   optimizer's last bit depends on where a tensor starts, so results would otherwise change with
-  the number of servers. A piece whose optimizer needs its shape is one chunk of its own.
+  the number of servers. A piece whose optimizer needs its shape stays whole: in a chunk of its
+  own, or with its neighbours while these are small.
 * A **shard** is the set of chunks of one server, a **slice** the set of chunks that one worker of
   a group pushes and pulls. A **bucket** is as many chunks as a group has workers, that follow one
   another in the order in which they are sent: each worker owns one of them.
@@ -51,6 +52,10 @@ AUTO_LEAST_BYTES = 64 * 2**10
 """... down to this."""
 AUTO_ROUND_BYTES = 1024
 """Shares are rounded up to this: a chunk for the rest of a division would be a message more."""
+
+MOST_TOGETHER_BYTES = 64 * 2**10
+"""Whole pieces share a chunk up to this size: together they cost one message, and of larger ones
+the steps, which cost more than a message then, are spread over the servers."""
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 DTYPE_CODES = {
@@ -153,7 +158,8 @@ class Partition:
     ) -> Partition:
         """Cut ``pieces`` (in the model's order); ``chunk_bytes=None`` chooses by the model's size.
 
-        ``whole_tensors``: every piece becomes one chunk (optimizers that need shapes).
+        ``whole_tensors``: no piece is cut (optimizers that need shapes); small neighbours share a
+        chunk, of :data:`MOST_TOGETHER_BYTES` or ``chunk_bytes`` if that is less.
         Raises :class:`ModelError` for a dtype that no server can hold, and for no pieces at all.
         """
         if not pieces:
@@ -192,8 +198,8 @@ class Partition:
             )
             buffers.append(buffer)
             if whole_tensors:
-                ends = [start for _, start in starts[1:]] + [position]
-                bounds = list(zip((start for _, start in starts), ends, strict=True))
+                most = min(chunk_bytes, MOST_TOGETHER_BYTES) // ITEM_BYTES[dtype]
+                bounds = _whole_bounds([start for _, start in starts], position, most=most)
             else:
                 step = max(chunk_bytes // ITEM_BYTES[dtype] // ALIGN, 1) * ALIGN
                 bounds = [(at, min(at + step, position)) for at in range(0, position, step)]
@@ -404,6 +410,18 @@ def runs_of(chunks: Iterable[int]) -> list[range]:
 
 def _aligned(num_elements: int) -> int:
     return -(-num_elements // ALIGN) * ALIGN
+
+
+def _whole_bounds(starts: Sequence[int], end: int, *, most: int) -> list[tuple[int, int]]:
+    """From where to where chunks reach that cut no piece: neighbours share one of up to ``most``
+    elements."""
+    bounds: list[tuple[int, int]] = []
+    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+        if bounds and stop - bounds[-1][0] <= most:
+            bounds[-1] = bounds[-1][0], stop
+        else:
+            bounds.append((start, stop))
+    return bounds
 
 
 def _chunks_of(

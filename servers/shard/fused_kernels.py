@@ -153,8 +153,8 @@ def _reproduces_torch(name: str, group: Group, dtype: torch.dtype, device: str) 
     start = torch.linspace(-1.0, 2.0, 77, dtype=dtype, device=device)  # 77: vectors and a rest
     ours, theirs = start.clone(), start.clone()
     try:
-        mine = construct(optimizer_class, ours, hyper, is_fused=True)
-        reference = construct(optimizer_class, theirs, hyper, is_fused=True)
+        mine = construct(optimizer_class, [ours], hyper, is_fused=True)
+        reference = construct(optimizer_class, [theirs], hyper, is_fused=True)
         for number in range(4):
             grad = (start * (number + 0.7)).cos()
             ours.grad, theirs.grad = grad.clone(), grad.clone()

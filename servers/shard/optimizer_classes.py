@@ -6,7 +6,7 @@ those that choose how a step is computed, are never passed on from outside. Whet
 allowed is psdist.protocol.optimizers' decision.
 
     adam = find_class("torch.optim.Adam")                # or OptimizerRefusedError
-    optimizer = construct(adam, tensor, {"lr": 0.1}, is_fused=True)
+    optimizer = construct(adam, [tensor], {"lr": 0.1}, is_fused=True)
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def find_class(name: str, *, extra: Sequence[str] = ()) -> OptimizerClass:
 
 def construct(
     optimizer_class: OptimizerClass,
-    parameter: Tensor,
+    parameters: Sequence[Tensor],
     hyper: Mapping[str, HyperValue],
     *,
     is_fused: bool,
 ) -> torch.optim.Optimizer:
-    """One on ``parameter`` alone, never foreach; raises OptimizerRefusedError with torch's own
+    """One on ``parameters``, never foreach; raises OptimizerRefusedError with torch's own
     text."""
     accepts = inspect.signature(optimizer_class).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepts.values())
@@ -71,7 +71,7 @@ def construct(
         arguments |= {"foreach": False} if "foreach" in accepts else {}
         arguments |= {"fused": is_fused} if "fused" in accepts else {}
     try:
-        return optimizer_class([parameter], **arguments)
+        return optimizer_class(list(parameters), **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
         raise OptimizerRefusedError(
             f"{name} refuses {format_hyperparameters(hyper)}: {error}"

@@ -69,7 +69,7 @@ def _defaults(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     try:
         found = find_class(optimizer)
-        made = construct(found, torch.zeros(2, 2), hyper, is_fused=False)
+        made = construct(found, [torch.zeros(2, 2)], hyper, is_fused=False)
     except OptimizerRefusedError:
         return {}
     accepts = inspect.signature(found).parameters

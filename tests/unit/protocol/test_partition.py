@@ -145,15 +145,20 @@ def test_no_chunk_is_larger_than_asked_for_unless_one_line_of_64_elements_is(
         assert chunk.num_bytes <= max(chunk_bytes, ALIGN * ITEM_BYTES[chunk.dtype])
 
 
-@given(PIECES)
-def test_a_whole_tensor_is_one_chunk_of_its_own(pieces: list[Piece]) -> None:
-    partition = Partition.cut(pieces, chunk_bytes=256, whole_tensors=True)
-    assert len(partition.chunks) == len(pieces)
+@given(PIECES, CHUNK_BYTES)
+def test_a_whole_tensor_is_never_cut_and_only_small_ones_go_together(
+    pieces: list[Piece], chunk_bytes: int | None
+) -> None:
+    partition = Partition.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=True)
+    most = min(64 * 1024, partition.chunk_bytes)
     for chunk in partition.chunks:
-        assert len(chunk.segments) <= 1
         for segment in chunk.segments:
-            assert segment.offset == 0
             assert segment.length == pieces[segment.piece].num_elements
+        assert len(chunk.segments) <= 1 or chunk.num_bytes <= most
+    for before, chunk in itertools.pairwise(partition.chunks):
+        if before.buffer == chunk.buffer:  # its first piece did not fit in there
+            first = next((each.offset for each in chunk.segments if each.offset), chunk.length)
+            assert before.num_bytes + first * ITEM_BYTES[chunk.dtype] > most
 
 
 @given(PARTITIONS)

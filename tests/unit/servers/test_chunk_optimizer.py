@@ -5,6 +5,7 @@ Longer than other modules: one table of optimizers, every property asked of each
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -208,6 +209,43 @@ def test_a_whole_tensor_optimizer_sees_the_pieces_shape(name: str, options: dict
         )
         assert torch.equal(values[:960], reference.reshape(-1))
         assert not values[960:].any()
+
+
+@pytest.mark.parametrize(("name", "options"), WHOLE)
+def test_several_whole_tensors_of_a_chunk_are_stepped_as_by_an_optimizer_on_all(
+    name: str, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    shapes = [(24, 40), (5, 7), (16, 16)]
+    references = [torch.randn(shape) for shape in shapes]
+    torch_optimizer = getattr(torch.optim, name)(references, **options)
+    segments, length = layout([reference.numel() for reference in references])
+    segments = [
+        dataclasses.replace(segment, shape=shape)
+        for segment, shape in zip(segments, shapes, strict=True)
+    ]
+    values = torch.zeros(length)
+
+    def parts(flat: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            flat[each.offset : each.offset + each.length].view(each.shape or ())
+            for each in segments
+        ]
+
+    for part, reference in zip(parts(values), references, strict=True):
+        part.copy_(reference)
+    optimizer = make(name, options, values, segments)
+    for absent in ({}, {1}, {}, {0, 2}, {0, 1, 2}, {}):
+        grad = torch.randn(length)
+        for piece, (part, reference) in enumerate(zip(parts(grad), references, strict=True)):
+            reference.grad = None if piece in absent else part.clone()
+        torch_optimizer.step()
+        optimizer.step(
+            values=values, grad=grad, hyper=options, lr_scale=1.0, absent=frozenset(absent)
+        )
+        assert all(map(torch.equal, parts(values), references))
+    held = sum(map(torch.count_nonzero, parts(values)))
+    assert held == torch.count_nonzero(values), "padding was written to"
 
 
 @pytest.mark.parametrize("name", sorted(FUSED))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -431,6 +432,63 @@ def test_a_snapshot_stays_what_it_was_and_another_shard_goes_on_from_it(dtype: s
     # What was restored is a copy, too.
     assert torch.equal(region.values, kept["values"])
     assert torch.equal(region.elements["momentum_buffer"], kept["momentum_buffer"])
+
+
+def test_whole_tensors_go_on_the_same_whether_they_share_a_chunk_or_have_one_each() -> None:
+    name, hyper = "torch.optim.Adafactor", {"lr": 0.1}
+    packed = pack_hyperparameters([hyper])
+    pieces = [
+        Piece(name=name, shape=shape, stride=(shape[1], 1), dtype="float32", optimizer_group=0)
+        for name, shape in (("a", (3, 5)), ("b", (8, 16)))
+    ]
+
+    def shard(chunk_bytes: int) -> tuple[Partition, TensorShard]:
+        partition = Partition.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=True)
+        chunks = range(len(partition.chunks))
+        found = ShardSpec(
+            partition=partition,
+            chunks=tuple(chunks),
+            optimizer=name,
+            traits=traits(name),
+            hyper=packed,
+            wire=RAW_WIRE,
+        )
+        return partition, TensorShard(found)
+
+    def advance(partition: Partition, shard: TensorShard, rounds: range) -> list[torch.Tensor]:
+        (slot,) = shard.make_slots(1)
+        assert slot.payload is not None
+        seen = []
+        for chunk in partition.chunks:
+            gradient = as_tensor(slot.payload, "float32", chunk.length)
+            for number in rounds:
+                gradient.zero_()
+                for segment in chunk.segments:
+                    its = torch.arange(segment.length) + segment.piece + 0.5 * number
+                    gradient[segment.offset : segment.offset + segment.length] = its.cos()
+                action = step(slot, SlotContent.GRADIENT)
+                shard.step(replace(action, chunk=chunk.index, hyper=packed))
+            held = as_tensor(shard.payload(chunk.index, 0), "float32", chunk.length)
+            seen += [held[each.offset :][: each.length].clone() for each in chunk.segments]
+        return seen
+
+    one_each, together = shard(4 * 64), shard(64 * 1024)
+    assert [len(partition.chunks) for partition, _ in (one_each, together)] == [2, 1]
+    for here, there in zip(
+        *(advance(*each, range(4)) for each in (one_each, together)), strict=True
+    ):
+        assert torch.equal(here, there)
+    regions = [
+        region
+        for chunk in range(2)
+        for region in one_each[1].snapshot(chunk, SnapshotMemory(), set_index=0)
+    ]
+    resumed = shard(64 * 1024)
+    resumed[1].restore(0, regions)
+    after = [advance(*each, range(4, 8)) for each in (one_each, together, resumed)]
+    for alone, shared, restored in zip(*after, strict=True):
+        assert torch.equal(alone, shared)
+        assert torch.equal(alone, restored)
 
 
 def test_a_snapshot_takes_the_memory_of_the_one_before_or_what_was_made_for_it() -> None:
