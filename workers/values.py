@@ -109,14 +109,14 @@ class Values:
         pieces: Collection[int],
         move: Callable[[Sequence[int]], None],
     ) -> None:
-        """As :meth:`take_new`, of some of its chunks, on a worker that is alone in its group.
-        ``pieces``: those that have a part there."""
+        """As :meth:`take_new`, of some of its chunks, on a worker that is alone in its group, after
+        :meth:`commit`: no use is open that these could make another one. ``pieces``: those that
+        have a part there."""
         if not chunks:
             return
         move(chunks)
         self._note(chunks)
         self._flat.values_changed(pieces)
-        self._uses.values_changed()
 
     def _note(self, chunks: Sequence[int]) -> None:
         """The newest versions of ``chunks`` lie in place."""

@@ -275,14 +275,17 @@ def test_the_kernels_reproduce_this_torch(name: str, monkeypatch: pytest.MonkeyP
     assert all(proven.values())
 
 
-def test_momentum_switched_on_in_the_middle_of_a_run_starts_as_in_torch() -> None:
+@pytest.mark.parametrize("first_absent", [(1,), ()])
+def test_momentum_switched_on_in_the_middle_of_a_run_starts_as_in_torch(
+    first_absent: tuple[int, ...],
+) -> None:
     torch.manual_seed(0)
     segments, num_elements = layout([100, 64, 30])
     values = padded(segments, num_elements, torch.float32)
     reference = PerTensor("SGD", {"lr": 0.1, "dampening": 0.5}, values, segments)
     optimizer = make("SGD", {"lr": 0.1, "dampening": 0.5}, values, segments)
     for step, (momentum, absent) in enumerate(
-        [(0, ()), (0.9, (1,)), (0.9, ()), (0, ()), (0.8, (2,)), (0.8, ()), (0.9, ())]
+        [(0, ()), (0.9, first_absent), (0.9, ()), (0, ()), (0.8, (2,)), (0.8, ()), (0.9, ())]
     ):
         grad = padded(segments, num_elements, torch.float32)
         hyper = {"lr": 0.1, "dampening": 0.5, "momentum": momentum}
