@@ -168,6 +168,8 @@ class SetLoop:
         ``history``: a count alone where nothing is recorded and another server's goes on."""
         self.core = core
         self.executor: Executor | None = None
+        self._built: Executor
+        """The same, from Build on, before which no action needs one."""
         self.set_index = set_index
         self.holds_nothing = False
         """Whether it was described, and this server has none of its chunks."""
@@ -268,7 +270,7 @@ class SetLoop:
         self._unreserved = mine[::-1]
         spec = shard_spec(options, setup, partition, mine)
         self._replies = options.wire.replies(partition)
-        self.executor = self._make_executor(spec)
+        self.executor = self._built = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, setup)
         count = options.receive_buffers
         if count is None:
@@ -525,11 +527,6 @@ class SetLoop:
 
     def _fail(self, action: Fail) -> None:
         raise action.error
-
-    @property
-    def _built(self) -> Executor:
-        assert self.executor is not None
-        return self.executor
 
     def statistics(self) -> dict[str, Any]:
         """For summary.json: counts of the state machine and bytes of the shard."""

@@ -545,7 +545,8 @@ class ServerCore:
             self._updates.pool.has_come(slot)
         chunk.clock.catch_up()
         if header.kind == _PUSH:
-            return self._on_push(chunk, peer, header, slot) + self._replies.leave(peer)
+            actions = self._on_push(chunk, peer, header, slot)
+            return actions if self._replies.window is None else actions + self._replies.leave(peer)
         if header.kind == Kind.INIT and slot is not None:
             return self._on_values(chunk, peer, header, slot)
         if header.kind != Kind.PULL or slot is not None:

@@ -36,7 +36,8 @@ class Replies:
         self._ahead = 1 + pipeline
         """The reply to a push is used so many rounds later: after those that may be outstanding."""
         self.num_made = 0
-        self._window: ReplyWindow | None = None
+        self.window: ReplyWindow | None = None
+        """None where all replies that may leave do."""
         self._asked: dict[int, tuple[int, set[int]]] = {}
         """Peer -> number of its newest pull, and the chunks that it has asked for."""
         self.dead: set[int] = set()
@@ -47,7 +48,7 @@ class Replies:
 
     def build(self, flow: ReplyFlow) -> None:
         """In what portions replies leave from now on."""
-        self._window = ReplyWindow(flow)
+        self.window = ReplyWindow(flow)
 
     def answer_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
@@ -124,7 +125,7 @@ class Replies:
             needed = self._needed(pending)
             if clock.min_done < needed:
                 self._park(chunk, needed, pending)
-            elif self._window is None or self._may_leave(chunk, pending, self._window):
+            elif self.window is None or self._may_leave(chunk, pending, self.window):
                 actions.append(self._reply(chunk, pending))
         return actions + self.release(chunk) if chunk.parked else actions
 
@@ -135,7 +136,7 @@ class Replies:
             self._reply(chunk, pending)
             for needed in sorted(allowed)
             for pending in chunk.parked.pop(needed)
-            if self._window is None or self._may_leave(chunk, pending, self._window)
+            if self.window is None or self._may_leave(chunk, pending, self.window)
         ]
 
     def _needed(self, pending: PendingReply) -> int:
@@ -158,8 +159,8 @@ class Replies:
     def close(self, chunk: ChunkState, token: ReplyToken) -> None:
         """The network has sent it."""
         chunk.close_reply(token)
-        if self._window is not None:
-            self._window.close(token)
+        if self.window is not None:
+            self.window.close(token)
 
     def close_implied(self, chunk: ChunkState, peer: int, clock: int) -> None:
         """See :meth:`ChunkState.implied_replies`."""
@@ -169,13 +170,13 @@ class Replies:
     def bury(self, peers: Collection[int]) -> None:
         """Nothing is owed to these any more."""
         self.dead.update(peers)
-        if self._window is not None:
-            self._window.forget(peers)
+        if self.window is not None:
+            self.window.forget(peers)
 
     def leave(self, peer: int) -> list[Action]:
         """Replies to ``peer`` that have waited for others to be sent."""
         actions: list[Action] = []
-        window = self._window
+        window = self.window
         if window is None:
             return actions
         while (first := window.take(peer)) is not None:
@@ -191,8 +192,8 @@ class Replies:
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in what waits."""
-        if self._window is not None:
-            self._window.check_invariants()
+        if self.window is not None:
+            self.window.check_invariants()
 
     def _reply(self, chunk: ChunkState, pending: PendingReply) -> Reply | Unchanged:
         peer, clock, flags, pull_number, held = pending
@@ -207,6 +208,6 @@ class Replies:
             place = peer, chunk.index, chunk.current
             return Unchanged(*place, clock, min_done, flags, pull_number, version)
         token = chunk.open_reply(peer, implied_by=implied_by)
-        if self._window is not None and not flags & Flag.FOR_PULL:
-            self._window.open(token)
+        if self.window is not None and not flags & Flag.FOR_PULL:
+            self.window.open(token)
         return Reply(token, clock, min_done, flags, pull_number, version, held)
