@@ -26,6 +26,8 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
+from psdist.config.combinations import MODES
+from psdist.config.modes import ModeFrom, judging_mode, schedule_of
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.install.gpu_memory import takes_gpu_memory
@@ -33,6 +35,7 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
+from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
@@ -119,9 +122,8 @@ class Job:
         self.servers = self.num_servers
         if wrong := contradiction(context.config):
             raise ConfigError(wrong)
-        self.mode = context.config.mode
-        self.staleness = context.config.staleness if self.mode == "ssp" else None
-        """The bound of mode ssp, else None."""
+        self._mode: ModeFrom | None = None
+        """That which the script has set in the run."""
         members = roles.groups[self.group]
         place = members.index(self.worker)
         torch.set_num_threads(num_threads(context))
@@ -203,7 +205,7 @@ class Job:
         self._prepared_s = time.monotonic()
         self._occasions = Occasions(
             every=self._config.checkpoint_every,
-            is_leading=self.mode == "sync" or self.worker == 0,
+            is_leading=judging_mode(self._config) == "sync" or self.worker == 0,
             now_s=time.monotonic(),
         )
         self._signals = ScriptSignals(
@@ -219,6 +221,26 @@ class Job:
     def is_chief(self) -> bool:
         """Whether this is the first worker that lives: it writes what is written once."""
         return self._loop.core.chief == self.worker
+
+    @property
+    def mode(self) -> str:
+        """Of the iteration that comes next: sync, ssp or async; after ``set_mode`` the one that was
+        set."""
+        return self._mode_now.mode
+
+    @property
+    def staleness(self) -> int | None:
+        """The bound of mode ssp, else None."""
+        now = self._mode_now
+        return now.staleness if now.mode == "ssp" else None
+
+    @property
+    def _mode_now(self) -> ModeFrom:
+        if self._mode is not None:
+            return self._mode
+        parts = schedule_of(self._config)
+        clock = self.clock if len(parts) > 1 else 0
+        return next(part for part in reversed(parts) if part.round <= clock)
 
     # -- set-up --------------------------------------------------------------------------------
 
@@ -598,6 +620,34 @@ class Job:
     def all(self, flag: Any) -> bool:
         """Whether ``flag`` is true on all workers; see :meth:`any`."""
         return not self._collective("all", metrics.packed_flag("all", flag)).unlike(metrics.TRUE)
+
+    def set_mode(self, mode: str, *, staleness: int | None = None) -> None:
+        """Change the mode of the run: ``job.set_mode("ssp", staleness=3)``; a collective, which
+        every worker must call, between two iterations, with the same values.
+
+        It rules from the iteration behind the next one on (of groups that are at different
+        iterations, behind the one that is furthest): parameters for the next one are here already.
+        The configuration must allow it (``set_mode = allowed``). Raises :class:`UsageError`
+        otherwise, and for what is no mode.
+        """
+        if self._config.set_mode != "allowed":
+            raise UsageError(
+                "job.set_mode: this run's mode is fixed, so that servers and optimizers are judged "
+                "by it alone; start it with --set set_mode=allowed"
+            )
+        if mode not in MODES or (mode == "ssp") != (staleness is not None):
+            raise UsageError(
+                f"job.set_mode({mode!r:.80}, staleness={staleness!r:.80}): sync and async have no "
+                'staleness, ssp needs one: job.set_mode("ssp", staleness=3)'
+            )
+        if type(staleness or 0) is not int or not 0 <= (staleness or 0) < 2**31:
+            raise UsageError(
+                f"job.set_mode(staleness={staleness!r:.80}): the bound is a whole number from 0 to "
+                f"{2**31 - 1}"
+            )
+        self._prepared_between_steps("set_mode")
+        self._collective(SET_MODE, pack_mode(mode, staleness or 0))
+        self._mode = ModeFrom(self.clock, mode, staleness or 0)
 
     def barrier(self) -> None:
         """Wait until every worker has called it."""

@@ -25,6 +25,7 @@ import torch
 
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.combinations import refusal, text_of
+from psdist.config.modes import is_mixed, judging_mode, modes_that_may_come
 from psdist.config.settings import coded
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
@@ -362,6 +363,12 @@ class ParameterSets:
                 "meanwhile could not be survived; call job.clip_grad_norm_ before each step, or "
                 "set replication = none"
             )
+        if max_norm and is_mixed(self._config):
+            raise UsageError(
+                "job.prepare(max_grad_norm=...) in a run whose mode may change between sync, where "
+                "servers clip the joint gradient, and others, where each group clips its own: call "
+                "job.clip_grad_norm_ before each step, or keep to one of them"
+            )
         restored = self._context.restored
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
@@ -385,9 +392,10 @@ class ParameterSets:
             )
         for description in descriptions:
             has_float64 = any(piece.dtype == "float64" for piece in description.pieces)
-            wrong = refusal(*coded(self._config), mode=self._config.mode, has_float64=has_float64)
-            if wrong:
-                raise UsageError(wrong)
+            for mode in modes_that_may_come(self._config):
+                wrong = refusal(*coded(self._config), mode=mode, has_float64=has_float64)
+                if wrong:
+                    raise UsageError(wrong)
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
@@ -452,7 +460,7 @@ class ParameterSets:
         Raises :class:`OptimizerRefusedError` on every worker where that cannot be cut."""
         for each in descriptions:
             marks = traits(each.optimizer, extra=self._config.optimizers)
-            check_mode(marks, self._config.mode)
+            check_mode(marks, judging_mode(self._config))
         states: list[dict[int, PieceState]] = [{} for _ in descriptions]
         problem = b""
         if self._context.restored is not None:
@@ -504,7 +512,7 @@ class ParameterSets:
             self._standing.begin_at(first_clock)
         partition = description.cut(
             chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
-            mode=config.mode,
+            mode=judging_mode(config),
             extra_optimizers=config.optimizers,
         )
         worker = self._loop.core.seat.worker
@@ -530,8 +538,9 @@ class ParameterSets:
         is_pipelined = config.pipeline > 0 and not is_alone
         push_codec, _ = coded(config)
         # Servers see what a codec has made of gradients: their joint norm is not known.
-        clips_itself = config.mode != "sync" or not push_codec.is_none
-        is_own_norm = clips_itself and config.mode == "sync"
+        mode = judging_mode(config)
+        clips_itself = mode != "sync" or not push_codec.is_none
+        is_own_norm = clips_itself and mode == "sync"
         if max_norm and is_own_norm:
             logger.info(
                 "parameter set %d: max_grad_norm clips each group's own gradient, not the joint "
@@ -540,7 +549,7 @@ class ParameterSets:
                 text_of(push_codec),
             )
         never = why_never(
-            mode=config.mode,
+            mode=mode,
             on_nonfinite=config.on_nonfinite,
             max_norm=max_norm if clips_itself else 0.0,
             is_alone=is_alone,

@@ -24,10 +24,13 @@ from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
     Buried,
     Bury,
+    CommitMode,
     Control,
     Finish,
     Finished,
+    ModeProposed,
     Moved,
+    ProposeMode,
     Resume,
     Resumed,
     Setup,
@@ -41,7 +44,9 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
     Action,
+    ChangeMode,
     Fail,
+    HoldRounds,
     SendControl,
     TakeSnapshot,
     WriteSnapshots,
@@ -98,6 +103,8 @@ class ServerLoop:
         if replication is not None:
             self._replication = Replication(transport, replication, options, make_executor)
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
+        self._changed: CommitMode | None = None
+        """The mode, where it has changed within the run."""
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         self._add_set(resumed_up_to=0)
@@ -116,6 +123,9 @@ class ServerLoop:
                 on_built=self._when_built,
             )
         )
+        if self._changed is not None:
+            mode, staleness = self._changed.mode, self._changed.staleness
+            self.sets[-1].do(self.sets[-1].core.handle(ChangeMode(0, mode, staleness)))
 
     @property
     def _outputs(self) -> Transport:
@@ -223,6 +233,8 @@ class ServerLoop:
             return self._resume(event, event.message)
         if isinstance(event.message, Bury):
             return self._bury(event, event.message)
+        if isinstance(event.message, ProposeMode | CommitMode):
+            return self._change_mode(event.peer, event.message)
         if self._handle_outside_sets(event.peer, event.message):
             return ()
         if index == len(self.sets):
@@ -263,6 +275,34 @@ class ServerLoop:
         decided = [(each, list(each.decide(event))) for each in self.sets]
         answer = Buried(generation=message.generation, server=self._options.server)
         return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
+
+    def _change_mode(
+        self, peer: int, message: ProposeMode | CommitMode
+    ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+        """In every set, which has rounds of its own; the registrar is answered once."""
+        if peer != REGISTRAR:
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent "
+                f"{type(message).__name__}; {describe_peer(REGISTRAR)} changes the mode"
+            )
+        if isinstance(message, ProposeMode):
+            decided = [(each, each.core.handle(HoldRounds())) for each in self.sets]
+            answer = ModeProposed(
+                number=message.number,
+                server=self._options.server,
+                rounds=[each.core.highest_sent for each in self.sets],
+            )
+            return [*decided, (self.sets[0], [SendControl(peer, answer)])]
+        if len(message.rounds) < len(self.sets):
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent CommitMode of "
+                f"{len(message.rounds)} parameter sets; there are {len(self.sets)}"
+            )
+        self._changed = message
+        return [
+            (each, each.core.handle(ChangeMode(start, message.mode, message.staleness)))
+            for each, start in zip(self.sets, message.rounds, strict=False)
+        ]
 
     def _tell_of_file(self) -> None:
         """What has become of this server's file of a checkpoint, once that is known."""

@@ -49,6 +49,7 @@ from psdist.servers.protocol.actions import (
     Load,
     LoadState,
     MembershipEvent,
+    ModeEvent,
     Receipt,
     Reply,
     ReplyFlow,
@@ -79,7 +80,8 @@ class ServerOptions:
     server: int
     shard_weights: tuple[float, ...]
     """What part of the model each server holds (Partition.shard)."""
-    mode: str
+    modes: Sequence[str]
+    """All that may come in the run."""
     receive_buffers: int | None
     """How many receive slots; None: what psdist.protocol.flow chooses."""
     reply_window: int | None = None
@@ -97,7 +99,8 @@ def shard_spec(
     """What the chief has described, of the chunks ``mine``. Raises where the mode cannot step with
     this optimizer."""
     marks = traits(setup.optimizer, extra=options.extra_optimizers)
-    check_mode(marks, options.mode)
+    for mode in options.modes:
+        check_mode(marks, mode)
     return ShardSpec(
         partition=partition,
         chunks=tuple(mine),
@@ -106,7 +109,7 @@ def shard_spec(
         hyper=setup.hyper,
         wire=options.wire,
         extra_optimizers=options.extra_optimizers,
-        is_holding=options.mode == "sync" and setup.max_norm > 0,
+        is_holding=tuple(options.modes) == ("sync",) and setup.max_norm > 0,
         states=unpack_states(setup.state, pieces=range(len(partition.pieces))),
     )
 
@@ -213,6 +216,7 @@ class SetLoop:
             TakeSnapshot: self._take_snapshot,
             WriteSnapshots: self._write_snapshots,
             MembershipEvent: self._record_membership,
+            ModeEvent: self._record_mode,
             Inherit: self._inherit,
             Fail: self._fail,
         }
@@ -521,6 +525,9 @@ class SetLoop:
     def _record_membership(self, action: MembershipEvent) -> None:
         kind = EventKind[action.kind.upper()]
         self._log.member(kind, action.group, action.clock, float(action.workers))
+
+    def _record_mode(self, action: ModeEvent) -> None:
+        self._log.mode(action.round, action.mode, action.staleness)
 
     def _inherit(self, action: Inherit) -> None:
         self._log.inherit(action.chunk, action.group, action.clock)

@@ -40,6 +40,11 @@ from psdist.history.rules.memberships import (
     leave_clocks,
     unfinished_groups,
 )
+from psdist.history.rules.modes import (
+    changes_of,
+    check_modes,
+    check_same_modes,
+)
 from psdist.history.rules.pushes import Claims, check_num_iterations
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.summaries import (
@@ -89,6 +94,8 @@ class Report:
     """How many uses were how many iterations behind the slowest active group."""
     max_staleness: int
     notes: tuple[str, ...]
+    changes: tuple[tuple[int, str], ...] = ()
+    """Modes that the run, in its first parameter set, has changed to, and from which round on."""
     num_corrections: int = 0
     """Iterations of workers of which something had left before the gradient was right: the next
     push has brought the difference."""
@@ -189,6 +196,7 @@ def _joined(
             for where, report in zip(of_set, reports, strict=True)
             for note in report.notes
         ),
+        changes=reports[0].changes,
         num_corrections=sum(report.num_corrections for report in reports),
     )
 
@@ -212,6 +220,10 @@ class _Checking:
         """For each group the clocks at which it left, by server."""
         self.loads: dict[int, tuple[int, ...]] = {}
         """For each chunk the clocks at which its values were set."""
+        self.changes: dict[int, tuple[tuple[int, int], ...]] = {}
+        """For each server the changes of the mode."""
+        self.modes: tuple[tuple[int, str], ...] = ()
+        """The mode of every round, by the first server's log."""
         self.kept: list[KeptByServer] = []
         self.dead: set[int] = set()
         self.num_applies = self.num_compared = 0
@@ -227,6 +239,9 @@ class _Checking:
         check_scales(replay, findings)
         unsaid = check_weights(replay, self.claims, self.is_whole, findings)
         uses, num_beyond = self.uses.of_server(replay, findings)
+        check_modes(replay, uses, findings)
+        self.changes[server] = changes_of(replay)
+        self.modes = self.modes or replay.rules.in_words()
         staleness = check_bound(replay, uses, findings)
         sums = Checksums.of(replay, log.checksums, findings)
         check_sampled_replies(sums, findings)
@@ -285,6 +300,7 @@ class _Checking:
         check_same_versions(self.history, findings)
         check_same_cut(run.set_index, self.kept, findings)
         if all(log.is_complete for log in self.history.servers):
+            check_same_modes(self.changes, findings)
             check_same_loads(self.loads, findings)
 
     def compare(self, summary: Summary, servers: tuple[ShownServer, ...]) -> None:
@@ -297,6 +313,7 @@ class _Checking:
             staleness=self.staleness_told,
             max_staleness=self.most_told,
             num_corrections=self._corrections(but_of=self.dead),
+            modes=self.modes,
         )
         if self.is_complete:
             check_claims(summary, shown, self.findings)
@@ -346,6 +363,7 @@ class _Checking:
             staleness=dict(sorted(self.staleness.items())),
             max_staleness=self.max_staleness,
             notes=tuple(self.notes),
+            changes=self.modes[1:],
             num_corrections=self.num_corrections,
         )
 
@@ -434,7 +452,10 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
     def say(line: str = "", style: str | None = None) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    mode = f"ssp, staleness <= {run.bound}" if run.mode == "ssp" else run.mode
+    mode = f"ssp, staleness <= {run.staleness}" if run.mode == "ssp" else run.mode
+    if report.changes:
+        later = "; ".join(f"{start}: {each}" for start, each in report.changes)
+        mode = f"{mode} from iteration 0, then {later}"
     say(
         f"{run_dir}: {mode}; {len(run.groups)} groups, {run.num_workers} workers, "
         f"{run.num_servers} servers, {num_chunks} chunks"

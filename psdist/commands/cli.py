@@ -103,6 +103,10 @@ def run(
     staleness: Annotated[
         str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="ROUND:MODE;...", help='Modes by round: "0: ssp:8; 5000: sync".'),
+    ] = None,
     local_steps: Annotated[
         str | None, typer.Option(metavar="H", help="Steps on each group between two exchanges.")
     ] = None,
@@ -184,6 +188,7 @@ def run(
     options = {
         "mode": mode,
         "staleness": staleness,
+        "schedule": schedule,
         "local_steps": local_steps,
         "outer": outer,
         "servers": servers,

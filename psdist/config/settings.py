@@ -19,6 +19,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
 from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal
+from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
+from psdist.config.modes import (
+    contradiction_of_modes,
+    modes_that_may_come,
+    parse_schedule,
+    schedule_of,
+)
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.outer import parse_outer
 from psdist.errors import ProtocolError
@@ -58,6 +65,11 @@ def _require_interval(value: str) -> str:
 
 def _require_outer(value: str) -> str:
     parse_outer(value)
+    return value
+
+
+def _require_schedule(value: str) -> str:
+    parse_schedule(value)
     return value
 
 
@@ -111,6 +123,18 @@ class RunConfig(BaseModel):
         3,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
         description="Mode ssp: how many iterations a group may be ahead of the slowest one.",
+    )
+    schedule: Annotated[str, Field(max_length=10_000), AfterValidator(_require_schedule)] | None = (
+        _setting(
+            None,
+            allowed=SCHEDULE_ALLOWED,
+            description="Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync.",
+        )
+    )
+    set_mode: Literal["refused", "allowed"] = _setting(
+        "refused",
+        allowed="refused or allowed",
+        description="Whether the script may change the mode within the run, by job.set_mode.",
     )
     pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
         0,
@@ -364,14 +388,19 @@ def allowed_values(key: str) -> str:
 
 def contradiction(config: RunConfig) -> str:
     """Settings that do not go together, and what to do; "" where all do."""
-    if config.pipeline and config.mode == "sync":
+    if wrong := contradiction_of_modes(config):
+        return wrong
+    if config.pipeline and modes_that_may_come(config) == ("sync",):
         return (
             "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
             "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
         )
-    if wrong := refusal(*coded(config), mode=config.mode):
-        return wrong
-    if config.pipeline and config.mode == "ssp" and not config.staleness:
+    for mode in modes_that_may_come(config):
+        if wrong := refusal(*coded(config), mode=mode):
+            return wrong
+    if config.pipeline and any(
+        each.mode == "ssp" and not each.staleness for each in schedule_of(config)
+    ):
         return (
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
             "others that they begin after it; set staleness = 1 or more, or pipeline = 0"

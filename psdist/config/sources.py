@@ -117,8 +117,14 @@ def resolve(
             f"resume = true ({given['resume'].source}) without run_dir: say which run goes on "
             "(--run-dir RUN_DIR)"
         )
+    if "schedule" in given and (both := [key for key in ("mode", "staleness") if key in given]):
+        raise ConfigError(
+            f"schedule ({given['schedule'].source}) and {both[0]} ({given[both[0]].source}): a "
+            f"schedule says the mode of every round; leave out {' and '.join(both)}"
+        )
     sources = {key: given[key].source if key in given else "default" for key in KEYS}
-    if "mode" in given and (wrong := contradiction(config)):  # else the script may choose another
+    is_decided = "mode" in given or "schedule" in given
+    if is_decided and (wrong := contradiction(config)):  # else the script may choose another
         raise ConfigError(wrong)
     return Resolved(config=config, sources=MappingProxyType(sources))
 
@@ -154,6 +160,9 @@ def with_script(resolved: Resolved, passed: Mapping[str, Any]) -> Resolved:
     """``resolved`` with what a script has passed (:func:`script_settings`), where no stronger
     source has decided."""
     chosen = {key: value for key, value in passed.items() if resolved.sources[key] == "default"}
+    if resolved.config.schedule is not None:
+        for key in ("mode", "staleness"):  # the schedule is a stronger source's
+            chosen.pop(key, None)
     config = RunConfig.model_validate({**resolved.config.model_dump(), **chosen})
     sources = {**resolved.sources, **dict.fromkeys(chosen, SCRIPT)}
     return Resolved(config=config, sources=MappingProxyType(sources))

@@ -57,6 +57,18 @@ class EventKind(IntEnum):
     group's DEATH follows."""
     TAKEOVER = 11
     """The server has died, and its buddy, number ``clock``, goes on from here."""
+    MODE = 12
+    """From round ``clock`` on the mode is another one: ``weight`` is the bound of ssp, or SYNC, or
+    ASYNC."""
+
+
+SYNC, ASYNC = -1, -2
+"""Modes without a bound, in a MODE event."""
+
+
+def code_of(mode: str, staleness: int | None) -> int:
+    """What a MODE event has as its weight."""
+    return {"sync": SYNC, "async": ASYNC}.get(mode, staleness or 0)
 
 
 OF_CHUNK = (
@@ -206,6 +218,8 @@ def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     crc, has_crc = events["weight"], flags & EventFlag.CRC != 0
     is_a_crc = (crc >= 0) & (crc < 2**32) & (crc == np.floor(crc)) & (has_crc | (crc == 0))
     _refuse(where, "weight", crc, has_bytes & ~is_a_crc)
+    is_a_mode = (crc >= ASYNC) & (crc < _CLOCK_LIMIT) & (crc == np.floor(crc))
+    _refuse(where, "weight", crc, (kind == EventKind.MODE) & ~is_a_mode)
 
 
 def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:

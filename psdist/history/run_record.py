@@ -25,6 +25,17 @@ _LIMIT_BYTES = 64 * 2**20
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+class ModeSince(BaseModel):
+    """From this round on the mode is this one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    round: _Count
+    mode: Literal["sync", "ssp", "async"]
+    staleness: _Count | None = None
+    """The bound of ssp; null in other modes."""
+
+
 class RunRecord(BaseModel):
     """What was promised: the mode, who is in which group, and which server owns which chunk."""
 
@@ -36,6 +47,10 @@ class RunRecord(BaseModel):
     mode: Literal["sync", "ssp", "async"]
     staleness: _Count | None = None
     """The bound of ssp; null in other modes."""
+    mode_by: Literal["run", "schedule", "script", "auto"] = "run"
+    """Who may change the mode within the run, which begins with ``mode``; run: nobody."""
+    schedule: tuple[ModeSince, ...] = ()
+    """The mode of every round, where a schedule says it."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
@@ -95,6 +110,14 @@ class RunRecord(BaseModel):
             raise ValueError(
                 f"mode ssp needs a staleness and no other mode has one, seen {self.staleness}"
             )
+        begins = ModeSince(round=0, mode=self.mode, staleness=self.staleness)
+        if bool(self.schedule) != (self.mode_by == "schedule") or (
+            self.schedule and self.schedule[0] != begins
+        ):
+            raise ValueError(
+                f"mode_by is {self.mode_by!r} and mode {self.mode!r} with a schedule of "
+                f"{len(self.schedule)} parts that begins otherwise"
+            )
         if self.mode == "sync" and self.pipeline:
             raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")
         return self
@@ -103,11 +126,6 @@ class RunRecord(BaseModel):
     def first(self) -> npt.NDArray[np.int64]:
         """[groups]: where their clocks begin."""
         return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
-
-    @property
-    def bound(self) -> int | None:
-        """Iterations that a use may be behind the slowest active group; None: no bound."""
-        return {"sync": 0, "ssp": self.staleness, "async": None}[self.mode]
 
     @property
     def num_workers(self) -> int:

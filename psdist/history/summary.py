@@ -48,6 +48,14 @@ class Recorded(_Told):
     checksum_every: _Count
 
 
+class ModeTold(_Told):
+    """From this round on the mode is this one."""
+
+    round: _Count
+    mode: str
+    staleness: _Count | None
+
+
 class SetSummary(_Told):
     """Of one parameter set; a run's own words are of all its sets together."""
 
@@ -61,6 +69,8 @@ class SetSummary(_Told):
     per_server: tuple[ServerSummary, ...]
     overlap_corrections: _Count | None = 0
     """Iterations of which something was sent too soon; 0 where a run does not know of any."""
+    modes: tuple[ModeTold, ...] = ()
+    """The mode of every round; nothing where a run does not say it."""
 
 
 class Summary(_Told):
@@ -81,6 +91,8 @@ class Summary(_Told):
     per_server: tuple[ServerSummary, ...]
     overlap_corrections: _Count | None = 0
     """Iterations of which something was sent too soon; 0 where a run does not know of any."""
+    modes: tuple[ModeTold, ...] = ()
+    """The mode of every round; nothing where a run does not say it."""
     sets: tuple[SetSummary, ...] = ()
     """Nothing where there is one: all that it would say stands above."""
 

@@ -38,6 +38,7 @@ from psdist.history.records import (
     History,
     ServerLog,
     WorkerLog,
+    code_of,
 )
 from psdist.history.run_record import RunRecord, write_run
 
@@ -86,6 +87,9 @@ class EventCount:
         self.position += 1
 
     def taken_over(self, _host: int) -> None:
+        self.position += 1
+
+    def mode(self, _round_number: int, _mode: str, _staleness: int) -> None:
         self.position += 1
 
 
@@ -163,6 +167,11 @@ class ServerHistory:
     def taken_over(self, host: int) -> None:
         """The server has died: what follows is done by its buddy, server ``host``."""
         self._event(EventKind.TAKEOVER, NO_CHUNK, 0, host, 0.0, 1.0, EventFlag.NONE)
+
+    def mode(self, round_number: int, mode: str, staleness: int) -> None:
+        """From ``round_number`` on the mode is another one."""
+        code = float(code_of(mode, staleness))
+        self._event(EventKind.MODE, NO_CHUNK, 0, round_number, code, 1.0, EventFlag.NONE)
 
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
         """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,

@@ -462,6 +462,35 @@ class Survive(Control):
     chief: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProposeMode(Control):
+    """Registrar to every server: the mode is to change, for the ``number``-th time. From now on
+    keep back what is for rounds later than any for which you have sent parameters."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModeProposed(Control):
+    """A server's answer to :class:`ProposeMode`: for each parameter set the highest round for which
+    it has sent parameters, -1 for none."""
+
+    number: int
+    server: int
+    rounds: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitMode(Control):
+    """Registrar to every server: the mode is this one, in each parameter set from the round in
+    ``rounds`` on; in sets that come later from the start. ``staleness`` is 0 but for ssp."""
+
+    number: int
+    rounds: _Numbers
+    mode: str
+    staleness: int
+
+
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
 
 

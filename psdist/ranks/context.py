@@ -33,6 +33,7 @@ import msgpack
 
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
+from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
 from psdist.errors import (
@@ -242,7 +243,7 @@ class RankContext:
         """What the job goes on from; jobs behind the first of these processes start afresh."""
         if self._checkpoint is None or self.job > 1:
             return None
-        return Restored.of(self._checkpoint, self.roles, mode=self.config.mode)
+        return Restored.of(self._checkpoint, self.roles, mode=judging_mode(self.config))
 
     def first_clocks(self, set_index: int) -> FirstClocks | None:
         """Where the groups begin in a parameter set; None where nothing is restored."""

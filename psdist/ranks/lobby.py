@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from psdist.config.modes import describe_modes
 from psdist.config.sources import Resolved, script_settings, with_script
 from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UserError
 from psdist.protocol.control import (
@@ -50,7 +51,9 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
     waiting = context.waiting(has_deadline=False)
     waiting.relax()
     known: set[int] = set()
-    status = StatusWriter(context.run_directory, roles=context.roles, mode=context.config.mode)
+    status = StatusWriter(
+        context.run_directory, roles=context.roles, mode=describe_modes(context.config)
+    )
     while True:
         if lobby is not None and context.survives_workers:
             for peer in context.transport.lost.keys() - known:

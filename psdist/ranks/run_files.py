@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psdist.checkpoint.reading import Checkpoint
+from psdist.config.modes import describe_modes, modes_that_may_come
 from psdist.config.settings import RunConfig, to_toml
 from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
 from psdist.errors import ConfigError
@@ -107,11 +108,11 @@ def _say(lines: Sequence[str]) -> None:
 
 
 def _nobody_to_be_ahead_of(config: RunConfig, roles: Roles) -> list[str]:
-    if config.mode == "sync" or len(roles.groups) > 1 or len(roles.places) == 1:
+    if modes_that_may_come(config) == ("sync",) or len(roles.groups) > 1 or len(roles.places) == 1:
         return []
     return [
-        f"mode {config.mode} with one group: there is nobody to be ahead of; --group rank makes "
-        "every worker a group of its own"
+        f"mode {describe_modes(config)} with one group: there is nobody to be ahead of; "
+        "--group rank makes every worker a group of its own"
     ]
 
 

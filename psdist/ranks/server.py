@@ -21,7 +21,14 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from psdist.config.settings import MIN_CHUNK_BYTES, coded
+from psdist.config.modes import (
+    judging_mode,
+    least_bound,
+    mode_by,
+    modes_that_may_come,
+    schedule_of,
+)
+from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig, coded
 from psdist.history.writers import (
     RunRecord,
     ServerHistory,
@@ -37,6 +44,7 @@ from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, 
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
+from psdist.ranks.modes import ModeReports
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.telling.coding import coding_line
 from psdist.ranks.telling.deaths import DeathReports
@@ -47,9 +55,11 @@ from psdist.ranks.wire import wire_of
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.lobby import Lobby
+from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
@@ -166,7 +176,8 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
     ) -> ServerCore:
         return ServerCore(
             server=number,
-            policy=policy_for(config.mode, staleness=config.staleness),
+            policy=policy_of(config),
+            changes=[ChangeMode(*each) for each in schedule_of(config)[1:]],
             groups=roles.groups,
             pipeline=config.pipeline,
             resumed_up_to=resumed_up_to,
@@ -196,7 +207,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
     options = ServerOptions(
         server=server,
         shard_weights=roles.shard_weights,
-        mode=config.mode,
+        modes=modes_that_may_come(config),
         receive_buffers=None if config.receive_buffers == "auto" else config.receive_buffers,
         reply_window=REPLY_WINDOW_BYTES if config.overlap == "full" else None,
         extra_optimizers=config.optimizers,
@@ -252,14 +263,27 @@ def _registrar(context: RankContext) -> Registrar:
     return Registrar(
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
-        mode=context.config.mode,
+        mode=judging_mode(context.config),
         # Replies to iteration c are used in c + 1 + pipeline, so who waits for them waits for as
         # many more of the others' iterations.
-        staleness=context.config.staleness - context.config.pipeline,
+        staleness=least_bound(context.config) - context.config.pipeline,
         groups=roles.groups,
         max_deaths=context.config.max_deaths,
         min_groups=context.config.min_groups,
         buddies=context.buddies,
+        takes_set_mode=context.config.set_mode == "allowed",
+    )
+
+
+def policy_of(config: RunConfig) -> Policy:
+    """What servers demand in each round."""
+    if mode_by(config) == "script":
+        return Changing(policy_for(config.mode, staleness=config.staleness))
+    parts = schedule_of(config)
+    if len(parts) == 1:
+        return policy_for(parts[0].mode, staleness=parts[0].staleness)
+    return Scheduled(
+        tuple((part.round, policy_for(part.mode, staleness=part.staleness)) for part in parts)
     )
 
 
@@ -276,8 +300,10 @@ class Reporter:
         )
         self._has_looked_for_empty_servers = False
         context.on_abort = self._on_abort
-        self._status = StatusWriter(context.run_directory, roles=context.roles, mode=self._mode())
-        self._standing = Standing(mode=self._mode(), group_of_worker=context.roles.group_of_worker)
+        self._modes = ModeReports(context.config)
+        mode = self._modes.now
+        self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
+        self._standing = Standing(mode=mode, group_of_worker=context.roles.group_of_worker)
         self._shown_s = 0.0
         self._display = ProgressDisplay(style=self._style(), stream=sys.stderr)
 
@@ -288,10 +314,6 @@ class Reporter:
         if setting == "off" or self._context.parent is not None:
             return "off"
         return "live" if setting != "lines" and sys.stderr.isatty() else "lines"
-
-    def _mode(self) -> str:
-        config = self._context.config
-        return f"ssp (staleness {config.staleness})" if config.mode == "ssp" else config.mode
 
     def on_built(
         self,
@@ -336,10 +358,13 @@ class Reporter:
         context = self._context
         order = setup.order
         first = context.first_clocks(set_index)
+        begins = self._modes.begins
         promised = RunRecord(
             psdist=VERSION,
-            mode=context.config.mode,
-            staleness=context.config.staleness if context.config.mode == "ssp" else None,
+            mode=begins.mode,
+            staleness=begins.staleness,
+            mode_by=mode_by(context.config),
+            schedule=self._modes.schedule,
             groups=context.roles.groups,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
             num_servers=context.roles.num_servers,
@@ -373,6 +398,9 @@ class Reporter:
             self._deaths.declared(action)
         elif isinstance(action, Survived):
             self._deaths.survived(action)
+        elif isinstance(action, ModeChanged):
+            self._modes.changed(action)
+            self._standing.mode = self._status.mode = self._modes.now
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure
@@ -387,7 +415,7 @@ class Reporter:
                 if line := different_clocks_line(each["clocks"]):
                     logger.warning("%s", line)
             run_dir = str(self._context.run_directory.path)
-            lines = report_lines(summary, self._mode(), run_dir)
+            lines = report_lines(summary, self._modes.words, run_dir)
             if self._context.tracer is not None:
                 lines.append(f"  trace          psdist trace {run_dir}")
             for line in lines:
@@ -456,13 +484,14 @@ class Reporter:
         restored = context.restored
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
         sets = sets or [counts_of_set(told, None, 0)]
+        sets = [each | {"modes": self._modes.of_set(n)} for n, each in enumerate(sets)]
         is_known, workers = told.all_workers, registrar.done.values()
         samples = sum(each["samples"] for each in workers)
         trained_s = max((each["trained_s"] for each in workers), default=0.0)
         per_s = round(samples / trained_s, 1) if trained_s else 0.0
         return {
-            "mode": context.config.mode,
-            "staleness": context.config.staleness if context.config.mode == "ssp" else None,
+            "mode": self._modes.begins.mode,
+            "staleness": self._modes.begins.staleness,
             "servers": context.roles.num_servers,
             "workers": context.roles.num_workers,
             "groups": len(context.roles.groups),
@@ -530,7 +559,8 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
     seen = {int(key): count for key, count in summary["staleness_seen"].items()}
     total = sum(seen.values())
     shares = "  ".join(f"{name}: {100 * n / total:.1f}%" for name, n in _ranges(seen).items())
-    bound = f", bound {summary['staleness']}" if summary["mode"] == "ssp" else ""
+    is_one = len(summary["modes"]) == 1
+    bound = f", bound {summary['staleness']}" if summary["mode"] == "ssp" and is_one else ""
     sets = [_clocks(each["clocks"]) for each in summary["sets"]]
     by_group = "by group" if len(sets) == 1 else "by parameter set, by group"
     return [

@@ -11,6 +11,7 @@ from psdist.codecs.checks import Checks
 from psdist.codecs.named import codec_of
 from psdist.codecs.wire import Wire
 from psdist.config.codec_specs import CodecSpec
+from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig, coded
 from psdist.protocol.flow import auto_credits
 
@@ -24,7 +25,7 @@ def wire_of(config: RunConfig) -> Wire:
     def exact(spec: CodecSpec) -> tuple[str, ...]:
         return () if spec.is_cast else config.codec_exact
 
-    is_relative = not pull.is_none and config.mode == "sync"
+    is_relative = not pull.is_none and judging_mode(config) == "sync"
     return Wire(
         push=codec_of(push, has_feedback=has_feedback),
         # What a relative reply leaves out comes with later ones, whatever the setting says.

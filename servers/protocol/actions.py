@@ -4,6 +4,8 @@ The machine (psdist.servers.protocol.state) decides. The loop (psdist.servers.lo
 receives, and hands Load, StartSum, Fold, Hold and Step to an executor
 (psdist.servers.shard.executor): real tensors, or sizes alone. Slots are receive frames, opaque to
 the machine.
+
+Longer than other modules: it is a list, one entry for each action.
 """
 
 from __future__ import annotations
@@ -235,6 +237,15 @@ class MembershipEvent:
 
 
 @dataclass(slots=True)
+class ModeEvent:
+    """For the history: from ``round`` on the mode is another one."""
+
+    round: int
+    mode: str
+    staleness: int
+
+
+@dataclass(slots=True)
 class Inherit:
     """For the history: this update of a group that has died has arrived whole, and the chunk will
     contain it."""
@@ -277,6 +288,7 @@ Action = (
     | TakeSnapshot
     | WriteSnapshots
     | MembershipEvent
+    | ModeEvent
     | Inherit
     | TellResumed
     | Fail
@@ -337,6 +349,21 @@ class Built:
 
 
 @dataclass(slots=True)
+class HoldRounds:
+    """Another mode is proposed: nothing more is sent for rounds above the highest one for which
+    parameters were sent; :attr:`ServerCore.highest_sent` says which that is."""
+
+
+class ChangeMode(NamedTuple):
+    """From ``round`` on the mode is another one. A first one may be of a round that is over: that
+    of a set which there was not when the run's mode changed."""
+
+    round: int
+    mode: str
+    staleness: int
+
+
+@dataclass(slots=True)
 class Held:
     """The weighted mean of the chunk lies in held memory; ``squares``: the sum of the squares of
     each block, in float64."""
@@ -352,7 +379,17 @@ class ReplySent:
     token: ReplyToken
 
 
-ServerEvent = Offered | Arrived | ControlArrived | PeerLost | Built | Held | ReplySent
+ServerEvent = (
+    Offered
+    | Arrived
+    | ControlArrived
+    | PeerLost
+    | Built
+    | Held
+    | ReplySent
+    | HoldRounds
+    | ChangeMode
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,6 +42,7 @@ from psdist.protocol.control import (
     Finished,
     Held,
     Metrics,
+    ModeProposed,
     Progress,
     Resume,
     Resumed,
@@ -58,6 +59,7 @@ from psdist.protocol.ids import (
     worker_id,
     worker_of,
 )
+from psdist.protocol.modes import SET_MODE, unpack_mode
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
@@ -67,6 +69,7 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
+from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 
 
@@ -108,6 +111,7 @@ RegistrarAction = (
     | Death
     | Survived
     | TakeoverAction
+    | ModeChanged
 )
 
 
@@ -137,6 +141,7 @@ class Registrar:
         *Meetings.TAKES,
         *Deaths.TAKES,
         TakenOver,
+        *ModeChanges.TAKES,
     )
 
     def __init__(
@@ -150,11 +155,15 @@ class Registrar:
         max_deaths: int = 0,
         min_groups: int = 1,
         buddies: Sequence[int] = (),
+        takes_set_mode: bool = False,
     ) -> None:
-        """``staleness``: how many iterations a group may be ahead of what it waits for in a step
-        (ssp); ``groups``: the workers of each; without them every worker is one of its own;
+        """``mode``: sync only where no other one may come, async where no group ever waits;
+        ``staleness``: how many iterations a group may be ahead of what it waits for in a step
+        (ssp), the least that may come; ``groups``: the workers of each; without them every worker
+        is one of its own;
         ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
-        has its second copy; nothing where there are none."""
+        has its second copy; nothing where there are none; ``takes_set_mode``: whether scripts may
+        change the mode."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -172,6 +181,10 @@ class Registrar:
             max_deaths=max_deaths,
             min_groups=min_groups,
         )
+        self._modes = ModeChanges(num_servers=num_servers)
+        self._takes_set_mode = takes_set_mode
+        self._changes_mode: int | None = None
+        """Number of the collective that is over when the mode has changed."""
         self._is_ready = False
         """Whether everybody has prepared, and nobody prepares more."""
         self._is_finishing = False
@@ -225,6 +238,9 @@ class Registrar:
         if isinstance(message, Buried):
             self._require_server(peer, message)
             return self._on_buried(message)
+        if isinstance(message, ModeProposed):
+            self._require_server(peer, message)
+            return self._on_mode_proposed(message)
         if isinstance(message, TakenOver):
             taken = self._takeovers.on_taken_over(peer, message)
             return [*taken, *self._ask_again(message.server)]
@@ -256,7 +272,9 @@ class Registrar:
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
 
-    def _require_server(self, peer: int, message: Resumed | Finished | Buried) -> None:
+    def _require_server(
+        self, peer: int, message: Resumed | Finished | Buried | ModeProposed
+    ) -> None:
         server = message.server
         if not 0 <= server < self._num_servers or peer != server_id(server):
             _refuse(peer, f"sent {type(message).__name__} of server {server}")
@@ -392,16 +410,23 @@ class Registrar:
         )
 
     def _resume_if_all_have_come(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
-        if collective.error or collective.is_complete or self._deaths.is_settling:
+        if collective.error or collective.is_complete or self._is_settling:
             return []
         if not all(worker in collective.entered for worker in self._deaths.live):
             return []
         if collective.name == CHECKPOINT:
             return self._begin_checkpoint(seq, collective)
+        if collective.name == SET_MODE:
+            return self._begin_change(seq, collective)
         if collective.name == WRITTEN and self._checkpoints.is_busy:
             self._held = seq
             return []
         return self._resume(seq)
+
+    @property
+    def _is_settling(self) -> bool:
+        """Whether servers are being told of what all must know before anything else follows."""
+        return self._deaths.is_settling or self._modes.is_settling
 
     def _resume(self, seq: int, checkpoint: str = "") -> list[RegistrarAction]:
         self._collectives[seq].is_complete = True
@@ -432,6 +457,48 @@ class Registrar:
         )
         collective.checkpoint = begun.checkpoint
         return [begun, *self._resume(seq, begun.checkpoint)]
+
+    def _begin_change(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+        """Every worker has called set_mode."""
+        asked = {enter.payload for enter in collective.entered.values()}
+        if len(asked) > 1:
+            words = ", ".join(sorted(payload.decode(errors="replace")[:40] for payload in asked))
+            return self._fail(
+                seq,
+                collective,
+                f"workers called set_mode with different modes: {words}; every worker must ask for "
+                "the same one",
+            )
+        found = unpack_mode(asked.pop())
+        if found is None or not self._takes_set_mode:
+            _refuse(
+                worker_id(min(collective.entered)),
+                "asked for a mode that there is not, or in a run whose mode no script may change",
+            )
+        collective.is_complete = True
+        self._changes_mode = seq
+        return [*self._modes.propose(*found, why=f"the script, in collective {seq}")]
+
+    @property
+    def may_change_mode(self) -> bool:
+        """Whether the registrar may change the mode now, without a collective: everybody trains."""
+        return self._is_ready and not self._modes.is_settling and not self.done
+
+    def change_mode(self, mode: str, staleness: int, *, why: str) -> list[RegistrarAction]:
+        """Change it, where :attr:`may_change_mode`. ``why``: for people."""
+        return [*self._modes.propose(mode, staleness, why=why)]
+
+    def _on_mode_proposed(self, message: ModeProposed) -> list[RegistrarAction]:
+        actions: list[RegistrarAction] = [*self._modes.on_proposed(message.server, message)]
+        if self._modes.is_settling:
+            return actions
+        # Behind CommitMode: whoever hears of what follows finds servers that have heard of it.
+        if self._changes_mode is not None:
+            actions += self._resume(self._changes_mode)
+            self._changes_mode = None
+        for seq, collective in tuple(self._collectives.items()):
+            actions += self._resume_if_all_have_come(seq, collective)
+        return actions + self._finish_if_all_are_done()
 
     def _go_on_with_checkpoint(self) -> list[RegistrarAction]:
         """A collective that has waited for a checkpoint goes on when that is over."""
@@ -491,7 +558,7 @@ class Registrar:
         return [*cancelled, *chain.from_iterable(failed), *self._finish_if_all_are_done()]
 
     def _finish_if_all_are_done(self) -> list[RegistrarAction]:
-        if self._is_finishing or self._deaths.is_settling:
+        if self._is_finishing or self._is_settling:
             return []
         if not all(worker in self.done for worker in self._deaths.live):
             return []

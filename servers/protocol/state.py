@@ -52,11 +52,14 @@ from psdist.servers.protocol.actions import (
     Action,
     Build,
     Built,
+    ChangeMode,
     Fail,
     Held,
+    HoldRounds,
     Inherit,
     Load,
     MembershipEvent,
+    ModeEvent,
     Receipt,
     Reply,
     ReplySent,
@@ -67,11 +70,12 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.servers.protocol.chunks.by_round import ByRound
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading, PendingReply, Push
 from psdist.servers.protocol.chunks.clipping import Clipped
 from psdist.servers.protocol.chunks.gathering import Gathered
 from psdist.servers.protocol.chunks.on_arrival import OnArrival
-from psdist.servers.protocol.chunks.policy import Applying, Policy
+from psdist.servers.protocol.chunks.policy import Applying, Changing, Policy, policy_for
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
@@ -83,11 +87,6 @@ CHIEF = worker_id(0)
 """Who describes the model, sends its initial values and sets others."""
 
 _PUSH = int(Kind.PUSH)
-
-_APPLIES: dict[Applying, type[Updates]] = {
-    Applying.GATHERED: Gathered,
-    Applying.ON_ARRIVAL: OnArrival,
-}
 
 
 class ServerCore:
@@ -102,12 +101,14 @@ class ServerCore:
         first: FirstClocks | None = None,
         survives_workers: bool = False,
         picture: ShardPicture | None = None,
+        changes: Sequence[ChangeMode] = (),
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
         on from a checkpoint; ``survives_workers``: the registrar decides what follows from the
         death of a worker, which otherwise is an error; ``picture``: where it goes on in place of a
-        server that has died."""
+        server that has died; ``changes``: what the policy changes at known rounds, for the
+        history."""
         self._server = server
         self._restores = first.checkpoint if first is not None else ""
         self._chunks: dict[int, ChunkState] = {}  # ascending
@@ -133,9 +134,8 @@ class ServerCore:
         )
         self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
         self._policy = policy
-        self._updates = _APPLIES[policy.applying](
-            membership=self._membership, replies=self._replies
-        )
+        self._changes = changes
+        self._updates = self._make_updates(policy)
         self._clipped: Clipped | None = None
         """``_updates``, where they clip."""
         self._ahead = 1 + pipeline
@@ -166,6 +166,8 @@ class ServerCore:
             Arrived: self._hold,
             ReplySent: self._on_reply_sent,
             PeerLost: self._on_peer_lost,
+            HoldRounds: self._on_hold_rounds,
+            ChangeMode: self._on_change_mode,
         }
         self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
             Setup: self._on_setup,
@@ -180,6 +182,12 @@ class ServerCore:
             StateValues: self._on_state_values,
             StateWanted: self._on_state_wanted,
         }
+
+    def _make_updates(self, policy: Policy) -> Updates:
+        if policy.applying is Applying.BY_ROUND:
+            return ByRound(membership=self._membership, replies=self._replies, policy=policy)
+        kind = Gathered if policy.applying is Applying.GATHERED else OnArrival
+        return kind(membership=self._membership, replies=self._replies)
 
     # -- the way in ---------------------------------------------------------------------------
 
@@ -222,6 +230,8 @@ class ServerCore:
                 f"{' with optimizer state' if message.state else ''}; this set goes on from "
                 f"{self._restores or 'none'}",
             )
+        if message.max_norm and self._policy.applying is Applying.BY_ROUND:
+            self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
         self._told_order = message.order
         if message.max_norm and self._policy.applying is Applying.GATHERED:
             self._updates = self._clipped = Clipped(
@@ -290,7 +300,7 @@ class ServerCore:
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
         )
         held, self._before_built = self._before_built, []
-        actions: list[Action] = []
+        actions: list[Action] = [ModeEvent(*each) for each in self._changes]
         for each in held:
             actions += self.handle(each)
         return actions
@@ -429,6 +439,35 @@ class ServerCore:
             clocks = [chunk.clock.min_done] * len(groups)
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
         return [SendControl(peer, answer)]
+
+    # -- the mode -----------------------------------------------------------------------------
+
+    def _on_hold_rounds(self, event: HoldRounds) -> list[Action]:  # noqa: ARG002 - nothing in it
+        self._changing.propose(highest_sent=self.highest_sent)
+        for chunk in self._chunks.values():
+            self._replies.hold_back(chunk)
+        return []
+
+    def _on_change_mode(self, event: ChangeMode) -> list[Action]:
+        self._changing.commit(event.round, policy_for(event.mode, staleness=event.staleness))
+        if self._num_chunks is None:
+            self._changes = (event,)
+            return []
+        actions: list[Action] = [ModeEvent(*event)]
+        for chunk in self._chunks.values():
+            actions += self._replies.let_go(chunk)
+        return actions
+
+    @property
+    def _changing(self) -> Changing:
+        if not isinstance(self._policy, Changing):
+            self._refuse(REGISTRAR, "changes the mode, which is the same for the whole run")
+        return self._policy
+
+    @property
+    def highest_sent(self) -> int:
+        """The highest round for which parameters were sent; -1 for none."""
+        return self._replies.highest_sent
 
     # -- deaths -------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class RoundTrip:
         self.server = ServerLoop(
             of_server,
             lambda _set_index, _resumed_up_to: ServerCore(server=0, policy=Async(), groups=[(0,)]),
-            ServerOptions(server=0, shard_weights=(1.0,), mode="async", receive_buffers=None),
+            ServerOptions(server=0, shard_weights=(1.0,), modes=("async",), receive_buffers=None),
             make_executor=TensorShard,
         )
         memory = PlainMemory(partition)

@@ -58,7 +58,9 @@ def measure(
             policy=policy_for(mode, staleness=STALENESS),
             groups=[(worker,) for worker in range(num_groups)],
         ),
-        ServerOptions(server=0, shard_weights=(1.0,), mode=mode, receive_buffers=receive_buffers),
+        ServerOptions(
+            server=0, shard_weights=(1.0,), modes=(mode,), receive_buffers=receive_buffers
+        ),
         make_executor=TensorShard,
         registrar=Registrar(num_workers=num_groups, num_servers=1),
     )

@@ -13,7 +13,7 @@ from psdist.history.records import History
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.uses import Uses, check_bound
-from psdist.servers.protocol.chunks.policy import Async, Policy, Scheduled, Ssp, Sync
+from psdist.servers.protocol.chunks.policy import Async, Policy, Scheduled, Ssp
 from tests.support.virtual.job import Schedule, VirtualJob
 
 ROUNDS = 12
@@ -83,27 +83,6 @@ def test_async_rounds_may_follow_bounded_ones() -> None:
     history = play(Scheduled(((0, Ssp(1)), (CHANGE, Async()))))
     assert judge(history, bound=1, rounds=BEFORE) == (0, 1)
     assert judge(history, bound=1, rounds=FROM)[0] > 0
-
-
-# -- what a run cannot do yet --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("parts", "was", "would_be"),
-    [
-        (((0, Ssp(3)), (5, Sync())), "on arrival", "gathered"),
-        (((0, Sync()), (2, Ssp(1)), (5, Async())), "gathered", "on arrival"),
-    ],
-)
-def test_a_schedule_to_or_from_sync_is_refused(
-    parts: tuple[tuple[int, Policy], ...], was: str, would_be: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Scheduled(parts)
-    assert str(caught.value) == (
-        f"from round {parts[1][0]} on updates would be applied {would_be} instead of {was}: within "
-        "a run only the bound can change (between ssp and async), not to or from sync"
-    )
 
 
 @pytest.mark.parametrize("starts", [(), (1,), (0, 5, 5), (0, 5, 2)])

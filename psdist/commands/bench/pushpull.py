@@ -163,7 +163,7 @@ class _ServerSide(_Side):
             ServerOptions(
                 server=context.me,
                 shard_weights=roles.shard_weights,
-                mode="async",
+                modes=("async",),
                 receive_buffers=None if buffers == "auto" else buffers,
             ),
             make_executor=TensorShard,

@@ -99,18 +99,19 @@ def _check_total(
 def check_steps(replay: ServerReplay, findings: Findings) -> None:
     """In sync a step's contributions stand together, in group order, one of every group that the
     step waits for; in the other modes every apply is a step."""
-    if replay.run.mode != "sync":
-        findings.add_each(
-            Rule.STEPS,
-            np.flatnonzero(~replay.is_last),
-            lambda row: f"{replay.line(row)}: not a whole step, as every apply is in this mode",
-        )
-        return
     start_of = replay.step_of
+    is_gathered = replay.rules.is_gathered(replay.clock[start_of])
+    findings.add_each(
+        Rule.STEPS,
+        np.flatnonzero(~replay.is_last & ~is_gathered),
+        lambda row: f"{replay.line(row)}: not a whole step, as every apply is in this mode",
+    )
+    if not is_gathered.any():
+        return
     is_start = start_of == np.arange(replay.num_rows)
-    starts = np.flatnonzero(is_start)
+    starts = np.flatnonzero(is_start & is_gathered)
 
-    same = np.flatnonzero(~is_start)
+    same = np.flatnonzero(~is_start & is_gathered)
     findings.add_each(
         Rule.STEPS,
         same[replay.position[same] != replay.position[same - 1] + 1],
@@ -130,7 +131,8 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
         ),
     )
 
-    ends = np.append(starts[1:], replay.num_rows)[: len(starts)]
+    every = np.append(np.flatnonzero(is_start), replay.num_rows)
+    ends = every[np.searchsorted(every, starts, side="right")]
     is_whole = replay.is_last[ends - 1]
     # A log that ends early may end inside a step, but only there.
     is_tail = replay.position[ends - 1] == replay.num_events - 1

@@ -20,6 +20,7 @@ class Rule(Enum):
     APPLIES = "every update is applied once, in order, by the server that owns the chunk"
     LOADS = "values are set chunk by chunk, of the whole model, where no update is under way"
     KEPT = "a checkpoint is one cut of all chunks, and who goes on from it begins with it"
+    MODES = "the mode changes as it may, on all servers alike, ahead of the rounds concerned"
     STEPS = "optimizer steps are whole, in group order, of the right groups"
     SCALES = "the learning rate is scaled by the group's share of the active workers"
     WEIGHTS = "what was applied weighs what its workers say they brought"

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.history.records import OF_MEMBERSHIP, EventFlag, EventKind, Ints, ServerLog
+from psdist.history.rules.modes import ModeRules
 from psdist.history.run_record import RunRecord
 
 NEVER = int(np.iinfo(np.int32).max)
@@ -80,6 +81,10 @@ class ServerReplay:
         )
         """Of every time that a chunk was copied for a checkpoint, or began with what one has."""
         self.kept = events[self.kept_position]
+        self.change_position: Ints = np.flatnonzero(events["kind"] == EventKind.MODE)
+        """Of every time that the mode of later rounds was changed."""
+        self.changes = events[self.change_position]
+        self.rules = ModeRules.of(run, self.changes)
         is_later = ~np.isin(events["kind"], (EventKind.JOIN, EventKind.RESTORE))
         self.num_before: int = int(np.argmax(is_later)) if is_later.any() else len(events)
         """Events in front of the first that is none of those with which a run begins."""

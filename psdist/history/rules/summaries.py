@@ -17,6 +17,7 @@ import numpy as np
 
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.memberships import dead_groups
+from psdist.history.rules.modes import describe_mode
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import ServerSummary, Summary
@@ -78,6 +79,8 @@ class Shown:
     """Of all uses."""
     num_corrections: int = 0
     """Iterations that workers say were corrected."""
+    modes: tuple[tuple[int, str], ...] = ()
+    """The mode of every round, each from its first one on."""
 
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
@@ -164,6 +167,11 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
             (f"staleness_seen of {key}", summary.staleness_seen.get(key, 0), seen[key])
             for key in sorted(seen.keys() | summary.staleness_seen.keys())
         ]
+    if summary.modes or len(shown.modes) > 1:
+        told = tuple(
+            (each.round, describe_mode(each.mode, each.staleness)) for each in summary.modes
+        )
+        pairs.append(("modes", told, shown.modes))
     pairs += [
         (f"clock of group {group}", claimed, clock)
         for group, (claimed, clock) in enumerate(zip(summary.clocks, shown.clocks, strict=False))

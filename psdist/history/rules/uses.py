@@ -88,7 +88,7 @@ class Uses:
 
 
 def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
-    """Every use contains what the mode requires; returns the staleness of each.
+    """Every use contains what the mode of its iteration requires; returns the staleness of each.
 
     At iteration c a chunk must hold all updates stamped below c - bound of every active group
     (of one that stopped after n iterations: of its first n), and of the reader's own all below
@@ -96,7 +96,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
     """
     run = replay.run
     rows = replay.row_of(uses.chunk, uses.position)
-    if run.mode == "sync":
+    if replay.rules.may_gather:
         findings.add_each(
             Rule.WHOLE_STEPS,
             np.flatnonzero(replay.is_inside_a_step(uses.chunk, rows)),
@@ -107,9 +107,8 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
     for part, counts in replay.counts(uses.chunk, rows):
         limits = replay.limits_at(epochs[part], uses.chunk[part])
         iteration = uses.iteration[part].astype(np.int32)
-        if run.bound is not None:
-            needed = np.minimum((iteration - run.bound)[:, None], limits)
-            _find_missing(part.start, uses, needed, counts, findings)
+        from_all = (iteration - replay.rules.bounds(iteration)).astype(np.int32)
+        _find_missing(part.start, uses, np.minimum(from_all[:, None], limits), counts, findings)
         own = counts[np.arange(len(counts)), uses.group[part]]
 
         def own_line(i: int, start: int = part.start, own: Counts = own) -> str:

@@ -21,10 +21,10 @@ def check_scales(replay: ServerReplay, findings: Findings) -> None:
     empty."""
     expected = np.ones(replay.num_rows, np.float32)
     active = replay.num_active_workers[replay.epoch_of(replay.position)]
-    if replay.run.mode != "sync":
-        with np.errstate(all="ignore"):  # a weight may be anything
-            share = (replay.weight / active).astype(np.float32)
-        expected = np.where(replay.is_empty, expected, share)
+    is_gathered = replay.rules.is_gathered(replay.clock)
+    with np.errstate(all="ignore"):  # a weight may be anything
+        share = (replay.weight / active).astype(np.float32)
+    expected = np.where(replay.is_empty | is_gathered, expected, share)
     findings.add_each(
         Rule.SCALES,
         np.flatnonzero(expected != replay.lr_scale),

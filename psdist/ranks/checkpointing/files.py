@@ -21,6 +21,7 @@ from psdist.checkpoint.index import FileRecord, Index, SetRecord
 from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
 from psdist.checkpoint.states import State, StateEntry, Whole, to_json
 from psdist.checkpoint.tensors import Entry, write_file
+from psdist.config.modes import judging_mode
 from psdist.errors import CheckpointError, InvariantError
 from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS
 from psdist.protocol.control import Setup, WriteFailed, Written
@@ -250,7 +251,7 @@ class CheckpointFiles:
             psdist=VERSION,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             attempt=context.attempt,
-            mode=config.mode,
+            mode=judging_mode(config),  # type: ignore[arg-type] # one of the three
             seed=config.seed,
             world=len(roles.places),
             servers=roles.num_servers,

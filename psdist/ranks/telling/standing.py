@@ -35,7 +35,8 @@ class Standing:
     LEAST_BEHIND = 3
 
     def __init__(self, *, mode: str, group_of_worker: Sequence[int]) -> None:
-        self._mode = mode
+        self.mode = mode
+        """In words; it may change."""
         self._group_of_worker = tuple(group_of_worker)
         self._num_groups = max(self._group_of_worker, default=-1) + 1
         self._seen: deque[_Seen] = deque()
@@ -70,7 +71,7 @@ class Standing:
         where = min(in_data, key=_position, default=None)
         return Training(
             at_s=at_s,
-            mode=self._mode,
+            mode=self.mode,
             behind=behind,
             ahead=max(clocks, default=0),
             samples=sum(each.samples for each in progress.values()),

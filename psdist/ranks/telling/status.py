@@ -46,7 +46,8 @@ class StatusWriter:
         """``clock()``: seconds."""
         self._run_directory = run_directory
         self._roles = roles
-        self._mode = mode
+        self.mode = mode
+        """In words; it may change."""
         self._clock = clock
         self._written_s = -EVERY_S
         self._since_s: dict[int, float] = {}
@@ -130,7 +131,7 @@ class StatusWriter:
         status = Status(
             at=time.time(),
             phase=phase,
-            mode=self._mode,
+            mode=self.mode,
             num_workers=self._roles.num_workers,
             waits=tuple(waits),
             workers=tuple(workers),

@@ -126,6 +126,7 @@ def together(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{key: _added(each[key] for each in sets) for key in _ADDED},
         "coding": coding_together([each["coding"] for each in sets]),
         "clocks": first["clocks"],
+        "modes": first["modes"],
         "max_staleness_seen": None if None in most else max(most),
         "staleness_seen": {str(key): staleness[str(key)] for key in sorted(map(int, staleness))},
         "recorded": first["recorded"],

@@ -69,7 +69,9 @@ class Gathered(Updates):
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
-        while (group := chunk.next_in_turn()) is not None or chunk.gathering.pushes:
+        while self._is_gathered(chunk) and (
+            (group := chunk.next_in_turn()) is not None or chunk.gathering.pushes
+        ):
             if group is None:
                 step = self._step(chunk)
                 if step is None:
@@ -81,6 +83,10 @@ class Gathered(Updates):
                 return actions + self.pool.reconsider(chunk.index, group)
             actions += self._fold(chunk, push)
         return actions
+
+    def _is_gathered(self, chunk: ChunkState) -> bool:  # noqa: ARG002 - the same for all in sync
+        """Whether the iteration that the chunk is in becomes one step."""
+        return True
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         return self.proceed(chunk) if chunk.gathering.pushes else []
@@ -179,7 +185,8 @@ class Gathered(Updates):
             gathered = chunk.gathering.pushes
             missing = [group for group in chunk.clock.missing() if group not in gathered]
             is_ready = gathered and self._may_finish(chunk)
-            if missing[0] in chunk.pushes if missing else is_ready:
+            could_go_on = missing[0] in chunk.pushes if missing else is_ready
+            if could_go_on and self._is_gathered(chunk):
                 raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
         if index is not None:
             return

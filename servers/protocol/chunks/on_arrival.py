@@ -7,10 +7,9 @@ other groups that bring no gradient are applied meanwhile.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
-from psdist.servers.protocol.actions import Action, Contribution, EmptyStep, SlotContent, Step
+from psdist.servers.protocol.actions import Action
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
 from psdist.servers.protocol.chunks.updates import Updates
@@ -30,42 +29,7 @@ class OnArrival(Updates):
         return applied + self.pool.reconsider(chunk.index, push.group)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
-        actions: list[Action] = []
-        waiting, chunk.waiting = chunk.waiting, deque()
-        for group in waiting:
-            applied = self._apply(chunk, chunk.pushes[group][0])
-            if applied is None:
-                chunk.waiting.append(group)
-            else:
-                chunk.take_push(group)
-                actions += applied
-        return actions
-
-    def _apply(self, chunk: ChunkState, push: Push) -> list[Action] | None:
-        """A step, and the replies that it allows; None while no buffer is free for it."""
-        contribution = Contribution(push.group, push.clock, push.weight, push.slot is None)
-        if push.slot is None:
-            empty = EmptyStep(chunk.index, (contribution,))
-            return [empty, *self._replies.advance(chunk, (push,))]
-        target = chunk.target_buffer()
-        if target is None:
-            return None
-        hyper, absent = push.settings
-        step = Step(
-            chunk=chunk.index,
-            gradient=push.slot,
-            content=SlotContent.GRADIENT,
-            gradient_scale=1.0,
-            lr_scale=push.weight / self._membership.num_active_workers,
-            hyper=hyper,
-            absent=absent,
-            source=chunk.current,
-            target=target,
-            contributions=(contribution,),
-        )
-        self._begin_step(step, chunk)
-        released = self.pool.release(push.slot)
-        return [step, *released, *self._replies.advance(chunk, (push,))]
+        return self._apply_waiting(chunk)
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         if not chunk.waiting:

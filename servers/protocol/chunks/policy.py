@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Protocol
 
 from psdist.errors import ConfigError
+from psdist.protocol.header import NEVER
 
 
 class Applying(Enum):
@@ -30,6 +31,8 @@ class Applying(Enum):
     """One step, on all groups' weighted mean, summed in group order."""
     ON_ARRIVAL = "on arrival"
     """A step for every push, its lr scaled by the group's weight."""
+    BY_ROUND = "by round"
+    """The one in some rounds, the other in others (:meth:`Policy.is_gathered`)."""
 
 
 class Policy(Protocol):
@@ -37,11 +40,11 @@ class Policy(Protocol):
 
     @property
     def applying(self) -> Applying:
-        """The same for every round of a run.
+        """What rounds of the run may be."""
+        ...
 
-        A change needs to know that every server has the last round of the old kind behind it, which
-        takes an event in two phases (proposed to all servers, committed at a round that none has
-        answered yet); bounds need no such thing."""
+    def is_gathered(self, round_number: int) -> bool:
+        """Whether the updates of this round become one step."""
         ...
 
     def required_min_done(self, round_number: int) -> int:
@@ -55,6 +58,9 @@ class Sync:
     def applying(self) -> Applying:
         return Applying.GATHERED
 
+    def is_gathered(self, round_number: int) -> bool:  # noqa: ARG002 - the same in all rounds
+        return True
+
     def required_min_done(self, round_number: int) -> int:
         return round_number
 
@@ -67,6 +73,9 @@ class Ssp:
     def applying(self) -> Applying:
         return Applying.ON_ARRIVAL
 
+    def is_gathered(self, round_number: int) -> bool:  # noqa: ARG002 - the same in all rounds
+        return False
+
     def required_min_done(self, round_number: int) -> int:
         return round_number - self.staleness
 
@@ -76,6 +85,9 @@ class Async:
     @property
     def applying(self) -> Applying:
         return Applying.ON_ARRIVAL
+
+    def is_gathered(self, round_number: int) -> bool:  # noqa: ARG002 - the same in all rounds
+        return False
 
     def required_min_done(self, round_number: int) -> int:  # noqa: ARG002 - the same in all rounds
         return 0
@@ -95,23 +107,60 @@ class Scheduled:
                 f"a schedule of policies that begin at the rounds {starts}: the first must begin "
                 "at round 0, each other one after the one before"
             )
-        for start, policy in self.parts:
-            if policy.applying is not self.applying:
-                raise ConfigError(
-                    f"from round {start} on updates would be applied {policy.applying.value} "
-                    f"instead of {self.applying.value}: within a run only the bound can change "
-                    "(between ssp and async), not to or from sync"
-                )
 
     @property
     def applying(self) -> Applying:
-        return self.parts[0][1].applying
+        kinds = {policy.applying for _, policy in self.parts}
+        return kinds.pop() if len(kinds) == 1 else Applying.BY_ROUND
+
+    def is_gathered(self, round_number: int) -> bool:
+        return self._policy(round_number).is_gathered(round_number)
 
     def required_min_done(self, round_number: int) -> int:
         return self._policy(round_number).required_min_done(round_number)
 
     def _policy(self, round_number: int) -> Policy:
         return self.parts[bisect_right(self.parts, round_number, key=lambda part: part[0]) - 1][1]
+
+
+BARRED = NEVER + 1
+"""No chunk's ``min_done`` ever gets there."""
+
+
+class Changing:
+    """A policy that the registrar changes while the run goes on, from a round on of which no server
+    has sent parameters (docs/modes.md).
+
+        policy = Changing(Sync())
+        policy.propose(highest_sent=7)     # from here nothing is sent for rounds above 7
+        policy.commit(10, Ssp(3))          # rounds below 10 keep the old rule
+    """
+
+    def __init__(self, first: Policy) -> None:
+        self._rule = Scheduled(((0, first),))
+        self._highest: int | None = None
+        """While a change is proposed: the highest round for which parameters were sent."""
+
+    @property
+    def applying(self) -> Applying:
+        return Applying.BY_ROUND
+
+    def propose(self, *, highest_sent: int) -> None:
+        self._highest = highest_sent
+
+    def commit(self, round_number: int, policy: Policy) -> None:
+        """``policy`` rules from ``round_number`` on, which no change before it reaches."""
+        before = [part for part in self._rule.parts if part[0] < round_number]
+        self._rule = Scheduled((*before, (round_number, policy)))
+        self._highest = None
+
+    def is_gathered(self, round_number: int) -> bool:
+        return self._rule.is_gathered(round_number)
+
+    def required_min_done(self, round_number: int) -> int:
+        if self._highest is not None and round_number > self._highest:
+            return BARRED
+        return self._rule.required_min_done(round_number)
 
 
 def policy_for(mode: str, *, staleness: int) -> Policy:

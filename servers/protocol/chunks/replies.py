@@ -36,6 +36,8 @@ class Replies:
         self._ahead = 1 + pipeline
         """The reply to a push is used so many rounds later: after those that may be outstanding."""
         self.num_made = 0
+        self.highest_sent = -1
+        """The highest round for which parameters were sent."""
         self.window: ReplyWindow | None = None
         """None where all replies that may leave do."""
         self._asked: dict[int, tuple[int, set[int]]] = {}
@@ -143,6 +145,23 @@ class Replies:
         """``min_done`` of what answers a push."""
         return self._policy.required_min_done(pending.clock + self._ahead)
 
+    def hold_back(self, chunk: ChunkState) -> None:
+        """The policy allows less than before (:meth:`Changing.propose`): what is parked waits
+        under what it needs now."""
+        parked, chunk.parked = chunk.parked, {}
+        for pending in (each for needed in sorted(parked) for each in parked[needed]):
+            if pending.flags & Flag.FOR_PULL:
+                needed = self._policy.required_min_done(pending.clock)
+            else:
+                needed = self._needed(pending)
+            self._park(chunk, needed, pending)
+
+    def let_go(self, chunk: ChunkState) -> list[Action]:
+        """The policy is another one: what is parked is judged by it, and goes out if it may."""
+        self.hold_back(chunk)
+        chunk.clock.catch_up()
+        return self.release(chunk)
+
     # -- what is under way -----------------------------------------------------------------------
 
     def _may_leave(self, chunk: ChunkState, pending: PendingReply, window: ReplyWindow) -> bool:
@@ -202,6 +221,8 @@ class Replies:
             chunk.pulls.pop(peer, None)
         else:
             implied_by = clock + self._ahead
+        if implied_by > self.highest_sent and not flags & Flag.FRESH:
+            self.highest_sent = implied_by
         self.num_made += 1
         min_done, version = chunk.clock.min_done, chunk.version
         if held == version:

@@ -5,6 +5,7 @@ A push that has arrived waits in its chunk until it can be applied. How, the pol
 
     ssp, async: psdist.servers.protocol.chunks.on_arrival, each push is a step
     sync:       psdist.servers.protocol.chunks.gathering, in group order, then one step for all
+    by round:   psdist.servers.protocol.chunks.by_round, now the one, now the other
 
 What is waited for: a parameter buffer that no open reply reads, and in sync the turn. Whoever
 brings one of these calls ``proceed``.
@@ -13,11 +14,18 @@ brings one of these calls ``proceed``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from psdist.errors import InvariantError
 from psdist.protocol.events import Frame
-from psdist.servers.protocol.actions import Action, Step
+from psdist.servers.protocol.actions import (
+    Action,
+    Contribution,
+    EmptyStep,
+    SlotContent,
+    Step,
+)
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ReceivePool
 from psdist.servers.protocol.chunks.replies import Replies
@@ -66,6 +74,45 @@ class Updates(ABC):
     @abstractmethod
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
         """Groups count from now on that have made so many iterations, one number of each."""
+
+    def _apply_waiting(self, chunk: ChunkState) -> list[Action]:
+        """A step of each push that has arrived and may be one by itself (ssp, async)."""
+        actions: list[Action] = []
+        waiting, chunk.waiting = chunk.waiting, deque()
+        for group in waiting:
+            applied = self._apply(chunk, chunk.pushes[group][0])
+            if applied is None:
+                chunk.waiting.append(group)
+            else:
+                chunk.take_push(group)
+                actions += applied
+        return actions
+
+    def _apply(self, chunk: ChunkState, push: Push) -> list[Action] | None:
+        """A step, and the replies that it allows; None while no buffer is free for it."""
+        contribution = Contribution(push.group, push.clock, push.weight, push.slot is None)
+        if push.slot is None:
+            empty = EmptyStep(chunk.index, (contribution,))
+            return [empty, *self._replies.advance(chunk, (push,))]
+        target = chunk.target_buffer()
+        if target is None:
+            return None
+        hyper, absent = push.settings
+        step = Step(
+            chunk=chunk.index,
+            gradient=push.slot,
+            content=SlotContent.GRADIENT,
+            gradient_scale=1.0,
+            lr_scale=push.weight / self._membership.num_active_workers,
+            hyper=hyper,
+            absent=absent,
+            source=chunk.current,
+            target=target,
+            contributions=(contribution,),
+        )
+        self._begin_step(step, chunk)
+        released = self.pool.release(push.slot)
+        return [step, *released, *self._replies.advance(chunk, (push,))]
 
     def _begin_step(self, step: Step, chunk: ChunkState) -> None:
         chunk.current = step.target

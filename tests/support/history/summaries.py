@@ -35,6 +35,8 @@ def summary_of(job: VirtualJob) -> Summary:
 
 
 def _of_set(job: SetOfJob) -> dict[str, Any]:
+    from tests.support.virtual.job import since
+
     run = job.history().run
     loops = [job.loop_of(server) for server in range(len(job.servers))]
     counts = [loop.statistics()["sets"][job.set_index] for loop in loops]
@@ -54,6 +56,7 @@ def _of_set(job: SetOfJob) -> dict[str, Any]:
         "local_steps": sum(each.local_steps for each in trained),
         "rounds_cut": sum(each.rounds_cut for each in trained),
         "coding": coding_of({at: each.as_told() for at, each in enumerate(trained)}),
+        "modes": [since(each).model_dump() for each in job.modes],
         "recorded": {"pipeline": run.pipeline, "checksum_every": run.checksum_every},
         "per_server": tuple(counts),
     }

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
+from psdist.config.modes import ModeFrom
 from psdist.errors import (
     BuriedError,
     CollectiveError,
@@ -30,6 +31,7 @@ from psdist.errors import (
     ServersLostError,
 )
 from psdist.history.joining import joined
+from psdist.history.run_record import ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.protocol.control import (
     Absent,
@@ -55,7 +57,9 @@ from psdist.protocol.ids import (
 )
 from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Policy
+from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
@@ -90,6 +94,12 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
 or it is answered again. Of all others a second one is an error."""
 
 
+def since(part: ModeFrom) -> ModeSince:
+    """As run.json has it."""
+    staleness = part.staleness if part.mode == "ssp" else None
+    return ModeSince(round=part.round, mode=part.mode, staleness=staleness)  # type: ignore[arg-type]
+
+
 class SetOfJob:
     """One parameter set of a virtual job; of the first, the job itself."""
 
@@ -97,6 +107,7 @@ class SetOfJob:
     groups: list[tuple[int, ...]]
     servers: list[ServerLoop]
     dead: int | None
+    reported: list[RegistrarAction]
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
         self.set_index = set_index
@@ -165,12 +176,31 @@ class SetOfJob:
         servers = range(len(self.servers))
         return any(isinstance(self.executor(server), SizeShard) for server in servers)
 
+    @property
+    def modes(self) -> list[ModeFrom]:
+        """Of every round, each from its first one on, as the schedule and the registrar say."""
+        schedule = self.schedule
+        staleness = schedule.staleness if schedule.mode == "ssp" else 0
+        modes = [ModeFrom(0, schedule.mode, staleness), *schedule.later]
+        for change in (each for each in self.reported if isinstance(each, ModeChanged)):
+            index = self.set_index
+            start = change.rounds[index] if index < len(change.rounds) else 0
+            modes = [each for each in modes if each.round < start]
+            modes.append(ModeFrom(start, change.mode, change.staleness))
+        return modes
+
+    def is_gathered(self, round_number: int) -> bool:
+        """Whether the updates of this round become one step."""
+        return [each for each in self.modes if each.round <= round_number][-1].mode == "sync"
+
     def history(self) -> History:
         schedule = self.schedule
         record = RunRecord(
             psdist="test",
             mode=schedule.mode,  # type: ignore[arg-type]
-            staleness=schedule.largest_staleness if schedule.mode == "ssp" else None,
+            staleness=schedule.staleness if schedule.mode == "ssp" else None,
+            mode_by=schedule.mode_by,
+            schedule=tuple(map(since, self.modes)) if schedule.later else (),
             groups=tuple(self.groups),
             slices=slice_places(lambda size: self.partition.slices(size, self.order), self.groups),
             num_servers=schedule.servers,
@@ -272,7 +302,8 @@ class VirtualJob(SetOfJob):
             registrar = Registrar(
                 num_workers=num_workers,
                 num_servers=schedule.servers,
-                mode=schedule.mode,
+                mode=schedule.modes[0] if len(schedule.modes) == 1 else "ssp",
+                takes_set_mode=schedule.mode_rate > 0,
                 groups=self.groups,
                 max_deaths=max_deaths,
                 buddies=schedule.buddies if schedule.has_buddies else (),
@@ -283,7 +314,7 @@ class VirtualJob(SetOfJob):
                 ServerOptions(
                     server=server,
                     shard_weights=(1.0,) * schedule.servers,
-                    mode=schedule.mode,
+                    modes=schedule.modes,
                     receive_buffers=schedule.receive_buffers,
                     reply_window=schedule.reply_window,
                     checksum_every=1,
@@ -342,6 +373,7 @@ class VirtualJob(SetOfJob):
             resumed_up_to=resumed_up_to,
             survives_workers=self.max_deaths > 0,
             picture=picture,
+            changes=[ChangeMode(*each) for each in self.schedule.later],
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core
@@ -391,6 +423,8 @@ class VirtualJob(SetOfJob):
             num_events += 1
             if death is not None and num_events == death.after_events:
                 self._kill()
+            if num_events in self.schedule.proposals:
+                self._propose(num_events)
         for server in range(len(self.servers)):
             for each in self.loop_of(server).sets:
                 each.core.check_invariants()
@@ -399,6 +433,14 @@ class VirtualJob(SetOfJob):
                 core.check_invariants()
         if not self.errors:
             assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
+
+    def _propose(self, number: int) -> None:
+        """The registrar changes the mode, unless it cannot now."""
+        loop, another = self.servers[0], self.schedule.another_mode(number)
+        assert loop.registrar is not None
+        if loop.registrar.may_change_mode:
+            changed = loop.registrar.change_mode(another.mode, another.staleness, why="a test")
+            loop._do_as_registrar(changed)
 
     @property
     def out_of_the_job(self) -> set[int]:

@@ -102,7 +102,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
     memory and those that were saved are what plain arithmetic makes of the workers' draws."""
     partition = job.partition
     reference = Reference(
-        mode=job.schedule.mode,
+        is_gathered=job.is_gathered,
         partition=partition,
         groups=job.groups,
         initial=[

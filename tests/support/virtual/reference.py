@@ -5,7 +5,7 @@ they drew (gradients, samples, hyperparameters); all arithmetic is done again in
 numpy, without a line of psdist's servers or workers. SGD with momentum and weight decay, which is
 what schedules train with.
 
-    reference = Reference(mode="ssp", partition=partition, groups=groups, initial=pieces, draws=...)
+    reference = Reference(is_gathered=lambda _round: False, partition=partition, ...)
     versions = reference.replay(log)          # chunk -> Versions
     versions[3].at(position)                  # what a reply from this position carries
 
@@ -18,7 +18,7 @@ and tests/protocol/test_values.py plants such mistakes).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,8 @@ class Versions:
 
 @dataclass
 class Reference:
-    mode: str
+    is_gathered: Callable[[int], bool]
+    """Whether the updates of this round become one step."""
     partition: Partition
     groups: Sequence[Sequence[int]]
     initial: Sequence[npt.NDArray[Any]]
@@ -232,7 +233,7 @@ class Reference:
         if not full:
             return None
         absent = frozenset.intersection(*(update.absent for update in full))
-        if self.mode == "sync":
+        if self.is_gathered(contributions[0][1]):
             lr_scale = 1.0
             gradient = _weighted_mean(updates, chunk) * self._coefficient_of(tuple(contributions))
         else:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from psdist.config.modes import ModeFrom
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.protocol.chunks.policy import Policy, Scheduled, Ssp, policy_for
+from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 
 Size = Literal["small", "large"]
 Mistake = Literal["", "absent", "other name", "other lr"]
@@ -46,8 +47,12 @@ class Schedule:
     seed: int
     mode: str = "sync"
     staleness: int = 0
-    later_staleness: tuple[int, int] | None = None
-    """(round, bound): another bound of ssp from that round on."""
+    later: tuple[ModeFrom, ...] = ()
+    """Other modes, each from its round on, known to all from the start."""
+    mode_rate: float = 0.0
+    """How often the script sets another mode behind a collective."""
+    proposals: tuple[int, ...] = ()
+    """When the network has delivered so many events, the registrar changes the mode if it can."""
     servers: int = 1
     group_sizes: tuple[int, ...] = (1, 1)
     num_chunks: int = 3
@@ -141,14 +146,36 @@ class Schedule:
         return len(set(self.collectives)) == 1
 
     @property
-    def largest_staleness(self) -> int:
-        return max(self.staleness, *(self.later_staleness or (0, 0))[1:])
+    def mode_by(self) -> Literal["run", "schedule", "script", "auto"]:
+        """Who changes the mode."""
+        if self.proposals:
+            return "auto"
+        return "schedule" if self.later else "script" if self.mode_rate else "run"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """All that may come."""
+        if self.mode_by in ("script", "auto"):
+            return ("sync", "ssp", "async")
+        coming = {self.mode, *(each.mode for each in self.later)}
+        return tuple(mode for mode in ("sync", "ssp", "async") if mode in coming)
+
+    def another_mode(self, number: int) -> ModeFrom:
+        """That to which the ``number``-th change of a run leads."""
+        pick = random.Random(f"{self.seed} mode {number}")
+        mode = pick.choice(["sync", "sync", "ssp", "ssp", "async"])
+        return ModeFrom(0, mode, pick.randint(0, 3) if mode == "ssp" else 0)
 
     def policy(self) -> Policy:
-        if self.later_staleness is None:
-            return policy_for(self.mode, staleness=self.staleness)
-        round_number, bound = self.later_staleness
-        return Scheduled(((0, Ssp(self.staleness)), (round_number, Ssp(bound))))
+        first = policy_for(self.mode, staleness=self.staleness)
+        if self.mode_by in ("script", "auto"):
+            return Changing(first)
+        if not self.later:
+            return first
+        later = [
+            (each.round, policy_for(each.mode, staleness=each.staleness)) for each in self.later
+        ]
+        return Scheduled(((0, first), *later))
 
     def partition(self, set_index: int = 0) -> Partition:
         num_chunks = self.more_sets[set_index - 1].num_chunks if set_index else self.num_chunks
@@ -158,7 +185,7 @@ class Schedule:
 
     def max_norm(self, set_index: int = 0) -> float:
         """To which servers clip; 0 for none."""
-        if self.mode != "sync":
+        if self.modes != ("sync",):
             return 0.0
         buffers = self.partition(set_index).buffers
         return self.clipping * math.sqrt(sum(each.num_elements for each in buffers))
@@ -215,9 +242,9 @@ class Schedule:
                 mistake = pick.choice(["absent", "other name"])
             elif mode == "sync" and 0 < iterations[-1] <= max(iterations[:-1]):
                 mistake = "other lr"
-        later_staleness = None
+        later: tuple[ModeFrom, ...] = ()
         if mode == "ssp" and pick.random() < 0.2:
-            later_staleness = pick.randint(1, most), pick.randint(0, 3)
+            later = (ModeFrom(pick.randint(1, most), "ssp", pick.randint(0, 3)),)
         apart = random.Random(f"{size} {seed} sets")
         more_sets = tuple(
             AnotherSet(
@@ -231,7 +258,7 @@ class Schedule:
             more_sets=more_sets,
             mode=mode,
             staleness=pick.randint(0, 3),
-            later_staleness=later_staleness,
+            later=later,
             servers=pick.randint(2, 8) if is_large else pick.randint(1, 3),
             group_sizes=tuple(pick.choice([1, 1, 2, 3, 4]) for _ in range(num_groups)),
             num_chunks=pick.choice([16, 32, 48, 64]) if is_large else pick.randint(1, 6),
@@ -274,6 +301,37 @@ class Schedule:
         )
 
 
+def with_modes(seed: int, *, size: Size = "small") -> Schedule:
+    """A schedule in which the mode changes: at known rounds, by the script, or by the registrar at
+    any time; nobody dies or makes a mistake."""
+    base = Schedule.from_seed(seed, size=size)
+    pick = random.Random(f"{size} {seed} modes")
+    by = pick.choice(["schedule", "script", "registrar"])
+    later: list[ModeFrom] = []
+    if by == "schedule":
+        starts = sorted(pick.sample(range(1, 8), pick.randint(1, 3)))
+        later = [base.another_mode(start)._replace(round=start) for start in starts]
+    proposals: list[int] = []
+    if by == "registrar":
+        most = 5.0 if size == "large" else 3.5
+        proposals = sorted(int(10 ** pick.uniform(1.5, most)) for _ in range(pick.randint(1, 6)))
+    collectives = base.collectives
+    if by == "script" and not collectives[0]:
+        collectives = tuple((pick.randint(0, count),) for count in base.iterations)
+    return replace(
+        base,
+        mode=pick.choice(["sync", "ssp", "async"]),
+        later=tuple(later),
+        mode_rate=1.0 if by == "script" else 0.0,
+        proposals=tuple(proposals),
+        collectives=collectives,
+        has_model=True,
+        mistake="",
+        death=None,
+        clipping=0.0,
+    )
+
+
 def small_partition(num_chunks: int, *, elements: int = 64, optimizer_groups: int = 1) -> Partition:
     """``num_chunks`` chunks of ``elements`` elements, at least one for each optimizer group, with
     pieces that share a chunk (where it has more than 64), fill one, and span several."""
@@ -302,6 +360,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, duplicate_rate=0.0, repeat_rate=0.0)
     yield replace(schedule, collectives=tuple(() for _ in schedule.group_sizes), mistake="")
     yield replace(schedule, more_sets=())
+    yield replace(schedule, proposals=schedule.proposals[:-1])
     yield replace(schedule, clipping=0.0)
     yield replace(schedule, push_rate=0.0)
     yield replace(schedule, checkpoint_rate=0.0)

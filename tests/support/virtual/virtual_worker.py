@@ -27,6 +27,7 @@ from psdist.protocol.control import Progress, Setup, Written
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, worker_id
 from psdist.protocol.memory import allocate
+from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
 from psdist.protocol.partition import Chunk
 from psdist.transport.waiting import Waiting
@@ -41,6 +42,7 @@ from tests.support.virtual.self_checks import check_worker_after_every_event
 
 if TYPE_CHECKING:
     from tests.support.virtual.job import VirtualJob
+    from tests.support.virtual.schedule import Schedule
 
 FULL_BATCH = 8
 NAMES = ("barrier", "save", "mean")
@@ -50,6 +52,10 @@ CHECKPOINT_NAMES = ("checkpoint", "save", "checkpoint")
 
 def pieces_of(chunk: Chunk) -> set[int]:
     return {segment.piece for segment in chunk.segments}
+
+
+def pick_of_modes(schedule: Schedule, seq: int) -> random.Random:
+    return random.Random(f"{schedule.seed} modes {seq}")
 
 
 class VirtualWorker:
@@ -358,7 +364,7 @@ class VirtualWorker:
             return schedule.lr / 3
         # In sync all groups must agree on it: a function of the clock.
         is_now = self.pick_together.random() < schedule.settings_rate
-        if is_now or (schedule.mode == "sync" and schedule.settings_rate):
+        if is_now or ("sync" in schedule.modes and schedule.settings_rate):
             return lr_of(self.clock, schedule.lr)
         return schedule.lr
 
@@ -390,6 +396,9 @@ class VirtualWorker:
                 if each.seat.worker == each.core.chief:
                     yield from each._copy()
             yield from self._collective(name)
+        if pick_of_modes(self.job.schedule, seq).random() < self.job.schedule.mode_rate:
+            another = self.job.schedule.another_mode(seq)
+            yield from self._collective(SET_MODE, pack_mode(another.mode, another.staleness))
         pick = random.Random(f"{self.job.schedule.seed} push {self.core._collectives.seq}")
         if not self.job.schedule.mistake and pick.random() < self.job.schedule.push_rate:
             yield from self.push()

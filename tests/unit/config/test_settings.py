@@ -378,7 +378,7 @@ def test_the_description_lists_chosen_values_before_defaults() -> None:
     assert words[0] == ["mode", "=", "ssp", "(environment", "PSDIST_MODE)"]
     assert words[1] == ["seed", "=", "4", "(command", "line)"]
     assert words[2] == ["record", "=", "true", "(command", "line)"]
-    assert lines[3].startswith("defaults: staleness = 3, pipeline = 0, local_steps = 1, outer = ")
+    assert lines[3].startswith("defaults: staleness = 3, schedule = (unset), set_mode = refused, ")
     told = " ".join(lines)
     assert all(f"{key} " in told or f"{key}," in told for key in KEYS)
     assert all(len(line) <= 90 for line in lines)
@@ -391,7 +391,7 @@ def test_the_description_stays_one_line_per_setting_for_odd_paths() -> None:
 
 UNSET = {
     *("run_dir", "racks", "network", "checkpoint_every", "global_batch"),
-    *("codec", "push_codec", "pull_codec"),
+    *("codec", "push_codec", "pull_codec", "schedule"),
 }
 """What TOML has no value for."""
 

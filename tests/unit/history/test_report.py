@@ -140,6 +140,7 @@ def test_the_report_as_json_is_whole(tmp_path: Path) -> None:
         "num_checksums": (8 * 2 + 8 + 6) * 3,
         "max_staleness": 2,
         "notes": [],
+        "changes": [],
         "num_corrections": 0,
     }
 

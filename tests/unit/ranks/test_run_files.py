@@ -48,8 +48,8 @@ def test_the_file_and_the_words_have_what_the_script_decides(
     assert capsys.readouterr().out.splitlines() == [
         "psdist: mode = ssp  (psdist.init)",
         "psdist: staleness = 7  (psdist.init)",
-        "psdist: mode ssp with one group: there is nobody to be ahead of; --group rank makes every "
-        "worker a group of its own",
+        "psdist: mode ssp (staleness 7) with one group: there is nobody to be ahead of; --group "
+        "rank makes every worker a group of its own",
     ]
 
 

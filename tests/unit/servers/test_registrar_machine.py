@@ -24,6 +24,7 @@ from psdist.protocol.control import (
     Finished,
     Held,
     Metrics,
+    ModeProposed,
     Progress,
     Resume,
     Resumed,
@@ -220,7 +221,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
-        *(Written, WriteFailed, Held, Busy, Buried, TakenOver),
+        *(Written, WriteFailed, Held, Busy, Buried, TakenOver, ModeProposed),
     }
 
 

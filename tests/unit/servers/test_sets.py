@@ -144,7 +144,7 @@ def make_loop(keeper: Any = None) -> tuple[ServerLoop, Wire]:
             resumed_up_to=resumed_up_to,
         ),
         ServerOptions(
-            server=1, shard_weights=(1.0, 1.0), mode="sync", receive_buffers=2, keeper=keeper
+            server=1, shard_weights=(1.0, 1.0), modes=("sync",), receive_buffers=2, keeper=keeper
         ),
         make_executor=TensorShard,
     )  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from psdist.errors import ConfigError
+from psdist.protocol.header import NEVER
 from psdist.servers.protocol.chunks.policy import (
+    BARRED,
     Applying,
     Async,
-    Policy,
+    Changing,
     Scheduled,
     Ssp,
     Sync,
@@ -54,15 +56,32 @@ def test_a_schedule_begins_at_round_0_and_goes_on_in_order(starts: tuple[int, ..
         Scheduled(tuple((start, Ssp(1)) for start in starts))
 
 
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        (((0, Sync()), (2, Ssp(0))), "from round 2 on updates would be applied on arrival instead"),
-        (((0, Async()), (2, Ssp(1)), (3, Sync())), "from round 3 on .* gathered instead of on arr"),
-    ],
-)
-def test_a_run_changes_neither_to_nor_from_sync(
-    parts: tuple[tuple[int, Policy], ...], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Scheduled(parts)
+def test_a_schedule_with_sync_and_others_says_of_each_round_how_its_updates_are_applied() -> None:
+    policy = Scheduled(((0, Sync()), (2, Ssp(1)), (4, Async()), (6, Sync())))
+    assert policy.applying is Applying.BY_ROUND
+    assert [policy.is_gathered(each) for each in range(8)] == [
+        *(True, True),
+        *(False, False, False, False),
+        *(True, True),
+    ]
+    assert [policy.required_min_done(each) for each in range(8)] == [0, 1, 1, 2, 0, 0, 6, 7]
+
+
+def test_while_a_change_is_proposed_nothing_later_is_allowed_than_what_was_sent() -> None:
+    policy = Changing(Async())
+    policy.propose(highest_sent=4)
+    assert [policy.required_min_done(each) for each in (0, 4, 5, 6)] == [0, 0, BARRED, BARRED]
+    assert BARRED > NEVER  # which is min_done where nobody is waited for
+    policy.commit(6, Sync())
+    assert [policy.required_min_done(each) for each in (4, 5, 6, 7)] == [0, 0, 6, 7]
+    assert [policy.is_gathered(each) for each in (5, 6)] == [False, True]
+
+
+def test_a_change_takes_the_place_of_one_that_no_round_has_come_to() -> None:
+    policy = Changing(Sync())
+    for start, later in ((6, Ssp(3)), (6, Async()), (9, Sync())):
+        policy.propose(highest_sent=start - 1)
+        policy.commit(start, later)
+    assert [policy.required_min_done(each) for each in (5, 6, 8, 9)] == [5, 0, 0, 9]
+    policy.commit(0, Ssp(2))
+    assert [policy.required_min_done(each) for each in (0, 9)] == [-2, 7]

@@ -1,0 +1,154 @@
+"""Modes that change within a run: the words of a schedule, and which modes may come.
+
+parse_schedule("0: ssp:8; 2000: ssp:2; 5000: sync")     # (ModeFrom(0, "ssp", 8), ...)
+modes_that_may_come(config)                             # ("ssp", "sync")
+first_mode(config)                                      # ModeFrom(0, "ssp", 8)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from psdist.config.combinations import MODES
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
+
+ALLOWED: Final = (
+    "ROUND: MODE; ROUND: MODE ..., the first from round 0, each later than the one before; a mode "
+    "is sync, ssp:BOUND or async (codecs stay as they are for the whole run)"
+)
+_COUNT_MAX: Final = 2**31 - 1
+_MOST_PARTS: Final = 1000
+_PART: Final = re.compile(r"\s*([0-9]{1,10})\s*:\s*(\S+)\s*")
+_MODE: Final = re.compile(r"(sync|async)|ssp:([0-9]{1,10})")
+
+
+class ModeFrom(NamedTuple):
+    """From this round on the mode is this one; ``staleness`` is 0 but for ssp."""
+
+    round: int
+    mode: str
+    staleness: int = 0
+
+    def __str__(self) -> str:
+        return describe_mode(self.mode, self.staleness)
+
+
+def describe_mode(mode: str, staleness: int) -> str:
+    """As a schedule writes it."""
+    return f"ssp:{staleness}" if mode == "ssp" else mode
+
+
+def parse_mode(text: str) -> ModeFrom:
+    """``ssp:3`` from round 0 on; ValueError for what is no mode."""
+    found = _MODE.fullmatch(text)
+    if found is None or int(found[2] or 0) > _COUNT_MAX:
+        raise ValueError(f"{text[:80]!r} is no mode")
+    return ModeFrom(0, found[1] or "ssp", int(found[2] or 0))
+
+
+def parse_schedule(text: str) -> tuple[ModeFrom, ...]:
+    """The parts in their order; ValueError for what is no schedule."""
+    parts: list[ModeFrom] = []
+    for part in text.split(";"):
+        found = _PART.fullmatch(part)
+        if found is None or int(found[1]) > _COUNT_MAX or len(parts) == _MOST_PARTS:
+            raise ValueError(f"{part[:80]!r} is no part of a schedule")
+        parts.append(parse_mode(found[2])._replace(round=int(found[1])))
+    starts = [part.round for part in parts]
+    if starts[0] != 0 or starts != sorted(set(starts)):
+        raise ValueError(f"parts that begin at the rounds {starts}")
+    return tuple(parts)
+
+
+def schedule_of(config: RunConfig) -> tuple[ModeFrom, ...]:
+    """Of a run without one its mode, for the whole of it."""
+    if config.schedule is not None:
+        return parse_schedule(config.schedule)
+    staleness = config.staleness if config.mode == "ssp" else 0
+    return (ModeFrom(0, config.mode, staleness),)
+
+
+def first_mode(config: RunConfig) -> ModeFrom:
+    """With which the run begins."""
+    return schedule_of(config)[0]
+
+
+def is_changing(config: RunConfig) -> bool:
+    """Whether the mode may change within the run."""
+    return config.set_mode == "allowed" or len(schedule_of(config)) > 1
+
+
+def modes_that_may_come(config: RunConfig) -> tuple[str, ...]:
+    """In the order of :data:`psdist.config.combinations.MODES`."""
+    if config.set_mode == "allowed":
+        return MODES
+    coming = {part.mode for part in schedule_of(config)}
+    return tuple(mode for mode in MODES if mode in coming)
+
+
+def judging_mode(config: RunConfig) -> str:
+    """The most demanding of them: ``sync`` only where no other mode may come, ``async`` only where
+    no group ever waits for another."""
+    coming = modes_that_may_come(config)
+    return coming[0] if len(coming) == 1 else "ssp"
+
+
+def is_mixed(config: RunConfig) -> bool:
+    """Whether sync and others may come."""
+    modes = modes_that_may_come(config)
+    return "sync" in modes and len(modes) > 1
+
+
+def least_bound(config: RunConfig) -> int:
+    """The least staleness that may come, of modes in which groups wait; 0 where none does."""
+    if "sync" in modes_that_may_come(config):
+        return 0
+    return min((part.staleness for part in schedule_of(config) if part.mode == "ssp"), default=0)
+
+
+def describe_modes(config: RunConfig) -> str:
+    """For people: ``ssp (staleness 3)``, ``sync``, ``0: ssp:8; 5000: sync``."""
+    if config.schedule is not None:
+        return "; ".join(f"{part.round}: {part}" for part in schedule_of(config))
+    first = first_mode(config)
+    return f"ssp (staleness {first.staleness})" if first.mode == "ssp" else first.mode
+
+
+def mode_by(config: RunConfig) -> Literal["run", "schedule", "script"]:
+    """Who may change the mode; run: nobody."""
+    if config.schedule is not None:
+        return "schedule"
+    return "script" if config.set_mode == "allowed" else "run"
+
+
+def contradiction_of_modes(config: RunConfig) -> str:
+    """What does not go with a mode that changes, and what to do; "" where all does."""
+    if config.schedule is not None and config.set_mode == "allowed":
+        return (
+            f"schedule = {config.schedule!r} with set_mode = allowed: one of them may change the "
+            "mode; leave out schedule, or set set_mode = refused"
+        )
+    if not is_changing(config):
+        return ""
+    why = "schedule" if config.schedule is not None else "set_mode = allowed"
+    if config.pipeline and "sync" in modes_that_may_come(config):
+        return (
+            f"pipeline = 1 with {why}: sync may come, in which every step awaits its own replies; "
+            "set pipeline = 0, or a schedule without sync"
+        )
+    tried = {
+        "replication = buddy": config.replication == "buddy",
+        f"max_deaths = {config.max_deaths}": config.max_deaths > 0,
+        f"local_steps = {config.local_steps}": config.local_steps > 1,
+        "resume = true": config.resume,
+    }
+    for setting, is_set in tried.items():
+        if is_set:
+            return (
+                f"{setting} with {why}: a mode that changes within the run was not tried with it "
+                "yet; leave out one of them"
+            )
+    return ""

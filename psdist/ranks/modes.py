@@ -1,0 +1,70 @@
+"""The modes of a run, for its files and for people: which ruled which rounds, and why.
+
+modes = ModeReports(config)
+modes.changed(ModeChanged(...))      # says so in the log
+modes.now, modes.of_set(0)           # for displays; for summary.json
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from psdist.config.modes import describe_mode, describe_modes, first_mode, schedule_of
+from psdist.config.settings import RunConfig
+from psdist.history.run_record import ModeSince
+from psdist.servers.protocol.modes import ModeChanged
+
+logger = logging.getLogger("psdist")
+
+
+class ModeReports:
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._changes: list[ModeChanged] = []
+        self.now = describe_modes(config)
+        """In words, for displays."""
+        self.begins = _since(*first_mode(config))
+        self.schedule: tuple[ModeSince, ...] = ()
+        """Where the configuration has one."""
+        if config.schedule is not None:
+            self.schedule = tuple(_since(*each) for each in schedule_of(config))
+
+    @property
+    def words(self) -> str:
+        """Of the whole run."""
+        parts = [describe_modes(self._config)]
+        parts += [
+            f"{describe_mode(each.mode, each.staleness)} from {each.rounds[0]}"
+            for each in self._changes
+        ]
+        return ", ".join(parts)
+
+    def changed(self, change: ModeChanged) -> None:
+        mode = describe_mode(change.mode, change.staleness)
+        self._changes.append(change)
+        self.now = f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
+        logger.info(
+            "mode %s from iteration %s on (%s)",
+            mode,
+            ", ".join(map(str, change.rounds)),
+            change.why,
+        )
+
+    def of_set(self, index: int) -> list[dict[str, Any]]:
+        """For summary.json: the mode of every round, in order, and why."""
+        why = "schedule" if self.schedule else "settings"
+        parts = [(each, why) for each in self.schedule or (self.begins,)]
+        for change in self._changes:
+            start = change.rounds[index] if index < len(change.rounds) else 0
+            parts = [each for each in parts if each[0].round < start]
+            parts.append((_since(start, change.mode, change.staleness), change.why))
+        return [part.model_dump() | {"why": reason} for part, reason in parts]
+
+
+def _since(start: int, mode: str, staleness: int) -> ModeSince:
+    return ModeSince(
+        round=start,
+        mode=mode,  # type: ignore[arg-type] # of the configuration, or of a checked message
+        staleness=staleness if mode == "ssp" else None,
+    )

@@ -1,0 +1,87 @@
+"""Changing the mode of a run: the registrar's machine of proposals; pure.
+
+Every server decides by itself what it sends, so all must agree from which round on a new mode
+rules. It takes two phases. *Propose*: each server answers, for each parameter set, the highest
+round for which it has sent parameters, and from then on keeps back what is for later rounds.
+*Commit*: the new mode rules from the round after the highest of these. So no server has sent
+parameters of such a round under the old rule, nor judges those of an earlier one by the new rule.
+
+    modes = ModeChanges(num_servers=2)
+    modes.propose("ssp", 3, why="the script")                     # ProposeMode for every server
+    modes.on_proposed(0, ModeProposed(number=1, server=0, rounds=[7]))
+    modes.on_proposed(1, ModeProposed(number=1, server=1, rounds=[9]))
+                                                                  # CommitMode from round 10 on
+
+One change at a time; servers get the messages of one before those of the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psdist.errors import ProtocolError
+from psdist.protocol.control import CommitMode, ModeProposed, ProposeMode
+from psdist.protocol.ids import server_id
+from psdist.servers.protocol.actions import SendControl
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChanged:
+    """The mode is another one, for each set from this round on."""
+
+    rounds: tuple[int, ...]
+    mode: str
+    staleness: int
+    why: str
+
+
+class ModeChanges:
+    TAKES = (ModeProposed,)
+
+    def __init__(self, *, num_servers: int) -> None:
+        self._num_servers = num_servers
+        self._number = 0
+        self._proposed: tuple[str, int, str] | None = None
+        self._highest: dict[int, list[int]] = {}
+        """By server what it has answered, set by set."""
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether some server has still to answer."""
+        return self._proposed is not None
+
+    def propose(self, mode: str, staleness: int, *, why: str) -> list[SendControl]:
+        """``why``: for people; no other change is under way."""
+        assert self._proposed is None
+        self._number += 1
+        self._proposed = mode, staleness, why
+        message = ProposeMode(number=self._number)
+        return [SendControl(server_id(server), message) for server in range(self._num_servers)]
+
+    def on_proposed(self, server: int, message: ModeProposed) -> list[SendControl | ModeChanged]:
+        """A server keeps later rounds back; with the last one all are told the round."""
+        is_wrong = message.number != self._number or self._proposed is None
+        is_damaged = not message.rounds or min(message.rounds) < -1
+        if is_wrong or is_damaged or server in self._highest:
+            raise ProtocolError(
+                f"the registrar: server {server} sent ModeProposed {message.number} of the rounds "
+                f"{message.rounds[:8]} in change {self._number}, unasked, twice or damaged"
+            )
+        self._highest[server] = message.rounds
+        if len(self._highest) < self._num_servers:
+            return []
+        assert self._proposed is not None
+        mode, staleness, why = self._proposed
+        answers = list(self._highest.values())
+        num_sets = max(map(len, answers))
+        rounds = tuple(
+            1 + max(answer[index] for answer in answers if index < len(answer))
+            for index in range(num_sets)
+        )
+        self._proposed = None
+        self._highest.clear()
+        commit = CommitMode(
+            number=self._number, rounds=list(rounds), mode=mode, staleness=staleness
+        )
+        told = [SendControl(server_id(each), commit) for each in range(self._num_servers)]
+        return [*told, ModeChanged(rounds, mode, staleness, why)]

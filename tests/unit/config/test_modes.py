@@ -1,0 +1,127 @@
+"""Schedules of modes, who may change the mode, and what does not go with that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psdist.config.modes import (
+    ModeFrom,
+    describe_modes,
+    first_mode,
+    is_mixed,
+    judging_mode,
+    least_bound,
+    mode_by,
+    modes_that_may_come,
+    parse_schedule,
+)
+from psdist.config.settings import RunConfig, contradiction
+from psdist.config.sources import resolve, script_settings, with_script
+from psdist.errors import ConfigError
+
+
+def test_a_schedule_says_the_mode_of_every_round() -> None:
+    assert parse_schedule("0: ssp:8; 2000:ssp:2 ;5000:  sync; 6000: async") == (
+        ModeFrom(0, "ssp", 8),
+        ModeFrom(2000, "ssp", 2),
+        ModeFrom(5000, "sync"),
+        ModeFrom(6000, "async"),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ";", "sync", "0", "0:", "0: turbo", "0: ssp", "0: ssp:-1", "0: ssp:x", "0: sync:3"),
+        *("1: sync", "0: sync;", "0: sync; 0: ssp:1", "0: sync; 5: ssp:1; 4: async"),
+        *("0: ssp:8 int8", "0: sync none", "-1: sync", "0: ssp:99999999999", "99999999999: sync"),
+        "0: ssp:4000000000",
+    ],
+)
+def test_what_is_no_schedule_is_refused_in_one_line_that_says_what_is(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(command_line={"schedule": text or " "}, environment={})
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("schedule = ")
+    assert "must be ROUND: MODE; ROUND: MODE ..., the first from round 0" in line
+
+
+def test_a_schedule_and_a_mode_are_not_both_given() -> None:
+    with pytest.raises(ConfigError, match="a schedule says the mode of every round"):
+        resolve(command_line={"schedule": "0: sync"}, environment={"PSDIST_MODE": "ssp"})
+    resolved = resolve(command_line={"schedule": "0: ssp:4"}, environment={})
+    mine = with_script(resolved, script_settings({"mode": "async", "staleness": 9, "seed": 4}))
+    assert (mine.config.mode, mine.config.staleness, mine.config.seed) == ("sync", 3, 4)
+    assert first_mode(mine.config) == ModeFrom(0, "ssp", 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "coming", "judged", "bound", "mixed", "by", "words"),
+    [
+        ({}, ("sync",), "sync", 0, False, "run", "sync"),
+        ({"mode": "ssp"}, ("ssp",), "ssp", 3, False, "run", "ssp (staleness 3)"),
+        ({"mode": "async"}, ("async",), "async", 0, False, "run", "async"),
+        ({"set_mode": "allowed"}, ("sync", "ssp", "async"), "ssp", 0, True, "script", "sync"),
+        *(
+            ({"schedule": text}, coming, judged, bound, mixed, "schedule", text)
+            for text, coming, judged, bound, mixed in (
+                ("0: ssp:8; 5: ssp:2", ("ssp",), "ssp", 2, False),
+                ("0: ssp:8; 5: async", ("ssp", "async"), "ssp", 8, False),
+                ("0: async; 5: sync", ("sync", "async"), "ssp", 0, True),
+                ("0: sync", ("sync",), "sync", 0, False),
+            )
+        ),
+    ],
+)
+def test_a_run_is_judged_by_all_modes_that_may_come(
+    settings: dict[str, Any],
+    coming: tuple[str, ...],
+    judged: str,
+    bound: int,
+    mixed: bool,
+    by: str,
+    words: str,
+) -> None:
+    config = RunConfig(**settings)
+    assert modes_that_may_come(config) == coming
+    assert judging_mode(config) == judged
+    assert least_bound(config) == bound
+    assert is_mixed(config) == mixed
+    assert mode_by(config) == by
+    assert describe_modes(config) == words
+    assert contradiction(config) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"set_mode": "allowed", "schedule": "0: sync"}, "one of them may change the mode"),
+        ({"schedule": "0: ssp:4; 5: sync", "pipeline": 1}, "pipeline = 1 with schedule: sync may"),
+        ({"set_mode": "allowed", "mode": "ssp", "pipeline": 1}, "pipeline = 1 with set_mode"),
+        ({"schedule": "0: ssp:4; 5: ssp:0", "pipeline": 1}, "pipeline = 1 with staleness = 0"),
+        ({"schedule": "0: sync", "pipeline": 1}, "pipeline = 1 with mode = sync"),
+        ({"schedule": "0: sync; 5: async", "pull_codec": "sign"}, "pull_codec = sign with mode"),
+        ({"set_mode": "allowed", "max_deaths": 1}, "max_deaths = 1 with set_mode = allowed"),
+        ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
+        ({"set_mode": "allowed", "replication": "buddy"}, "replication = buddy with set_mode"),
+        ({"schedule": "0: sync; 9: async", "resume": True}, "resume = true with schedule"),
+    ],
+)
+def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    assert words in contradiction(RunConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"schedule": "0: ssp:4; 5: async", "pipeline": 1},
+        {"schedule": "0: sync; 5: async", "codec": "bf16"},
+        {"schedule": "0: sync", "max_deaths": 1, "local_steps": 4},
+    ],
+)
+def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
+    assert contradiction(RunConfig(**settings)) == ""
