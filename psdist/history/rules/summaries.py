@@ -168,10 +168,8 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
             for key in sorted(seen.keys() | summary.staleness_seen.keys())
         ]
     if summary.modes or len(shown.modes) > 1:
-        told = tuple(
-            (each.round, describe_mode(each.mode, each.staleness)) for each in summary.modes
-        )
-        pairs.append(("modes", told, shown.modes))
+        parts = ((each.round, describe_mode(each.mode, each.staleness)) for each in summary.modes)
+        pairs.append(("modes", tuple(parts), shown.modes))
     pairs += [
         (f"clock of group {group}", claimed, clock)
         for group, (claimed, clock) in enumerate(zip(summary.clocks, shown.clocks, strict=False))
