@@ -44,10 +44,10 @@ from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, 
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
-from psdist.ranks.modes import ModeReports
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.telling.coding import coding_line
 from psdist.ranks.telling.deaths import DeathReports
+from psdist.ranks.telling.modes import ModeReports
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, together
