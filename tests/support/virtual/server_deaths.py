@@ -23,6 +23,7 @@ def with_buddies(seed: int) -> Schedule:
         death=None,
         mistake="",
         has_model=True,
+        later=(),
         has_buddies=True,
     )
 
