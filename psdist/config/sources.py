@@ -56,6 +56,9 @@ are and where, or what servers may construct, and are known before a script runs
 SCRIPT: Final = "psdist.init"
 """Their source."""
 
+_LISTS: Final = ("optimizers", "codec_exact")
+"""Settings of several texts, with commas between; nothing is none of them."""
+
 # More digits than these are out of every range; int() would also refuse more than 4300 of them.
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _BOOLEANS: Final = {
@@ -293,7 +296,7 @@ def _from_text(key: str, text: str) -> object:
     text = text.strip()
     if bool in kinds:
         return _BOOLEANS.get(text.lower(), text)
-    if key == "optimizers":
+    if key in _LISTS:
         return tuple(part.strip() for part in text.split(",")) if text else ()
     if int in kinds and _WHOLE_NUMBER.fullmatch(text):
         return int(text)
