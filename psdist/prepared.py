@@ -393,7 +393,12 @@ class ParameterSets:
         for description in descriptions:
             has_float64 = any(piece.dtype == "float64" for piece in description.pieces)
             for mode in modes_that_may_come(self._config):
-                wrong = refusal(*coded(self._config), mode=mode, has_float64=has_float64)
+                wrong = refusal(
+                    *coded(self._config),
+                    mode=mode,
+                    has_copies=self._config.pull_copies == "on",
+                    has_float64=has_float64,
+                )
                 if wrong:
                     raise UsageError(wrong)
         for index, description in enumerate(descriptions, start=len(self.sets)):

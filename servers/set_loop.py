@@ -184,6 +184,7 @@ class SetLoop:
         self._recorded = Checks("sampled", options.checksum_every)
         self._codec = options.wire.reply.code
         self._is_relative = options.wire.is_relative
+        self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
         """None where they are raw."""
         self._make_executor = make_executor
@@ -290,6 +291,13 @@ class SetLoop:
                 spec.slot_bytes,
                 why,
             )
+        if options.wire.has_copies and mine:
+            logger.info(
+                "parameter set %d: pull_copies = on: %d bytes, of what each of %d groups holds",
+                self.set_index,
+                self.core.num_groups * held[options.server],
+                self.core.num_groups,
+            )
         if setup.restore and not self.core.has_taken_over:
             self._restore(partition, mine, number_of(setup.restore))
         slots = self.executor.make_slots(count)
@@ -363,7 +371,7 @@ class SetLoop:
     @property
     def _has_workers_values(self) -> bool:
         """Whether a parameter buffer is what workers compute on, bit by bit."""
-        return self._replies is None or self._is_relative
+        return self._replies is None or self._is_shared
 
     def _load_state(self, action: LoadState) -> None:
         self._built.load_state(action)
@@ -479,7 +487,7 @@ class SetLoop:
         """The history gets the checksum of what ``peer`` will compute on, where one is due."""
         if self._history is None or not self._recorded.carries(header.chunk, header.clock):
             return header
-        crc = self._built.checksum(*key, encoded=encoded)
+        crc = self._built.checksum(*key, encoded=encoded, reader=peer)
         if crc is None:
             return header
         worker = worker_of(peer)

@@ -29,13 +29,21 @@ class Wire:
     has_feedback: bool = True
     """Whether a worker adds what a codec has left out to its next push."""
     is_relative: bool = False
-    """Whether a reply is what has changed since the one before (sync: all groups have had that
-    one); else each encodes the parameters themselves."""
+    """Whether a reply is what has changed since the one before; else each encodes the parameters
+    themselves."""
+    has_copies: bool = False
+    """Of relative replies: whether servers keep what each reader holds, since groups have had
+    different ones (ssp, async); else all have had the same (sync)."""
     compare_every: int = 64
     """Of relative replies one in so many carries the checksum of what its reader holds then."""
     exact_in_pushes: tuple[str, ...] = ()
     """Pieces that the codec leaves alone (psdist.codecs.layout.exact_pieces)."""
     exact_in_replies: tuple[str, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether relative replies are one encoding for all readers."""
+        return self.is_relative and not self.has_copies
 
     def pushes(self, partition: Partition) -> Layouts | None:
         return Layouts.of(self.push, partition, patterns=self.exact_in_pushes)

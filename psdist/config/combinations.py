@@ -41,14 +41,29 @@ def codecs_of(*, codec: str | None, push_codec: str | None, pull_codec: str | No
     )
 
 
-def refusal(push: CodecSpec, pull: CodecSpec, *, mode: str, has_float64: bool = False) -> str:
-    """Why a run cannot have these, and what to do; "" where it can. ``has_float64``: whether the
-    model has such parameters, which is known when it is prepared."""
-    if mode != "sync" and not (pull.is_none or pull.is_cast):
+def refusal(
+    push: CodecSpec,
+    pull: CodecSpec,
+    *,
+    mode: str,
+    has_copies: bool = False,
+    pipeline: int = 0,
+    has_float64: bool = False,
+) -> str:
+    """Why a run cannot have these, and what to do; "" where it can. ``has_copies``: the setting
+    ``pull_copies``; ``has_float64``: whether the model has such parameters, which is known when it
+    is prepared."""
+    if mode != "sync" and not has_copies and not (pull.is_none or pull.is_cast):
         return (
             f"pull_codec = {text_of(pull)} with mode = {mode}: groups hold different versions, so "
-            "a reply cannot be relative to what was sent before; set pull_codec = none, fp16 or "
-            "bf16, or mode = sync"
+            "a reply cannot be relative to what was sent before; set pull_copies = on, with which "
+            "servers keep what each group holds, or pull_codec = none, fp16 or bf16, or mode = sync"
+        )
+    if has_copies and pipeline:
+        return (
+            "pipeline = 1 with pull_copies = on: the next push leaves while a reply is under way, "
+            "so no reply could be relative to the one before; set pipeline = 0, or pull_copies = "
+            "off and pull_codec = none, fp16 or bf16"
         )
     if has_float64 and not (push.is_none and pull.is_none):
         return (
@@ -77,8 +92,12 @@ def table() -> str:
         spec = parse_codec(example)
         cells = [refusal(spec, none, mode=mode) for mode in MODES]
         cells += [refusal(none, spec, mode=mode) for mode in MODES]
-        cells.append(refusal(spec, spec, mode="sync", has_float64=True))
-        lines.append(f"| {example} | " + " | ".join("no" if c else "yes" for c in cells) + " |")
+        words = ["no" if cell else "yes" for cell in cells]
+        for number, mode in enumerate(MODES):
+            if cells[len(MODES) + number] and not refusal(none, spec, mode=mode, has_copies=True):
+                words[len(MODES) + number] = "pull_copies"
+        words.append("no" if refusal(spec, spec, mode="sync", has_float64=True) else "yes")
+        lines.append(f"| {example} | " + " | ".join(words) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -22,6 +22,7 @@ from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import (
     contradiction_of_modes,
+    is_mixed,
     modes_that_may_come,
     parse_schedule,
     schedule_of,
@@ -315,7 +316,14 @@ class RunConfig(BaseModel):
     pull_codec: _Codec | None = _setting(
         None,
         allowed=CODECS_ALLOWED,
-        description="How parameters are coded; unset, as codec says. ssp, async: casts only.",
+        description="How parameters are coded; unset, as codec says. ssp, async: casts only, or "
+        "pull_copies = on.",
+    )
+    pull_copies: Literal["off", "on"] = _setting(
+        "off",
+        allowed="off or on",
+        description="ssp, async: servers keep a copy of what each group holds, so that pulls may "
+        "have any codec.",
     )
     feedback: Literal["on", "off"] = _setting(
         "on",
@@ -395,8 +403,16 @@ def contradiction(config: RunConfig) -> str:
             "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
             "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
         )
+    has_copies = config.pull_copies == "on"
+    if has_copies and is_mixed(config):
+        return (
+            "pull_copies = on in a run whose mode may change to or from sync, where all groups "
+            "hold the same: leave pull_copies off, or let only ssp and async come"
+        )
     for mode in modes_that_may_come(config):
-        if wrong := refusal(*coded(config), mode=mode):
+        if wrong := refusal(
+            *coded(config), mode=mode, has_copies=has_copies, pipeline=config.pipeline
+        ):
             return wrong
     if config.pipeline and any(
         each.mode == "ssp" and not each.staleness for each in schedule_of(config)

@@ -67,6 +67,8 @@ class RunRecord(BaseModel):
     checksum_every: _Count = 0
     """The reply of a chunk to clock c carries a checksum where (chunk + c) is a multiple of this;
     0: none does."""
+    has_copies: bool = False
+    """Whether replies are relative to what each reader holds, so that no two need be alike."""
     begins_with_state: bool = False
     """Whether servers went on with the chief's optimizer state; no record says what it was."""
     attempt: Annotated[int, Field(ge=1, lt=2**31)] = 1

@@ -373,6 +373,7 @@ class Reporter:
             owners=owners,
             checksum_every=context.config.checksum_every,
             pipeline=context.config.pipeline,
+            has_copies=wire_of(context.config).has_copies,
             begins_with_state=bool(setup.state),
             restored=first.checkpoint if first is not None else "",
             first_clocks=first.clocks if first is not None else (),

@@ -25,7 +25,9 @@ def wire_of(config: RunConfig) -> Wire:
     def exact(spec: CodecSpec) -> tuple[str, ...]:
         return () if spec.is_cast else config.codec_exact
 
-    is_relative = not pull.is_none and judging_mode(config) == "sync"
+    is_sync = judging_mode(config) == "sync"
+    has_copies = config.pull_copies == "on" and not is_sync
+    is_relative = not pull.is_none and (is_sync or has_copies)
     return Wire(
         push=codec_of(push, has_feedback=has_feedback),
         # What a relative reply leaves out comes with later ones, whatever the setting says.
@@ -34,6 +36,7 @@ def wire_of(config: RunConfig) -> Wire:
         checks=Checks(config.checksum, config.checksum_every),
         has_feedback=has_feedback,
         is_relative=is_relative,
+        has_copies=has_copies and is_relative,
         exact_in_pushes=exact(push),
         exact_in_replies=exact(pull),
     )

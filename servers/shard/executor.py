@@ -73,6 +73,8 @@ class ShardStatistics:
     optimizer_state_bytes: int
     held_bytes: int
     """Where gradients wait for their joint norm: one shard in the server's dtype, or nothing."""
+    copy_bytes: int = 0
+    """What each reader holds, where pulls are relative to that (reader_copies)."""
 
 
 class Executor(Protocol):
@@ -144,9 +146,12 @@ class Executor(Protocol):
         """Where replies are not raw: the payload of this one; its bytes."""
         ...
 
-    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int | None:
-        """crc32 of the parameters as a worker will have them: the buffer's own bytes, or what it
-        will decode from ``encoded``. None where there are only sizes."""
+    def checksum(
+        self, chunk: int, buffer: int, *, encoded: memoryview | None, reader: int | None = None
+    ) -> int | None:
+        """crc32 of the parameters as a worker will have them: the buffer's own bytes, what it will
+        decode from ``encoded``, or what ``reader`` holds where each has its own. None where there
+        are only sizes."""
         ...
 
     def statistics(self) -> ShardStatistics: ...

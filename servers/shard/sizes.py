@@ -121,7 +121,14 @@ class SizeShard:
         assert self._replies is not None
         return self._replies[reply.token.chunk].usual_bytes
 
-    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> None:  # noqa: ARG002 - seam
+    def checksum(
+        self,
+        chunk: int,  # noqa: ARG002 - seam
+        buffer: int,  # noqa: ARG002
+        *,
+        encoded: memoryview | None,  # noqa: ARG002
+        reader: int | None = None,  # noqa: ARG002
+    ) -> None:
         return None
 
     def take_cost_s(self) -> float:

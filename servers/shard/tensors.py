@@ -47,6 +47,7 @@ from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.optimizer_state import bytes_of, fill
+from psdist.servers.shard.reader_copies import ReaderCopies
 from psdist.servers.shard.regions import HELD, Region, starts_of
 from psdist.servers.shard.slots import Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
@@ -68,6 +69,7 @@ class TensorShard:
         self._wire = spec.wire
         self._pushes = ChunkCodings.of(spec.wire.pushes(spec.partition))
         self._replies = ChunkCodings.of(spec.wire.replies(spec.partition))
+        self._copies = ReaderCopies(spec.wire)
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
         self._memory: dict[int, ChunkMemory] = {}
         self._held: dict[int, torch.Tensor] = {}
@@ -80,7 +82,7 @@ class TensorShard:
         partition = self._partition = spec.partition
         for index in spec.chunks:
             chunk = partition.chunks[index]
-            memory = ChunkMemory(chunk, transfers, is_relative=spec.wire.is_relative)
+            memory = ChunkMemory(chunk, transfers, is_relative=spec.wire.is_shared)
             self._memory[index] = memory
             memory.optimizer = ChunkOptimizer(
                 name=spec.optimizer,
@@ -115,6 +117,7 @@ class TensorShard:
         memory = self._memory[action.chunk]
         where = action.slot, memory.chunk.dtype, memory.chunk.length
         memory.load(self._slots.host(*where), self._slots.received(*where), target=action.target)
+        self._copies.forget(action.chunk)
 
     def load_state(self, action: LoadState) -> None:
         memory, at = self._memory[action.chunk], 0
@@ -176,7 +179,7 @@ class TensorShard:
                             "no checkpoint can keep"
                         )
                     shapes[key], elements[key] = tuple(whole.shape), whole.flatten()
-            if self._wire.is_relative:
+            if self._wire.is_shared:
                 state = {**state, HELD: PerElement(memory.chunk.dtype)}
                 elements[HELD] = memory.held[offset : offset + length]
             regions.append(
@@ -209,7 +212,7 @@ class TensorShard:
                 else:
                     optimizer.state_elements(key, offset, length).copy_(value)
         memory.end_step(target=0)
-        if self._wire.is_relative:
+        if self._wire.is_shared:
             memory.held.copy_(memory.values)
             for segment, region in zip(memory.chunk.segments, regions, strict=True):
                 if HELD in region.elements:
@@ -264,7 +267,7 @@ class TensorShard:
             absent=action.absent,
         )
         memory.end_step(target=action.target)
-        if self._wire.is_relative:
+        if self._wire.is_shared:
             self._tell_change(memory, action)
 
     def _tell_change(self, memory: ChunkMemory, action: Step) -> None:
@@ -310,6 +313,8 @@ class TensorShard:
         if self._wire.is_relative:
             if reply.flags & Flag.FRESH:
                 return coding.encode_raw(self._fetched([memory.values])[0], into)
+            if self._wire.has_copies:
+                return self._copies.encode(coding, reply, into, values=values, memory=memory)
             if memory.change is None or reply.held != reply.version - 1:
                 return coding.encode_raw(values, into)
             into[: len(memory.change)] = memory.change
@@ -317,9 +322,13 @@ class TensorShard:
         seed = seed_of(self._wire.seed, ANY_SERVER, chunk, reply.clock)
         return coding.encode(values.to(torch.float32), into, whole=values, seed=seed)
 
-    def checksum(self, chunk: int, buffer: int, *, encoded: memoryview | None) -> int:
+    def checksum(
+        self, chunk: int, buffer: int, *, encoded: memoryview | None, reader: int | None = None
+    ) -> int:
         """Of what lies in a buffer it is computed once per change."""
         memory = self._memory[chunk]
+        if reader is not None and (held := self._copies.held_by(reader, chunk)) is not None:
+            return zlib.crc32(as_bytes(held))
         if encoded is not None:
             seen = torch.zeros_like(memory.buffer(buffer))
             self._coding(chunk).read(encoded).set(seen)
@@ -341,6 +350,7 @@ class TensorShard:
                 memory.optimizer.state_bytes() for memory in memories if memory.optimizer
             ),
             held_bytes=sum(held.nbytes for held in self._held.values()),
+            copy_bytes=self._copies.num_bytes,
         )
 
     def _hyper(self, packed: bytes) -> list[dict[str, HyperValue]]:

@@ -26,7 +26,7 @@ PLAIN: Final = {
 BASELINE: Final = "sync, no codec"
 ALLOWED: Final = (
     *("mode", "staleness", "pipeline", "codec", "push_codec", "pull_codec", "feedback"),
-    *("codec_exact", "local_steps", "outer", "overlap"),
+    *("pull_copies", "codec_exact", "local_steps", "outer", "overlap"),
 )
 _POWER_SGD: Final = re.compile(r"powersgd:([1-9][0-9]?)")
 

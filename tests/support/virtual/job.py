@@ -208,6 +208,7 @@ class SetOfJob:
             num_chunks=len(self.partition.chunks),
             owners=self.owners,
             checksum_every=int(not self.holds_sizes_alone),
+            has_copies=self.wire.has_copies,
         )
         workers = [worker.history for worker in self.workers]
         history = collect(record, self.server_histories, workers)

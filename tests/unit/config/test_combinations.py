@@ -43,6 +43,18 @@ def test_pushes_take_any_codec_and_pulls_in_ssp_and_async_casts(
     assert contradiction(config) == wrong
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("pull", EXAMPLES)
+def test_with_copies_pulls_take_any_codec_but_not_a_pipeline(pull: str, mode: str) -> None:
+    none, spec = parse_codec("none"), parse_codec(pull)
+    assert not refusal(none, spec, mode=mode, has_copies=True)
+    config = RunConfig(pull_codec=pull, mode=mode, pull_copies="on")  # type: ignore[arg-type]
+    assert not contradiction(config)
+    pipelined = config.model_copy(update={"pipeline": 1})
+    wrong = contradiction(pipelined)
+    assert wrong.startswith(f"pipeline = 1 with {'mode = sync' if mode == 'sync' else 'pull_cop'}")
+
+
 def test_float64_has_no_codec() -> None:
     none, int8 = parse_codec("none"), parse_codec("int8")
     assert not refusal(none, none, mode="sync", has_float64=True)
@@ -54,10 +66,25 @@ def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
     given = {"mode": "ssp", "codec": "int8"}
     with pytest.raises(ConfigError, match="pull_codec = int8 with mode = ssp"):
         resolve(command_line=given, environment={})
+    assert resolve(command_line={**given, "pull_copies": "on"}, environment={})
     with pytest.raises(ConfigError, match=r"push_codec = int9 \(command line\): .*topk:R"):
         resolve(command_line={"push_codec": "int9"}, environment={})
     config = resolve(command_line={"codec": "int4/sign"}, environment={}).config
     assert (config.codec, config.push_codec, config.feedback) == ("int4/sign", None, "on")
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [("vectors", ("vectors",)), ("vectors, *head*", ("vectors", "*head*")), ("", ())],
+)
+def test_what_codecs_leave_alone_is_set_with_commas_between(
+    text: str, patterns: tuple[str, ...]
+) -> None:
+    config = resolve(command_line={"codec_exact": text}, environment={}).config
+    assert config.codec_exact == patterns
+    if text:
+        environment = {"PSDIST_CODEC_EXACT": text}
+        assert resolve(command_line={}, environment=environment).config.codec_exact == patterns
 
 
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:

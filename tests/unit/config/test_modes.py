@@ -107,6 +107,7 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
         ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
         ({"set_mode": "allowed", "replication": "buddy"}, "replication = buddy with set_mode"),
         ({"schedule": "0: sync; 9: async", "resume": True}, "resume = true with schedule"),
+        ({"schedule": "0: sync; 9: async", "pull_copies": "on"}, "may change to or from sync"),
     ],
 )
 def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
@@ -120,6 +121,7 @@ def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
     [
         {"schedule": "0: ssp:4; 5: async", "pipeline": 1},
         {"schedule": "0: sync; 5: async", "codec": "bf16"},
+        {"schedule": "0: ssp:2; 5: async", "codec": "int8", "pull_copies": "on"},
         {"schedule": "0: sync", "max_deaths": 1, "local_steps": 4},
     ],
 )
