@@ -78,7 +78,7 @@ NAMES: Final = {
 
 COLLECTIVES: Final = (
     *("prepare", "save", "mean", "barrier", "push", "optimizer_state"),
-    *("any", "all", "loader", "finish", "start", "pull", "checkpoint", "written"),
+    *("any", "all", "loader", "finish", "start", "pull", "checkpoint", "written", "set_mode"),
 )
 
 WAITS: Final = (

@@ -30,11 +30,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from psdist.errors import CollectiveError, InvariantError
+from psdist.protocol.modes import SET_MODE
 from psdist.protocol.partition import Span
 
 CALLS = (
     *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
     *("any", "all", "loader", "push", "optimizer_state", "start", "checkpoint", "written"),
+    SET_MODE,
 )
 """What workers of a group may meet in; an agreement carries the index."""
 
