@@ -1,0 +1,62 @@
+"""From SIGKILL to the next update that is applied, in sync, on this host.
+
+    python -m tests.benchmarks.after_a_death --times 5 --json FILE
+
+Three workers and two servers with buddies train tests/support/programs/dies.py under ``mpirun
+--with-ft ulfm``. A worker, or a server, is killed in iteration 12, which cannot end without the
+death being taken in; what counts is when the first of the others has made that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from tests.support.mpirun import REPOSITORY, run_mpi
+
+PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "dies.py"
+AT = 12
+TIMEOUT_S = 240
+
+Who = Literal["worker", "server"]
+
+
+def seconds(who: Who, folder: Path) -> float:
+    words = ["-m", "psdist", "run", "--mode", "sync", "--group", "rank", "--servers", "2"]
+    words += ["--set=max_deaths=1", "--set=replication=buddy", "--set=progress=off", str(PROGRAM)]
+    env = {"PSDIST_RUN_DIR": str(folder / "run"), "ITERATIONS": "20"}
+    env |= {"DIES": f"1 forward {AT}"} if who == "worker" else {"KILLS": f"1 {AT}"}
+    done = run_mpi(5, words, timeout_s=TIMEOUT_S, env=env, launcher_args=("--with-ft", "ulfm"))
+    if done.returncode:
+        raise SystemExit(done.text)
+    (killed,) = re.findall(r"^killed at ([0-9.]+)$", done.stdout, re.MULTILINE)
+    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines())
+    dead = 1 if who == "worker" else None
+    behind = [each["at"] for each in lines if each["clock"] > AT and each["worker"] != dead]
+    return round(min(behind) - float(killed), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    told: dict[str, list[float]] = {"worker": [], "server": []}
+    whos: tuple[Who, ...] = ("worker", "server")
+    for _ in range(given.times):
+        for who in whos:
+            with tempfile.TemporaryDirectory() as folder:
+                told[who].append(seconds(who, Path(folder)))
+    for who, found in told.items():
+        print(f"{who}: median {statistics.median(found)} s, most {max(found)} s of {found}")
+    if given.json:
+        given.json.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
