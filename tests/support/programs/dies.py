@@ -9,10 +9,14 @@ DIES="1 pushing 12" (several are parted by commas): worker 1, while it pushes, i
     setting      as the chief, when it is about to send what job.push sets
     saving       as the chief, when it has written half of what job.save writes
     finishing    its script has ended, and it waits for the others
+
+KILLS="1 15": the last worker kills server 1 when it begins iteration 15.
+EXITS=3: who lives closes the job and ends with this status.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -29,6 +33,8 @@ from psdist.workers.loop import WorkerLoop
 
 ITERATIONS = int(os.environ.get("ITERATIONS", "40"))
 PAUSE_S = 0.01
+KILLS = [int(each) for each in os.environ.get("KILLS", "").split()]
+EXITS = int(os.environ.get("EXITS", "0"))
 PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
 ALL_WAIT_AT = max(
     (int(at) for _, what, at in PLANS if what in ("parked", "collective")), default=-1
@@ -46,6 +52,13 @@ def die(after_s: float = 0.0) -> None:
         threading.Thread(target=kill, daemon=True).start()
     else:
         kill()
+
+
+def kill_server(number: int) -> None:
+    ranks = json.loads((Path(os.environ["PSDIST_RUN_DIR"]) / "ranks.json").read_text())
+    servers = [each["pid"] for each in ranks if each["role"] == "server"]
+    print(f"killed at {time.time():.6f}", flush=True)
+    os.kill(servers[number], signal.SIGKILL)
 
 
 def plan_of(worker: int) -> tuple[str, int]:
@@ -79,6 +92,8 @@ def main() -> None:
     loader = job.loader(torch.arange(4 * ITERATIONS * job.num_workers), batch_size=4)
     for clock, batch in enumerate(loader):
         now["clock"] = clock
+        if job.worker == job.num_workers - 1 and KILLS[1:] == [clock]:
+            kill_server(KILLS[0])
         if clock == at and phase == "forward":
             die()
         loss = model(batch[:, None].float().expand(-1, 64) / 1e3).square().mean()
@@ -116,6 +131,9 @@ def main() -> None:
     elif any(what == "finishing" for _, what, _ in PLANS):
         time.sleep(0.4)
     print(f"worker {job.worker} chief {job.is_chief} clock {job.clock}", flush=True)
+    if EXITS:
+        job.close()
+        sys.exit(EXITS)
 
 
 def min_alive(job: psdist.Job) -> int:
