@@ -21,6 +21,10 @@ def check_scales(replay: ServerReplay, findings: Findings) -> None:
     empty."""
     expected = np.ones(replay.num_rows, np.float32)
     active = replay.num_active_workers[replay.epoch_of(replay.position)]
+    if len(replay.inherited):
+        sizes = np.array([len(each) for each in replay.run.groups])
+        is_alone = replay.is_inherited & (active == 0)
+        active = np.where(is_alone, sizes[replay.group], active)
     is_gathered = replay.rules.is_gathered(replay.clock)
     with np.errstate(all="ignore"):  # a weight may be anything
         share = (replay.weight / active).astype(np.float32)

@@ -80,7 +80,9 @@ class Replies:
         if chunk.clock.min_done < needed:
             self._park(chunk, needed, pending)
             return []
-        return [self._reply(chunk, pending)]
+        if self.window is None or self._may_leave(chunk, pending, self.window):
+            return [self._reply(chunk, pending)]
+        return []
 
     def _is_repeated(self, peer: int, number: int, chunk: int) -> bool:
         """Whether a pull of this number has asked for the chunk before: a second answer would be

@@ -98,12 +98,14 @@ class Updates(ABC):
         if target is None:
             return None
         hyper, absent = push.settings
+        # Where all groups have left or died, an update that was inherited is shared by its own.
+        sharing = self._membership.num_active_workers or self._membership.num_workers_of(push.group)
         step = Step(
             chunk=chunk.index,
             gradient=push.slot,
             content=SlotContent.GRADIENT,
             gradient_scale=1.0,
-            lr_scale=push.weight / self._membership.num_active_workers,
+            lr_scale=push.weight / sharing,
             hyper=hyper,
             absent=absent,
             source=chunk.current,

@@ -237,7 +237,9 @@ class Reference:
             lr_scale = 1.0
             gradient = _weighted_mean(updates, chunk) * self._coefficient_of(tuple(contributions))
         else:
-            lr_scale = sum(update.weight for update in updates) / sum(active.values())
+            ((group, _clock),) = contributions
+            sharing = sum(active.values()) or len(self.groups[group])  # all have left, or died
+            lr_scale = sum(update.weight for update in updates) / sharing
             (update,) = full
             gradient = update.mean[chunk.buffer][chunk.start : chunk.start + chunk.length].copy()
         hyper = full[0].hyper[chunk.optimizer_group]
