@@ -26,8 +26,10 @@ from psdist.protocol.control import (
     Bury,
     CommitMode,
     Control,
+    Departed,
     Finish,
     Finished,
+    Leave,
     ModeProposed,
     Moved,
     ProposeMode,
@@ -37,10 +39,9 @@ from psdist.protocol.control import (
     Stop,
     TakenOver,
     TakeOver,
-    WriteFailed,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
     Action,
@@ -48,7 +49,6 @@ from psdist.servers.protocol.actions import (
     Fail,
     HoldRounds,
     SendControl,
-    TakeSnapshot,
     WriteSnapshots,
 )
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
@@ -79,12 +79,14 @@ class ServerLoop:
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
+        is_hosted: bool = False,
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
         ``registrar`` on server 0 only; ``on_registrar`` gets its actions that concern files and
         people (everything but SendControl); ``make_set`` is for spans, and for tests that break a
-        server on purpose; ``replication``: where shards have second copies."""
+        server on purpose; ``replication``: where shards have second copies; ``is_hosted``: this one
+        goes on in place of a server that has died."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -98,6 +100,7 @@ class ServerLoop:
         self._make_executor = make_executor
         self._make_history = make_history
         self._on_registrar = on_registrar
+        self._is_hosted = is_hosted
         self._on_built = on_built
         self._replication: Replication | None = None
         if replication is not None:
@@ -235,6 +238,8 @@ class ServerLoop:
             return self._bury(event, event.message)
         if isinstance(event.message, ProposeMode | CommitMode):
             return self._change_mode(event.peer, event.message)
+        if isinstance(event.message, Departed):
+            return self._depart(event.peer, event.message)
         if self._handle_outside_sets(event.peer, event.message):
             return ()
         if index == len(self.sets):
@@ -246,22 +251,17 @@ class ServerLoop:
         self, event: ControlArrived, message: Resume
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A collective is over for all sets; the registrar is answered once."""
-        was_kept = any(each.core.was_resumed(message.seq) for each in self.sets)
         decided = [(each, each.decide(event)) for each in self.sets]
-        if message.checkpoint and was_kept:  # by one that had no time to write it
-            decided = [(each, _without_snapshots(actions)) for each, actions in decided]
-            failed = WriteFailed(
-                checkpoint=message.checkpoint, problem="the server has died before it wrote"
-            )
-            decided.append((self.sets[0], [SendControl(event.peer, failed)]))
-        elif message.checkpoint:
+        if message.checkpoint:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
         resumed = SendControl(event.peer, Resumed(seq=message.seq, server=self._options.server))
         return [*decided, (self.sets[0], [resumed])]
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A rank is dead: every set gives up what it was to receive, and the registrar says what
-        follows."""
+        follows. What the death of a server means is its host's to find out."""
+        if self._is_hosted and not is_worker(event.peer):
+            return ()
         decided = [(each, each.decide(event)) for each in self.sets]
         failed = [each for _, actions in decided for each in actions if isinstance(each, Fail)]
         if self.registrar is not None and not failed:
@@ -302,6 +302,21 @@ class ServerLoop:
         return [
             (each, each.core.handle(ChangeMode(start, message.mode, message.staleness)))
             for each, start in zip(self.sets, message.rounds, strict=False)
+        ]
+
+    def _depart(self, peer: int, message: Departed) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+        """What a worker had told the server in whose place this one is, and can tell nobody."""
+        worker, left = worker_id(message.worker), message.left
+        group = self.sets[0].core.group_of(worker)
+        if peer != REGISTRAR or not self._is_hosted or group is None or len(left) != len(self.sets):
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent Departed of worker "
+                f"{message.worker} with clocks of {len(left)} sets; {describe_peer(REGISTRAR)} "
+                f"does, to who has taken a dead server's place, and this one has {len(self.sets)}"
+            )
+        return [
+            (each, each.decide(ControlArrived(worker, Leave(group=group, clock=clock), index)))
+            for index, (each, clock) in enumerate(zip(self.sets, left, strict=True))
         ]
 
     def _tell_of_file(self) -> None:
@@ -396,6 +411,7 @@ class ServerLoop:
             replication.copied_options,
             make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
             make_history=make_history,
+            is_hosted=True,
         )
         for index, copy in enumerate(copies):
             described = ControlArrived(CHIEF, copy.setup, index)
@@ -443,7 +459,3 @@ class ServerLoop:
     def statistics(self) -> dict[str, Any]:
         """For summary.json, by set."""
         return {"sets": [each.statistics() for each in self.sets]}
-
-
-def _without_snapshots(actions: Iterable[Action]) -> list[Action]:
-    return [each for each in actions if not isinstance(each, TakeSnapshot)]

@@ -337,7 +337,9 @@ class SetLoop:
         memory, regions = keeper.memory, list[Region]()
         for chunk in action.chunks:
             regions += self._built.snapshot(chunk, memory, set_index=self.set_index)
-            self._log.kept(EventKind.SNAPSHOT, chunk, action.number, self._value_checksum(chunk))
+            if not action.is_again:
+                crc = self._value_checksum(chunk)
+                self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
         keeper.keep(self.set_index, regions)
         if self._history is not None:
             self._history.flush()  # who goes on from this checkpoint is proved against the log

@@ -436,16 +436,6 @@ def contradiction(config: RunConfig) -> str:
             "replication = buddy with servers = 1: a server's second copy is kept by another one; "
             "set servers = 2 or more, or replication = none"
         )
-    if config.replication == "buddy" and config.max_deaths:
-        return (
-            f"replication = buddy with max_deaths = {config.max_deaths}: deaths of servers and of "
-            "workers are not survived in one job yet; leave out one of them"
-        )
-    if config.replication == "buddy" and config.local_steps > 1:
-        return (
-            f"replication = buddy with local_steps = {config.local_steps}: not tried together yet; "
-            "leave out one of them"
-        )
     if config.replication == "buddy" and not all(each.is_none for each in coded(config)):
         return (
             "replication = buddy with codecs: the second copy is made of raw gradients; leave out "

@@ -225,10 +225,13 @@ class Collected(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done(Control):
-    """A worker to the registrar: my script has finished; ``statistics`` go into summary.json."""
+    """A worker to the registrar: my script has finished; ``statistics`` go into summary.json.
+    ``left``: where servers have buddies, by set after how many iterations its group has left, of
+    which it is the leader."""
 
     worker: int
     statistics: dict[str, Any]
+    left: _Numbers = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,6 +402,15 @@ class Moved(Control):
 
     server: int
     host: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Departed(Control):
+    """Registrar to who has taken a dead server's place: ``worker`` was done, with what it said in
+    :class:`Done`, and has died; what it had told the dead server nobody else will say again."""
+
+    worker: int
+    left: _Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

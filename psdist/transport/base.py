@@ -24,7 +24,7 @@ Peers are *stable ids* (:mod:`psdist.protocol.ids`), never MPI ranks. The contra
   dead is dropped; its frames are given back by :class:`Sent` like any other.
 * **Moves.** A peer that has died may go on in another one's process: that one makes an endpoint for
   it (``host``), and everybody says where it is now (``move``), behind its PeerLost and before
-  anything is sent to it. Its id stays.
+  anything is sent to it. Its id stays, and that endpoint gets PeerLost like every other.
 * Nothing here waits but ``drain``: ``poll`` returns the next event or None.
 
     transport.send(server_id(0), frame)

@@ -363,7 +363,8 @@ class MpiTransport:
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
                 self.lost[peer] = self._roles.describe_rank(rank)
-                self._ready.append(PeerLost(peer, self.lost[peer]))
+                for ready in (self._ready, *(each.ready for each in self._hosted.values())):
+                    ready.append(PeerLost(peer, self.lost[peer]))
 
 
 class HostedEndpoint:

@@ -304,7 +304,7 @@ class VirtualNetwork:
         self._turn(peer)
 
     def _lose(self, peer: int, dead: int) -> None:
-        if peer not in self._dead and peer not in self._host_of:
+        if peer not in self._dead:
             who = self.endpoint(peer).lost[dead] = describe_peer(dead)
             self._give(peer, PeerLost(dead, who))
 

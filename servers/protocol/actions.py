@@ -217,6 +217,8 @@ class TakeSnapshot:
 
     number: int
     chunks: tuple[int, ...]
+    is_again: bool = False
+    """The log has it already: the server had died before it wrote."""
 
 
 @dataclass(slots=True)
@@ -264,6 +266,19 @@ class TellResumed:
 
 
 @dataclass(slots=True)
+class TellBuried:
+    """Tell the server's buddy who is dead, in front of all that follows from it here; of a loop
+    whose server has one."""
+
+    generation: int
+    dead: tuple[int, ...]
+    """Workers."""
+    chief: int
+    inherited: tuple[Inherit, ...]
+    deaths: tuple[MembershipEvent, ...]
+
+
+@dataclass(slots=True)
 class Fail:
     """The job cannot go on."""
 
@@ -291,6 +306,7 @@ Action = (
     | ModeEvent
     | Inherit
     | TellResumed
+    | TellBuried
     | Fail
 )
 

@@ -72,6 +72,8 @@ class Deaths:
         """Dead, but not declared yet: a generation before is still being taken in."""
         self._awaited: set[int] = set()
         """Servers that have not taken in the newest generation."""
+        self._told = Bury(generation=0, dead=[])
+        """What they were told of it."""
 
     @property
     def is_settling(self) -> bool:
@@ -126,8 +128,14 @@ class Deaths:
         self._waiting.clear()
         self.generation += 1
         self._awaited = set(range(self._num_servers))
-        bury = Bury(generation=self.generation, dead=sorted(self.dead))
-        return [SendControl(server_id(server), bury) for server in range(self._num_servers)]
+        self._told = Bury(generation=self.generation, dead=sorted(self.dead))
+        return [SendControl(server_id(server), self._told) for server in range(self._num_servers)]
+
+    def ask_again(self, server: int) -> list[SendControl]:
+        """Another one has taken the place of ``server``, which may not have heard who is dead."""
+        if server not in self._awaited:
+            return []
+        return [SendControl(server_id(server), self._told)]
 
     def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:
         """A server has taken it in; with the last one workers are told."""

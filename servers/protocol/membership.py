@@ -85,11 +85,16 @@ class Membership:
         clocks: Iterable[Sequence[int]],
         *,
         resumed_up_to: int,
+        generation: int = 0,
+        dead: Iterable[int] = (),
     ) -> None:
         """Go on where a dead server stood: how each group stands, after how many iterations it has
-        stopped where it does not count, and what each chunk contains of every group."""
+        stopped where it does not count, and what each chunk contains of every group; ``dead``:
+        workers that had died by this ``generation``."""
         self._is_of_dead = True
         self.resumed_up_to = resumed_up_to
+        self.generation = generation
+        self._take_out(dead)
         first = self.limits.first
         for done in clocks:
             for group, clock in enumerate(done):
@@ -99,6 +104,9 @@ class Membership:
             if standing is Standing.UNREGISTERED:
                 continue
             self.limits.count(group)
+            if standing is Standing.DEAD:
+                self.limits.bury(group)
+                continue
             if standing is not Standing.LEFT:
                 self.num_active_workers += len(self._groups[group])
             if standing is Standing.ACTIVE:
@@ -206,9 +214,7 @@ class Membership:
                 peer, f"declared {describe_workers(message.dead)} dead, who are not all of this run"
             )
         self.generation = message.generation
-        out = sorted({self.group_of[worker_id(worker)] for worker in message.dead})
-        self.dead = frozenset(worker_id(worker) for group in out for worker in self._groups[group])
-        self.chief = min(self.group_of.keys() - self.dead, default=self.chief)
+        out = self._take_out(message.dead)
         buried: dict[int, bool] = {}
         for group in out:
             standing = self._standing[group]
@@ -222,6 +228,17 @@ class Membership:
             if buried[group]:
                 self.num_active_workers -= len(self._groups[group])
         return buried
+
+    def _take_out(self, dead: Iterable[int]) -> list[int]:
+        """The groups of these workers, ascending, whose peers say nothing that counts any more."""
+        out = sorted({self.group_of[worker_id(worker)] for worker in dead})
+        self.dead = frozenset(worker_id(worker) for group in out for worker in self._groups[group])
+        self.chief = min(self.group_of.keys() - self.dead, default=self.chief)
+        return out
+
+    def is_dead(self, group: int) -> bool:
+        """Whether it has died before it left."""
+        return self._standing[group] is Standing.DEAD
 
     def peers_of(self, group: int) -> set[int]:
         """Its workers."""

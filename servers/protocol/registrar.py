@@ -35,6 +35,7 @@ from psdist.protocol.control import (
     Busy,
     Collected,
     Control,
+    Departed,
     Done,
     Enter,
     Failure,
@@ -199,6 +200,10 @@ class Registrar:
         self.progress: dict[int, Progress] = {}
         self.done: dict[int, dict[str, Any]] = {}
         """Statistics of the workers that are done."""
+        self._left: dict[int, list[int]] = {}
+        """Of leaders among them: after how many iterations of each set their groups have left."""
+        self._departed: list[Departed] = []
+        """Of those of them that have died since."""
         self.servers: dict[int, dict[str, Any]] = {}
         """Statistics of the servers, at the end."""
         self.last: dict[str, Any] = {}
@@ -256,11 +261,12 @@ class Registrar:
         """What a server owes whose place another one has taken."""
         peer, actions = server_id(server), list[RegistrarAction]()
         for seq, each in self._collectives.items():
-            is_over = not each.error and len(each.entered) == self._num_workers
-            if is_over and seq != self._held and server not in each.resumed:
+            if each.is_complete and server not in each.resumed:
                 actions.append(SendControl(peer, Resume(seq=seq, checkpoint=each.checkpoint)))
         dropped = self._checkpoints.on_server_lost(peer, is_resumed=not actions)
-        if len(self.done) == self._num_workers:
+        actions += self._deaths.ask_again(server)
+        actions += [SendControl(peer, each) for each in self._departed]
+        if self._is_finishing:
             self.servers.pop(server, None)  # what the dead one has told was not the last
             actions.append(SendControl(peer, Finish()))
         return [*actions, *dropped, *self._go_on_with_checkpoint()]
@@ -550,6 +556,8 @@ class Registrar:
             _refuse(peer, "sent Done twice, inside a collective, or with what is no plain data")
         self._checkpoints.require_told(peer)
         self.done[message.worker] = message.statistics
+        if message.left:
+            self._left[message.worker] = message.left
         cancelled = self._meetings.on_done(message.worker)
         failed = (
             self._fail_if_a_script_has_finished(seq, each)
@@ -623,8 +631,18 @@ class Registrar:
             raise PeerLostError(who)
         worker = worker_of(peer)
         if worker in self.done:
-            return []  # nothing was to come of it
+            return self._depart(worker)
         return [*self._deaths.on_lost(worker, who, is_ready=self._is_ready)]
+
+    def _depart(self, worker: int) -> list[RegistrarAction]:
+        """A worker that is done has died: nothing was to come of it, but what it had told a server
+        that has died, too."""
+        left = self._left.pop(worker, None)
+        if left is None:
+            return []
+        departed = Departed(worker=worker, left=left)
+        self._departed.append(departed)
+        return [SendControl(server_id(each), departed) for each in self._takeovers.taken]
 
     def _on_buried(self, message: Buried) -> list[RegistrarAction]:
         actions: list[RegistrarAction] = [*self._deaths.on_buried(message.server, message)]

@@ -122,12 +122,17 @@ class ServerCore:
         self._pushing = self._membership.pushing
         self._survives_workers = survives_workers
         self._picture = picture
+        self._is_kept = picture is not None and picture.is_kept
+        """Whether a server that has died since had made the copy for the checkpoint of a collective
+        that is not over."""
         if picture is not None:
             self._membership.take_over(
                 picture.standings,
                 picture.stops,
                 picture.clocks.values(),
                 resumed_up_to=picture.resumed_up_to,
+                generation=picture.generation,
+                dead=picture.dead,
             )
         self._settings = SettingsOfWorkers(
             server=server, pipeline=pipeline, is_of_dead=picture is not None
@@ -279,6 +284,8 @@ class ServerCore:
             for index in sorted(event.chunks)
         }
         self._num_chunks = len(self._chunks)
+        if picture is not None:
+            self._take_out_dead()
         self._rank = order.rank
         in_order = [self._chunks[index] for index in order.sorted(self._chunks)]
         self._settings.describe_model(
@@ -304,6 +311,14 @@ class ServerCore:
         for each in held:
             actions += self.handle(each)
         return actions
+
+    def _take_out_dead(self) -> None:
+        """What had arrived of groups that died before this server's death died with it. Only now:
+        who described the model may be among them."""
+        self._replies.bury(self._membership.dead)
+        for group in filter(self._membership.is_dead, range(self._membership.num_groups)):
+            for chunk in self._chunks.values():
+                chunk.clock.bury(group, inherited=0)
 
     def _on_state_values(self, peer: int, message: StateValues) -> list[Action]:
         if peer != CHIEF:
@@ -396,14 +411,19 @@ class ServerCore:
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != REGISTRAR:
             self._refuse(peer, f"sent Resume; {describe_peer(REGISTRAR)} says what is over")
-        if self._membership.is_resumed(message.seq):
-            return []
+        is_kept, self._is_kept = self._is_kept, False
+        if is_resumed := self._membership.is_resumed(message.seq):
+            is_kept = True
+        actions = list[Action]()
+        if message.checkpoint:  # what the dead server had kept is what it is: nobody has gone on
+            actions = self._snapshot(message.checkpoint, is_again=is_kept)
+        if is_resumed:
+            return actions
         resumed = self._membership.resume(message.seq)
-        actions = self._snapshot(message.checkpoint) if message.checkpoint else []
         actions += [self._membership_event("resume", each, 0) for each in resumed]
         return actions + self._count(resumed)
 
-    def _snapshot(self, checkpoint: str) -> list[Action]:
+    def _snapshot(self, checkpoint: str, *, is_again: bool) -> list[Action]:
         """All workers wait in a collective, behind their replies: nothing is under way."""
         number = number_of(checkpoint)
         if number is None or self._num_chunks is None:
@@ -419,7 +439,7 @@ class ServerCore:
                     f"wants {checkpoint} of chunk {chunk.index} in the middle of updates or before "
                     "there were any values",
                 )
-        return [TakeSnapshot(number, tuple(self._chunks))]
+        return [TakeSnapshot(number, tuple(self._chunks), is_again)]
 
     def _count(self, groups: Sequence[int]) -> list[Action]:
         """These groups count from now on, from where they have stopped."""
@@ -635,7 +655,7 @@ class ServerCore:
             self._duplicates += 1
             actions = pool.release(slot)
             if header.flags & Flag.AGAIN and not chunk.loading:
-                actions.append(Receipt(CHIEF, chunk.index, header.clock, header.pull_number))
+                actions.append(Receipt(peer, chunk.index, header.clock, header.pull_number))
         else:
             chunk.is_loaded = True
             actions = [Load(chunk.index, slot), *pool.release(slot)]
@@ -780,14 +800,19 @@ class ServerCore:
         """Of the membership."""
         return self._membership.generation
 
+    def group_of(self, peer: int) -> int | None:
+        """Of a worker of this run."""
+        return self._group_of.get(peer)
+
+    @property
+    def chief(self) -> int:
+        """Who has the chief's duties: a peer."""
+        return self._membership.chief
+
     @property
     def has_taken_over(self) -> bool:
         """Whether this goes on in place of a server that has died."""
         return self._picture is not None
-
-    def was_resumed(self, seq: int) -> bool:
-        """Whether a server that has died since had heard that collective ``seq`` is over."""
-        return self._membership.is_resumed(seq)
 
     @property
     def resumed_up_to(self) -> int:

@@ -21,6 +21,7 @@ from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import Load, LoadState, SlotContent, Step
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.records import (
+    BuriedRecord,
     MemberRecord,
     Record,
     ResumedRecord,
@@ -89,6 +90,8 @@ class ShardCopy:
         elif isinstance(record, MemberRecord):
             kind = EventKind[record.kind.upper()]
             self.log.member(kind, record.group, record.clock, float(record.workers))
+        elif isinstance(record, BuriedRecord):
+            self._bury(record)
         elif isinstance(record, SnapshotRecord):
             for chunk in record.chunks:
                 crc = self._value_checksum(chunk)
@@ -123,6 +126,14 @@ class ShardCopy:
             )
         )
         self.log.step(record.chunk, contributions, record.lr_scale)
+
+    def _bury(self, record: BuriedRecord) -> None:
+        inherited = list(zip(record.chunks, record.heirs, record.clocks, strict=True))
+        for group, fewest, workers in zip(record.out, record.fewest, record.workers, strict=True):
+            for chunk, heir, clock in inherited:
+                if heir == group:
+                    self.log.inherit(chunk, group, clock)
+            self.log.member(EventKind.DEATH, group, fewest, float(workers))
 
     @staticmethod
     def _require(fits: bool, record: Record) -> None:

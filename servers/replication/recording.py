@@ -11,23 +11,27 @@ from collections.abc import Iterable
 from typing import Any
 
 from psdist.errors import InvariantError
-from psdist.protocol.control import Resume
+from psdist.protocol.control import Bury, Resume
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
+from psdist.protocol.ids import worker_of
 from psdist.protocol.partition import Chunk
 from psdist.servers.protocol.actions import (
     Action,
     Build,
     Contribution,
     EmptyStep,
+    Inherit,
     Load,
     LoadState,
     MembershipEvent,
     SlotContent,
     Step,
     TakeSnapshot,
+    TellBuried,
     TellResumed,
 )
 from psdist.servers.protocol.replication.records import (
+    BuriedRecord,
     MemberRecord,
     Record,
     ResumedRecord,
@@ -39,6 +43,8 @@ from psdist.servers.protocol.replication.records import (
 from psdist.servers.replication.outbox import Outbox
 from psdist.servers.set_loop import SetLoop
 
+_DEATH = "death"
+
 
 class RecordingSetLoop(SetLoop):
     """Its transport is the server's :class:`Outbox`."""
@@ -46,13 +52,30 @@ class RecordingSetLoop(SetLoop):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._execute[TellResumed] = self._tell_resumed
+        self._execute[TellBuried] = self._tell_buried
 
     def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
+        before = self.core.generation
         actions = super().decide(event)
-        is_over = isinstance(event, ControlArrived) and isinstance(event.message, Resume)
-        if is_over and self.executor is not None:
+        if self.executor is None or not isinstance(event, ControlArrived):
+            return actions
+        if isinstance(event.message, Resume):
             return [*actions, TellResumed(self.core.resumed_up_to)]
+        if isinstance(event.message, Bury) and self.core.generation != before:
+            actions = list(actions)
+            return [self._who_is_buried(event.message, actions), *actions]
         return actions
+
+    def _who_is_buried(self, message: Bury, actions: Iterable[Action]) -> TellBuried:
+        """In front of all of ``actions``, which rest on it."""
+        events = [each for each in actions if isinstance(each, MembershipEvent)]
+        return TellBuried(
+            generation=message.generation,
+            dead=tuple(message.dead),
+            chief=worker_of(self.core.chief),
+            inherited=tuple(each for each in actions if isinstance(each, Inherit)),
+            deaths=tuple(each for each in events if each.kind == _DEATH),
+        )
 
     def _build(self, action: Build) -> None:
         self._tell(ResumedRecord(seq=self.core.resumed_up_to))
@@ -60,6 +83,21 @@ class RecordingSetLoop(SetLoop):
 
     def _tell_resumed(self, action: TellResumed) -> None:
         self._tell(ResumedRecord(seq=action.seq))
+
+    def _tell_buried(self, action: TellBuried) -> None:
+        deaths, inherited = action.deaths, action.inherited
+        record = BuriedRecord(
+            generation=action.generation,
+            dead=list(action.dead),
+            chief=action.chief,
+            out=[each.group for each in deaths],
+            fewest=[each.clock for each in deaths],
+            workers=[each.workers for each in deaths],
+            chunks=[each.chunk for each in inherited],
+            heirs=[each.group for each in inherited],
+            clocks=[each.clock for each in inherited],
+        )
+        self._tell(record)
 
     def _load(self, action: Load) -> None:
         chunk = self._chunk(action.chunk)
@@ -99,11 +137,12 @@ class RecordingSetLoop(SetLoop):
         super()._empty_step(action)
 
     def _record_membership(self, action: MembershipEvent) -> None:
-        self._tell(
-            MemberRecord(
-                kind=action.kind, group=action.group, clock=action.clock, workers=action.workers
+        if action.kind != _DEATH:  # of which the buddy has been told
+            self._tell(
+                MemberRecord(
+                    kind=action.kind, group=action.group, clock=action.clock, workers=action.workers
+                )
             )
-        )
         super()._record_membership(action)
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:

@@ -25,9 +25,11 @@ def run(
     kills: int | None,
     mode: str = "sync",
     launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
+    settings: tuple[str, ...] = (),
 ) -> Completed:
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
     words += ["--servers", "2", "--set", "replication=buddy", "--set", "chunk_bytes=4096"]
+    words += [f"--set={each}" for each in settings]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
     if kills is not None:
         env["KILLS"] = str(kills)
@@ -53,12 +55,22 @@ def prove_survival(done: Completed, path: Path) -> None:
     assert "server 0 has taken its place" in done.stderr
 
 
-def test_in_sync_the_death_of_a_server_changes_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), id="steps"),
+        pytest.param(("local_steps=3", "outer=nesterov"), id="rounds", marks=pytest.mark.slow),
+    ],
+)
+def test_in_sync_the_death_of_a_server_changes_no_bit(
+    settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In rounds of local steps what is sent again is the difference that they have made."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    whole = run(tmp_path / "whole", kills=None)
+    whole = run(tmp_path / "whole", kills=None, settings=settings)
     assert whole.returncode == 0, whole.text
-    killed = run(tmp_path / "killed", kills=1)
+    killed = run(tmp_path / "killed", kills=1, settings=settings)
     prove_survival(killed, tmp_path / "killed")
     assert parameters_of(killed) == parameters_of(whole)
 

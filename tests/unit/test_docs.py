@@ -26,8 +26,10 @@ PAGES = (
     "docs/checkpoints.md",
     "docs/design.md",
     "docs/decisions.md",
+    "docs/failures.md",
     "docs/memory.md",
     "docs/placement.md",
+    "docs/replication.md",
     "docs/topology.md",
 )
 PATH = re.compile(r"`((?:psdist|servers|workers|topology|tests|slurm|docs|\.ci)/[\w./-]*)`")

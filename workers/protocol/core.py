@@ -537,7 +537,11 @@ class WorkerCore:
         self.sets[0]._membership.require_in_job()
         if not self._all_idle or self._collectives.is_waiting:
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
-        return self._membership.begin_done(statistics)
+        left = [each._membership.left_after for each in self.sets]
+        is_told = self.seat.servers_have_buddies and None not in left
+        return self._membership.begin_done(
+            statistics, left=[each or 0 for each in left] if is_told else []
+        )
 
     @property
     def chief(self) -> int:

@@ -189,12 +189,18 @@ class Membership:
     def _speaks_for_group(self) -> bool:
         return self.is_registered and not self.has_left
 
-    def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
-        """This worker's script has finished."""
+    @property
+    def left_after(self) -> int | None:
+        """So many iterations; None where this worker has not said that its group leaves."""
+        return None if self._left is None else self._left.clock
+
+    def begin_done(self, statistics: dict[str, Any], *, left: list[int]) -> list[Action]:
+        """This worker's script has finished; ``left``: see :class:`Done`."""
         if self.is_done:
             raise InvariantError(f"worker {self._seat.worker} was done twice")
         self.is_done = True
-        return [SendControl(REGISTRAR, Done(worker=self._seat.worker, statistics=statistics))]
+        done = Done(worker=self._seat.worker, statistics=statistics, left=left)
+        return [SendControl(REGISTRAR, done)]
 
     def on_stop(self, peer: int, _message: Stop) -> list[Action]:
         if peer != REGISTRAR or not self.is_done:

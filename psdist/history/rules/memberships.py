@@ -139,7 +139,8 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
 
 def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
     """What a chunk inherits of a group stands directly before the group's DEATH, is the next of its
-    updates that the chunk does not contain, and is contained by the end of a whole log."""
+    updates that the chunk does not contain, and is contained by the end of a whole log, unless
+    another server has gone on meanwhile."""
     death_at = {
         int(replay.members["group"][index]): int(replay.member_position[index])
         for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH)
@@ -168,7 +169,11 @@ def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
             problem = "its DEATH does not stand directly behind it"
         elif clock != expected:
             problem = f"the chunk contains {expected} updates of the group then"
-        elif replay.is_complete and not np.any(replay.clock[rows] == clock):
+        elif (
+            replay.is_complete
+            and position > replay.taken_over_at
+            and not np.any(replay.clock[rows] == clock)
+        ):
             problem = "it was never applied: lost"
         if problem is not None:
             findings.add(

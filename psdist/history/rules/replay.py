@@ -95,6 +95,11 @@ class ServerReplay:
         self.taken_over_at: int = int(taken[0]) if len(taken) else -1
         """Where another server goes on, because this one has died; -1 where that is not so. What it
         had made before and not written is not known."""
+        self._turn_position: Ints = np.flatnonzero(
+            np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
+        )
+        """Of every event that may change what is waited for."""
+        self._turns = events[self._turn_position]
         self.limits = self._replay_membership()
         self.num_active_workers = self._count_active_workers()
 
@@ -117,13 +122,14 @@ class ServerReplay:
         )
 
     def epoch_of(self, positions: Ints) -> Ints:
-        """How many membership events lie before each position: an index into ``limits``."""
-        epochs: Ints = np.searchsorted(self.member_position, positions)
+        """How many events that may change what is waited for (of membership, TAKEOVER) lie before
+        each position: an index into ``limits``."""
+        epochs: Ints = np.searchsorted(self._turn_position, positions)
         return epochs
 
     def limits_at(self, epochs: Ints, chunks: Ints) -> Counts:
-        """[n, groups]: how many updates of a group others must wait for in these chunks, after so
-        many membership events. Where a group has died that is what the chunk inherits of it."""
+        """[n, groups]: how many updates of a group others must wait for in these chunks, in these
+        epochs. Where a group has died that is what the chunk inherits of it."""
         limits: Counts = self.limits[epochs]
         for epoch, group, until in self._deaths:
             rows = np.flatnonzero(epochs >= epoch)
@@ -132,8 +138,11 @@ class ServerReplay:
 
     @property
     def deaths(self) -> list[tuple[int, int]]:
-        """For each death the membership events with it, and the group."""
-        return [(epoch, group) for epoch, group, _ in self._deaths]
+        """For each death the first epoch with it, and the group."""
+        first: dict[int, int] = {}
+        for epoch, group, _ in self._deaths:
+            first.setdefault(group, epoch)
+        return [(epoch, group) for group, epoch in first.items()]
 
     def key_of(self, chunks: Ints, positions: Ints) -> Ints:
         """A number for each, in the order of chunk, then position. The end of the log in one chunk
@@ -223,12 +232,12 @@ class ServerReplay:
         return is_change
 
     def _count_active_workers(self) -> Ints:
-        """[membership events + 1]: workers of groups that have joined, and neither left nor
-        died, as the recorded weights say."""
+        """[epochs]: workers of groups that have joined, and neither left nor died, as the recorded
+        weights say."""
         present: dict[int, float] = {}
         active = [0.0]
-        members = self.members[["kind", "group", "weight"]].tolist()
-        for kind, group, weight in members:
+        turns = self._turns[["kind", "group", "weight"]].tolist()
+        for kind, group, weight in turns:
             if kind == EventKind.JOIN:
                 present[group] = weight
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
@@ -237,26 +246,42 @@ class ServerReplay:
         return np.asarray(active)
 
     def _replay_deaths(self) -> list[tuple[int, int, Counts]]:
-        """For each death: the membership events with it, the group, and [chunks] how many of its
-        updates are waited for from then on."""
-        deaths = []
-        for index in np.flatnonzero(self.members["kind"] == EventKind.DEATH).tolist():
-            group = int(self.members["group"][index])
-            until = np.full(self.run.num_chunks, self.members["clock"][index], np.int32)
-            mine = self.inherited[self.inherited["group"] == group]
-            np.maximum.at(until, mine["chunk"], mine["clock"].astype(np.int32) + 1)
-            deaths.append((index + 1, group, until))
+        """For each death: the first epoch with it, the group, and [chunks] how many of its updates
+        are waited for from then on. Once more for each that a TAKEOVER follows: what the server had
+        inherited, and not applied, died with it."""
+        deaths: list[tuple[int, int, Counts]] = []
+        for index, turn in enumerate(self._turns):
+            if turn["kind"] == EventKind.DEATH:
+                group = int(turn["group"])
+                until = np.full(self.run.num_chunks, turn["clock"], np.int32)
+                mine = self.inherited[self.inherited["group"] == group]
+                np.maximum.at(until, mine["chunk"], mine["clock"].astype(np.int32) + 1)
+                deaths.append((index + 1, group, until))
+            elif turn["kind"] == EventKind.TAKEOVER:
+                for _, group, until in tuple(deaths):
+                    contained = self._contained(group, int(self._turn_position[index]))
+                    deaths.append((index + 1, group, np.minimum(until, contained)))
         return deaths
 
+    def _contained(self, group: int, position: int) -> Counts:
+        """[chunks]: how many updates of the group they contain at the position."""
+        rows = self.rows_of_group[group]
+        rows = rows[self.position[rows] < position]
+        counts = np.bincount(self.chunk[rows], minlength=self.run.num_chunks)
+        contained: Counts = (counts + self.first[group]).astype(np.int32)
+        return contained
+
     def _replay_membership(self) -> Counts:
-        """[membership events + 1, groups]: how many updates of a group others must wait for.
+        """[epochs, groups]: how many updates of a group others must wait for.
 
         NEVER for an active group; for one that has not joined where its clock begins; n for one
         that is suspended, left or dead after n iterations.
         """
         limits = [self.first.copy()]
-        for event in self.members:
+        for event in self._turns:
             limits.append(limits[-1].copy())
+            if event["kind"] == EventKind.TAKEOVER:
+                continue
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)
             limits[-1][event["group"]] = NEVER if is_active else event["clock"]
         return np.stack(limits)

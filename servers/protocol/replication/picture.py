@@ -17,6 +17,7 @@ from typing import NoReturn
 from psdist.errors import InvariantError, ProtocolError
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.records import (
+    BuriedRecord,
     MemberRecord,
     Record,
     ResumedRecord,
@@ -62,6 +63,14 @@ class ShardPicture:
         self.num_updates = self.num_steps = 0
         """Updates in all chunks, and steps with a gradient."""
         self.resumed_up_to = 0
+        self.is_kept = False
+        """Whether chunks were copied for the checkpoint of a collective that is not over."""
+        self.generation = 0
+        """Of the membership."""
+        self.dead: tuple[int, ...] = ()
+        """Workers that have died."""
+        self.chief = 0
+        """Who has the chief's duties."""
         self._has_begun = False
         """Whether it is known which collectives were over when the server made the set."""
         self._num_state_parts = num_state_parts
@@ -75,7 +84,7 @@ class ShardPicture:
     @property
     def has_members(self) -> bool:
         """Whether a group has still to come, or to leave."""
-        return any(standing is not Standing.LEFT for standing in self.standings)
+        return any(each not in (Standing.LEFT, Standing.DEAD) for each in self.standings)
 
     def apply(self, record: Record) -> None:
         """What the record tells has happened. Raises :class:`ProtocolError` where it cannot have:
@@ -98,13 +107,16 @@ class ShardPicture:
                 self._refuse(f"more optimizer state than was announced, of chunk {record.chunk}")
         elif isinstance(record, MemberRecord):
             self._on_member(record)
+        elif isinstance(record, BuriedRecord):
+            self._on_buried(record)
         elif isinstance(record, ResumedRecord):
             if self._has_begun and record.seq != self.resumed_up_to + 1:
                 self._refuse(f"collective {record.seq} after collective {self.resumed_up_to}")
-            self._has_begun, self.resumed_up_to = True, record.seq
+            self._has_begun, self.resumed_up_to, self.is_kept = True, record.seq, False
         elif isinstance(record, SnapshotRecord):
             for chunk in record.chunks:
                 self._require(chunk)
+            self.is_kept = True
         else:
             raise InvariantError(f"a picture was given {type(record).__name__}")
 
@@ -135,6 +147,33 @@ class ShardPicture:
         self.standings[group] = behind
         if record.kind in ("suspend", "leave"):
             self.stops[group] = record.clock
+
+    def _on_buried(self, record: BuriedRecord) -> None:
+        if record.generation <= self.generation or not set(self.dead) <= set(record.dead):
+            self._refuse(f"generation {record.generation} after {self.generation}")
+        self.generation, self.dead = record.generation, tuple(record.dead)
+        for group, fewest in zip(record.out, record.fewest, strict=True):
+            if not self._may_die(group, fewest):
+                self._refuse(f"the death of group {group} after {fewest} iterations")
+            self.standings[group] = Standing.DEAD
+        expected: dict[tuple[int, int], int] = {}
+        for chunk, heir, clock in zip(record.chunks, record.heirs, record.clocks, strict=True):
+            self._require(chunk)
+            if heir not in record.out or clock != expected.get(
+                (chunk, heir), self.clocks[chunk][heir]
+            ):
+                self._refuse(f"iteration {clock} of group {heir}, inherited by chunk {chunk}")
+            expected[chunk, heir] = clock + 1
+        if record.chief != self.chief:  # who counts what it sets by pulls of its own
+            self.chief = record.chief
+            self.newest_loads = dict.fromkeys(self.newest_loads, 0)
+
+    def _may_die(self, group: int, fewest: int) -> bool:
+        if not 0 <= group < len(self.standings):
+            return False
+        contained = (each[group] for each in self.clocks.values())
+        is_here = self.standings[group] not in (Standing.LEFT, Standing.DEAD)
+        return is_here and fewest == min(contained, default=fewest)
 
     def _require(self, chunk: int) -> None:
         if chunk not in self.clocks:

@@ -89,6 +89,24 @@ class MemberRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BuriedRecord(Record):
+    """From ``generation`` of the membership on the workers ``dead`` are, all that have died, and
+    ``chief`` has the chief's duties. Their groups ``out`` (one entry of each list for each of them)
+    count here no more; ``chunks``, ``heirs``, ``clocks`` (likewise): the chunk will contain an
+    update of such a group that has arrived whole. In one record: what follows rests on all."""
+
+    generation: int
+    dead: _Numbers
+    chief: int
+    out: _Numbers
+    fewest: _Numbers
+    workers: _Numbers
+    chunks: _Numbers
+    heirs: _Numbers
+    clocks: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResumedRecord(Record):
     """Collective ``seq`` is over; the first one of a set: it was, when the set was described."""
 
@@ -107,6 +125,7 @@ _TYPES: Final[dict[str, type[Record]]] = {
     each.__name__: each
     for each in (
         *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
+        BuriedRecord,
     )
 }
 
@@ -142,4 +161,9 @@ def unpack_record(data: bytes | memoryview) -> Record:
         lengths = {len(record.groups), len(record.clocks), len(record.weights)}
         if lengths != {len(record.empties)} or not record.empties:
             raise ProtocolError("a StepRecord whose updates are not told in full")
+    if isinstance(record, BuriedRecord):
+        groups = {len(record.out), len(record.fewest), len(record.workers)}
+        updates = {len(record.chunks), len(record.heirs), len(record.clocks)}
+        if len(groups) > 1 or len(updates) > 1:
+            raise ProtocolError("a BuriedRecord whose groups or updates are not told in full")
     return record

@@ -61,6 +61,11 @@ class Takeovers:
         return [server_id(each) for each in servers if each not in self._names]
 
     @property
+    def taken(self) -> list[int]:
+        """Servers in whose places others go on."""
+        return sorted(self._names.keys() - self._pending)
+
+    @property
     def has_buddies(self) -> bool:
         return bool(self._buddies)
 

@@ -406,6 +406,7 @@ class VirtualJob(SetOfJob):
             yield from actor
         except BuriedError as error:
             self.buried[peer] = error
+            self.network.crash(peer)  # its process ends by itself, and not by the network's end
         except (PeerLostError, ServersLostError, CollectiveError, HyperparameterError) as error:
             is_meant = self.dead is not None or self.schedule.mistake
             if not is_meant:

@@ -13,7 +13,7 @@ from typing import Any
 
 from psdist.commands.check import check_sets_of
 from psdist.history.records import EventKind
-from psdist.protocol.ids import worker_id, worker_of
+from psdist.protocol.ids import is_worker, worker_id, worker_of
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.registrar import Complete, WriteMetrics
 from tests.support.virtual.job import VirtualJob
@@ -72,12 +72,12 @@ def prove_survival(job: VirtualJob) -> None:
     update that was acknowledged, to the living or the dead, is in the final parameters once; and
     every value is what arithmetic says."""
     out = job.out_of_the_job
-    dead = {worker_of(peer) for peer in job.network._dead}
+    dead = {worker_of(peer) for peer in job.network._dead if is_worker(peer)}
     assert not job.errors, job.errors
     assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
     assert any(isinstance(each, Complete) for each in job.reported)
-    for server in job.servers:
-        for each in server.sets:
+    for server in range(len(job.servers)):
+        for each in job.loop_of(server).sets:
             each.core.check_invariants()
             assert not each.has_open_replies
     declared = {each.worker for each in job.reported if isinstance(each, Death)}

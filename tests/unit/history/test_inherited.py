@@ -61,6 +61,8 @@ def history_of(
             server.member(event, group, clock, 1.0)  # type: ignore[arg-type]
         elif kind == "inherit":
             server.inherit(*what)  # type: ignore[arg-type]
+        elif kind == "taken over":
+            server.taken_over(1)
         else:
             chunk, groups, clock = what
             if chunk == 0 and not is_open:
@@ -162,6 +164,40 @@ def test_what_is_inherited_and_lost_is_named() -> None:
         "chunk 0: update 2 of group 1 is inherited: it was never applied: lost" in line
         for line in report.violations
     ), report.violations
+
+
+def at_its_death(events: list[tuple[object, ...]]) -> None:
+    """Another server goes on before the chunk contains what it was to inherit."""
+    events.insert(place(events, DEATH) + 1, ("taken over",))
+
+
+def without_what_was_lost(events: list[tuple[object, ...]]) -> None:
+    at_its_death(events)
+    never_applied(events)
+
+
+def behind_its_apply(events: list[tuple[object, ...]]) -> None:
+    events.insert(events.index(("step", 1, [0, 2], DIES_IN)), ("taken over",))
+
+
+@pytest.mark.parametrize("change", [without_what_was_lost, behind_its_apply])
+def test_what_a_server_had_inherited_and_not_applied_dies_with_it(
+    change: Callable[[list[tuple[object, ...]]], None],
+) -> None:
+    report = check(history_of(change))
+    assert not report.violations, report.violations
+
+
+def test_who_goes_on_applies_nothing_that_died_with_the_server() -> None:
+    assert Rule.APPLIES.value in broken(check(history_of(at_its_death)))
+
+
+def test_a_step_before_the_takeover_contains_what_was_inherited() -> None:
+    def left_out(events: list[tuple[object, ...]]) -> None:
+        never_applied(events)
+        events.insert(events.index(("step", 1, [0, 2], DIES_IN)), ("taken over",))
+
+    assert Rule.STEPS.value in broken(check(history_of(left_out)))
 
 
 def test_an_inherited_update_is_waited_for_by_those_who_use_the_chunk() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from psdist.protocol.control import (
     Bury,
     Collected,
     Commit,
+    Departed,
     Done,
     Enter,
     Finish,
@@ -29,6 +31,7 @@ from psdist.protocol.control import (
     Stop,
     Survive,
     Suspend,
+    TakenOver,
     Written,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
@@ -107,6 +110,16 @@ def test_deaths_that_come_meanwhile_are_the_next_generation_of_which_workers_hea
     told = Survive(generation=2, dead=[0, 2, 3], chief=1)
     assert all(each.message == told for each in survive)
     assert survived == Survived(2)
+
+
+def test_who_goes_on_for_a_dead_server_is_asked_what_that_one_owed() -> None:
+    deaths = deaths_of()
+    deaths.on_lost(1, WHO, is_ready=True)
+    deaths.on_lost(2, "worker 2", is_ready=True)
+    buried_by(deaths, 0)
+    assert deaths.ask_again(0) == []
+    bury = Bury(generation=1, dead=[1])
+    assert deaths.ask_again(1) == [SendControl(server_id(1), bury)], "not who died meanwhile"
 
 
 def test_the_loss_of_whoever_is_out_already_is_no_death() -> None:
@@ -215,6 +228,40 @@ def test_whoever_is_done_dies_unnoticed() -> None:
     tell(registrar, Done(worker=0, statistics={}), Done(worker=2, statistics={}))
     stops = sent(tell(registrar, Finished(server=0, statistics={}))[:-1])
     assert [peer for peer, _ in stops] == [worker_id(worker) for worker in range(3)]
+
+
+@pytest.mark.parametrize("is_taken_first", [False, True])
+def test_who_goes_on_for_a_dead_server_hears_who_had_left_and_died(is_taken_first: bool) -> None:
+    """Their word to the dead server nobody else would say again."""
+    registrar = registrar_of(num_servers=3, buddies=(1, 2, 0))
+    tell(registrar, Done(worker=1, statistics={}, left=[4, 2]))
+    taken = TakenOver(server=1)
+    departed = SendControl(server_id(1), Departed(worker=1, left=[4, 2]))
+    registrar.on_server_lost(server_id(1), "server 1")
+    if is_taken_first:
+        registrar.handle(server_id(2), taken)
+        assert registrar.on_lost(worker_id(1), WHO) == [departed]
+    else:
+        assert registrar.on_lost(worker_id(1), WHO) == []
+        assert departed in registrar.handle(server_id(2), taken)
+    assert registrar.on_lost(worker_id(1), WHO) == []
+
+
+def test_a_complete_collective_is_asked_again_before_a_death() -> None:
+    registrar = registrar_of(num_servers=3, buddies=(1, 2, 0))
+    lose(registrar, 1, num_servers=3)
+    for worker in (0, 2):
+        enter(registrar, worker, seq=2)
+    registrar.on_lost(worker_id(2), "worker 2")
+    registrar.on_server_lost(server_id(1), "server 1")
+    actions = registrar.handle(server_id(2), TakenOver(server=1))
+    asked = [message for peer, message in sent_to(actions, server_id(1))]
+    assert asked == [Resume(seq=2), Bury(generation=2, dead=[1, 2])]
+
+
+def sent_to(actions: Sequence[Any], peer: int) -> list[tuple[int, Any]]:
+    sends = [each for each in actions if isinstance(each, SendControl)]
+    return [(each.peer, each.message) for each in sends if each.peer == peer]
 
 
 @pytest.mark.parametrize("has_entered", [False, True])

@@ -11,10 +11,12 @@ from psdist.protocol.events import Offered
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.pairs import pair
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import (
+    BuriedRecord,
     MemberRecord,
     ResumedRecord,
     StepRecord,
@@ -209,3 +211,74 @@ def test_the_buddy_takes_the_place_and_then_everybody_is_told() -> None:
     ]
     with pytest.raises(ServersLostError, match="server 2 and server 1 have died"):
         takeovers.on_server_lost(server_id(2), "server 2")
+
+
+def buried(**changed: object) -> BuriedRecord:
+    """Group 1, of worker 1, is out; chunk 0 contains one of its updates and will contain two more,
+    chunk 2 the first."""
+    values: dict[str, object] = {
+        "generation": 1, "dead": [1], "chief": 0,
+        "out": [1], "fewest": [0], "workers": [1],
+        "chunks": [0, 0, 2], "heirs": [1, 1, 1], "clocks": [1, 2, 0],
+    }  # fmt: skip
+    return BuriedRecord(**(values | changed))  # type: ignore[arg-type]
+
+
+def two_groups() -> ShardPicture:
+    picture = ShardPicture(chunks=(0, 2), num_groups=2, num_state_parts=0)
+    for chunk in (0, 2):
+        picture.apply(ValuesRecord(chunk=chunk, group=0, clock=-1, number=0))
+        picture.apply(ValuesRecord(chunk=chunk, group=0, clock=0, number=7))
+    for group in range(2):
+        picture.apply(MemberRecord(kind="join", group=group, clock=0, workers=1))
+    picture.apply(step(0, groups=[1], clocks=[0]))
+    return picture
+
+
+def test_a_buddy_knows_who_is_dead_by_one_record() -> None:
+    picture = two_groups()
+    assert unpack_record(pack_record(buried())) == buried()
+    picture.apply(buried())
+    assert picture.standings == [Standing.ACTIVE, Standing.DEAD]
+    assert (picture.generation, picture.dead) == (1, (1,))
+    assert picture.newest_loads == {0: 7, 2: 7}
+    picture.apply(step(0, groups=[1], clocks=[1]))
+    picture.apply(MemberRecord(kind="leave", group=0, clock=0, workers=1))
+    assert not picture.has_members
+
+
+def test_the_next_chief_counts_what_it_sets_from_the_start() -> None:
+    picture = two_groups()
+    picture.apply(buried(chief=1))
+    assert picture.newest_loads == {0: 0, 2: 0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"generation": 0}, "generation 0 after 0"),
+        ({"out": [2]}, "the death of group 2"),
+        ({"fewest": [1]}, "the death of group 1 after 1 iterations"),
+        ({"heirs": [1, 1, 0]}, "iteration 0 of group 0, inherited by chunk 2"),
+        ({"clocks": [1, 1, 0]}, "iteration 1 of group 1, inherited by chunk 0"),
+        ({"clocks": [0, 1, 0]}, "iteration 0 of group 1, inherited by chunk 0"),
+        ({"chunks": [0, 0, 1]}, "chunk 1, which is not of its shard"),
+    ],
+)
+def test_a_death_that_cannot_have_been_is_refused(changed: dict[str, object], words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        two_groups().apply(buried(**changed))
+
+
+def test_nobody_comes_back_or_dies_twice() -> None:
+    picture = two_groups()
+    picture.apply(buried())
+    for again in (buried(generation=2), buried(generation=2, dead=[0])):
+        with pytest.raises(ProtocolError):
+            picture.apply(again)
+
+
+@pytest.mark.parametrize("changed", [{"fewest": []}, {"clocks": [1, 2]}])
+def test_a_record_of_deaths_is_told_in_full(changed: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError, match="not told in full"):
+        unpack_record(pack_record(buried(**changed)))
