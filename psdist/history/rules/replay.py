@@ -137,6 +137,22 @@ class ServerReplay:
         return limits
 
     @property
+    def is_inherited(self) -> Ints:
+        """[rows]: whether it is an update that had arrived whole when its group died."""
+        inherited = self.inherited
+
+        def keys(chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
+            pairs = chunks.astype(np.int64) * len(self.run.groups) + groups
+            found: Ints = (pairs << 32) + clocks
+            return found
+
+        mine = keys(self.chunk, self.group, self.clock)
+        found: Ints = np.isin(
+            mine, keys(inherited["chunk"], inherited["group"], inherited["clock"])
+        )
+        return found
+
+    @property
     def deaths(self) -> list[tuple[int, int]]:
         """For each death the first epoch with it, and the group."""
         first: dict[int, int] = {}
