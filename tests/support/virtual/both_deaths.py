@@ -22,7 +22,7 @@ def schedule_with_both(seed: int) -> Schedule:
     schedule = schedule_with_deaths(seed)
     pick = random.Random(f"{seed} both, servers")
     servers = max(2, schedule.servers) + pick.choice([0, 0, 1, 2])
-    return replace(schedule, servers=servers, has_buddies=True)
+    return replace(schedule, servers=servers, later=(), has_buddies=True)
 
 
 def play_with_both_deaths(
