@@ -10,13 +10,11 @@ is psdist.ranks.context's.
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import os
 import socket
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
@@ -53,55 +51,17 @@ class AgreedExit(Exception):
         self.status = status
 
 
-class _End:
-    """How this process takes leave of MPI: by our own call, so that it can be left out."""
-
-    def __init__(self) -> None:
-        self.is_ours = False
-        """Whether nobody had loaded MPI before, whose call it would be."""
-        self.is_left_out = False
-
-    def end(self, rank: int) -> None:
-        """The last that is registered to run; a process that ``rank`` has forked does nothing."""
-        from mpi4py import MPI  # loaded long ago
-
-        is_begun = MPI.Is_initialized() and not MPI.Is_finalized()
-        if os.getpid() == rank and is_begun and not self.is_left_out:
-            MPI.Finalize()
-
-
-_end = _End()
-
-
-def ends_mpi() -> bool:
-    """Whether :func:`leave_mpi_out` has an effect."""
-    return _end.is_ours
-
-
-def leave_mpi_out() -> None:
-    """This process ends without MPI's own end, with the status that it ends with otherwise, and at
-    once behind Python's end: what MPI has registered to be run then is left out as well."""
-    _end.is_left_out = True
-    with suppress(AttributeError):  # a C library without on_exit
-        library = ctypes.CDLL(None)
-        library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
-
-
 def start_mpi() -> MPI.Intracomm:
     try:
-        is_ours = "mpi4py.MPI" not in sys.modules
         import mpi4py
 
         mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
+        mpi4py.rc.finalize = True
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"MPI cannot be loaded: {error}; install psdist[mpi] or load the site's MPI module"
         ) from error
-    if is_ours:
-        _end.is_ours = True
-        atexit.register(_end.end, os.getpid())
     library = MPI.Get_library_version()
     mismatch = explain_mismatch(os.environ, library_version=library)
     if mismatch:

@@ -50,16 +50,7 @@ from psdist.protocol.control import Failure, Survive
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.agreement import (
-    AgreedExit,
-    agreed,
-    allgather,
-    broadcast,
-    ends_mpi,
-    exchange,
-    leave_mpi_out,
-    start_mpi,
-)
+from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
 from psdist.ranks.checkpointing.resuming import Restored, mark_of, opened
 from psdist.ranks.failure import (
     end_all,
@@ -322,7 +313,8 @@ class RankContext:
         """The last that this process does. Where ranks have died MPI's own end is left out: with
         two of five gone Open MPI 5.0.11 was seen to wait in it for ever."""
         if self._ends_without_mpi:
-            leave_mpi_out()
+            flush_output()
+            os._exit(0)
 
     def fail(self, text: str, status: int) -> NoReturn:
         """End the job: ``text`` is printed once, by the registrar if that still answers."""
@@ -518,13 +510,6 @@ def _connect(
             "max_deaths is above 0, but this launcher ends all ranks with the first that dies: "
             "start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and MPICH "
             "have no such thing), or leave max_deaths out and go on from a checkpoint"
-        )
-    is_wanted |= isinstance(outcome, Resolved) and outcome.config.replication != "none"
-    if is_wanted and not ends_mpi():
-        outcome = LaunchError(
-            "max_deaths and replication = buddy need an MPI that psdist has started, whose end may "
-            "otherwise wait for the dead for ever: import mpi4py.MPI behind psdist.init(), or "
-            "leave both out"
         )
     places, resolved = exchange(comm, outcome, nic=nic)
     config = resolved.config

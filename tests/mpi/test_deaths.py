@@ -20,10 +20,6 @@ pytestmark = pytest.mark.mpi
 
 PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "dies.py"
 TIMEOUT_S = 240
-SAY_STATUS = """
-import subprocess, sys
-print("ended with", subprocess.run([sys.executable, *sys.argv[1:]]).returncode, flush=True)
-"""
 ULFM = ("--with-ft", "ulfm")
 
 
@@ -168,19 +164,6 @@ def test_one_more_than_max_deaths_ends_the_job_with_one_line(tmp_path: Path) -> 
         r"max_deaths = 1: restart the job, or set max_deaths higher$",
         line,
     ), done.text
-
-
-def test_behind_a_death_a_script_ends_with_its_own_status(tmp_path: Path) -> None:
-    """Without ``psdist run``: nothing of psdist's stands between the script and its end. mpirun's
-    own status may be 0 then, so each rank has a parent that says how it has ended."""
-    env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "DIES": "1 forward 9", "ITERATIONS": "30"}
-    env |= {"PSDIST_MAX_DEATHS": "1", "PSDIST_GROUP": "rank", "EXITS": "3"}
-    words = ["-c", SAY_STATUS, str(PROGRAM)]
-    done = run_mpi(4, words, timeout_s=TIMEOUT_S, env=env, launcher_args=ULFM)
-    assert sorted(re.findall(r"^ended with (-?\d+)$", done.stdout, re.MULTILINE)) == [
-        *("-9", "0", "3", "3"),
-    ], done.text
-    assert summary_of(tmp_path)["exit"] == "completed"
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=SLOW)])

@@ -11,7 +11,6 @@ DIES="1 pushing 12" (several are parted by commas): worker 1, while it pushes, i
     finishing    its script has ended, and it waits for the others
 
 KILLS="1 15": the last worker kills server 1 when it begins iteration 15.
-EXITS=3: who lives closes the job and ends with this status.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from psdist.workers.loop import WorkerLoop
 ITERATIONS = int(os.environ.get("ITERATIONS", "40"))
 PAUSE_S = 0.01
 KILLS = [int(each) for each in os.environ.get("KILLS", "").split()]
-EXITS = int(os.environ.get("EXITS", "0"))
 PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
 ALL_WAIT_AT = max(
     (int(at) for _, what, at in PLANS if what in ("parked", "collective")), default=-1
@@ -131,9 +129,6 @@ def main() -> None:
     elif any(what == "finishing" for _, what, _ in PLANS):
         time.sleep(0.4)
     print(f"worker {job.worker} chief {job.is_chief} clock {job.clock}", flush=True)
-    if EXITS:
-        job.close()
-        sys.exit(EXITS)
 
 
 def min_alive(job: psdist.Job) -> int:
