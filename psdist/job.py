@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
 from psdist.config.combinations import MODES
-from psdist.config.modes import ModeFrom, judging_mode, schedule_of
+from psdist.config.modes import ModeFrom, judging_mode, mode_by, schedule_of
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.install.gpu_memory import takes_gpu_memory
@@ -181,7 +181,11 @@ class Job:
             is_chief=self.worker == 0,
             tell=self._tell_chief,
         )
-        self._standing = Standing(self.worker, context.transport)
+        self._standing = Standing(
+            self.worker,
+            context.transport,
+            tells_rounds=mode_by(context.config) == "auto" and place == 0,
+        )
         self._checkpoints = WorkerCheckpoints(context, collect=self._collect)
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
@@ -225,14 +229,16 @@ class Job:
     @property
     def mode(self) -> str:
         """Of the iteration that comes next: sync, ssp or async; after ``set_mode`` the one that was
-        set."""
+        set. ``auto`` where psdist chooses it, which workers are not told."""
+        if self._config.mode == "auto" and self._config.schedule is None:
+            return "auto"
         return self._mode_now.mode
 
     @property
     def staleness(self) -> int | None:
         """The bound of mode ssp, else None."""
         now = self._mode_now
-        return now.staleness if now.mode == "ssp" else None
+        return now.staleness if self.mode == "ssp" else None
 
     @property
     def _mode_now(self) -> ModeFrom:

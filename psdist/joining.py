@@ -30,7 +30,7 @@ _settings: dict[str, Any] = {}
 
 def init(
     *,
-    mode: Literal["sync", "ssp", "async"] | None = None,
+    mode: Literal["sync", "ssp", "async", "auto"] | None = None,
     staleness: int | None = None,
     pipeline: Literal[0, 1] | None = None,
     on_nonfinite: Literal["error", "skip"] | None = None,

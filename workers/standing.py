@@ -24,13 +24,41 @@ from psdist.workers.trainer import Trainer
 _EVERY_S = 0.25
 
 
+class Rounds:
+    """What rounds of a set have taken that were not told yet."""
+
+    def __init__(self) -> None:
+        self._ended: tuple[int, float, float] | None = None
+        """The round that has ended last, when, and how long the set had waited until then."""
+        self._own_us: list[int] = []
+        self._waits_us: list[int] = []
+
+    def end(self, trainer: Trainer, now_s: float) -> None:
+        """A round has ended; nothing is known of the first one, which began some time before."""
+        waited_s, before = trainer.waited_s, self._ended
+        self._ended = trainer.clock, now_s, waited_s
+        if before is not None:
+            wait_s = max(0.0, waited_s - before[2])
+            self._waits_us.append(round(1e6 * wait_s))
+            self._own_us.append(round(1e6 * max(0.0, now_s - before[1] - wait_s)))
+
+    def take(self) -> tuple[int, list[int], list[int]]:
+        """The first of them, and what each has taken, its own time and its wait."""
+        own_us, waits_us = self._own_us, self._waits_us
+        self._own_us, self._waits_us = [], []
+        ended = self._ended[0] if self._ended is not None else 0
+        return ended - len(own_us), own_us, waits_us
+
+
 class Standing:
-    def __init__(self, worker: int, transport: Transport) -> None:
+    def __init__(self, worker: int, transport: Transport, *, tells_rounds: bool = False) -> None:
+        """``tells_rounds``: whether the registrar wants to know what each round has taken."""
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
         self._position = Position()
         self._sent_s = 0.0
+        self._rounds = Rounds() if tells_rounds else None
 
     def begin_at(self, clock: int) -> None:
         """The job goes on from a checkpoint, after ``clock`` iterations."""
@@ -45,6 +73,8 @@ class Standing:
         """An iteration of this set is finished; the first one's clock is the job's."""
         if not set_index:
             self._passes.end_iteration()
+            if self._rounds is not None:
+                self._rounds.end(trainers[0], time.monotonic())
         if time.monotonic() - self._sent_s >= _EVERY_S:
             self.send(trainers)
 
@@ -52,6 +82,7 @@ class Standing:
         """``trainers``: of every set, none before ``job.prepare``."""
         self._sent_s = time.monotonic()
         position = self._position
+        first_round, own_us, waits_us = self._rounds.take() if self._rounds else (0, [], [])
         progress = Progress(
             worker=self._worker,
             clock=trainers[0].clock if trainers else 0,
@@ -64,5 +95,8 @@ class Standing:
             batches=position.batches,
             staleness=max((each.staleness for each in trainers), default=0),
             waited_s=sum(each.waited_s for each in trainers),
+            first_round=first_round,
+            own_us=own_us,
+            waits_us=waits_us,
         )
         self._transport.send_control(REGISTRAR, progress)

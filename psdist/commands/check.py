@@ -31,6 +31,7 @@ from psdist.history.files import history_folder, read_histories
 from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
+from psdist.history.rules.decisions import check_decisions, read_mode_lines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
 from psdist.history.rules.loads import check_loads, check_same_loads
@@ -406,10 +407,35 @@ def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
 def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     summary = read_summary(run_dir)
     report = check_sets_of(histories, summary)
+    if histories[0].run.mode_by == "auto":
+        report = _with_decisions(run_dir, histories[0], report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
+
+
+def _with_decisions(run_dir: Path, history: History, report: Report) -> Report:
+    """What psdist has changed follows from what it has recorded."""
+    findings = Findings(max_listed_per_rule=20)
+    changes = changes_of(ServerReplay(history.run, history.servers[0]))
+    check_decisions(
+        history.run,
+        read_mode_lines(run_dir),
+        changes,
+        findings,
+        is_complete=report.is_complete,
+    )
+    if not findings.total:
+        return report
+    broken = Counter(report.violations_by_rule)
+    broken.update({rule.value: n for rule, n in findings.counts.items() if n})
+    return dataclasses.replace(
+        report,
+        violations=(*findings.lines(), *report.violations),
+        num_violations=report.num_violations + findings.total,
+        violations_by_rule=dict(broken),
+    )
 
 
 def _with_attempts(

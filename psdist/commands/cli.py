@@ -99,7 +99,9 @@ def run(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A TOML file of settings.")
     ] = None,
-    mode: Annotated[str | None, typer.Option(metavar="sync|ssp|async", help="Consistency.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="sync|ssp|async|auto", help="Consistency.")
+    ] = None,
     staleness: Annotated[
         str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
     ] = None,

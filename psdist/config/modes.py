@@ -67,6 +67,8 @@ def schedule_of(config: RunConfig) -> tuple[ModeFrom, ...]:
     """Of a run without one its mode, for the whole of it."""
     if config.schedule is not None:
         return parse_schedule(config.schedule)
+    if config.mode == "auto":
+        return (ModeFrom(0, "sync"),)
     staleness = config.staleness if config.mode == "ssp" else 0
     return (ModeFrom(0, config.mode, staleness),)
 
@@ -78,13 +80,15 @@ def first_mode(config: RunConfig) -> ModeFrom:
 
 def is_changing(config: RunConfig) -> bool:
     """Whether the mode may change within the run."""
-    return config.set_mode == "allowed" or len(schedule_of(config)) > 1
+    return mode_by(config) in ("script", "auto") or len(schedule_of(config)) > 1
 
 
 def modes_that_may_come(config: RunConfig) -> tuple[str, ...]:
     """In the order of :data:`psdist.config.combinations.MODES`."""
     if config.set_mode == "allowed":
         return MODES
+    if mode_by(config) == "auto":
+        return ("sync", "ssp")
     coming = {part.mode for part in schedule_of(config)}
     return tuple(mode for mode in MODES if mode in coming)
 
@@ -113,15 +117,19 @@ def describe_modes(config: RunConfig) -> str:
     """For people: ``ssp (staleness 3)``, ``sync``, ``0: ssp:8; 5000: sync``."""
     if config.schedule is not None:
         return "; ".join(f"{part.round}: {part}" for part in schedule_of(config))
+    if config.mode == "auto":
+        return f"auto (sync, ssp:{config.staleness})"
     first = first_mode(config)
     return f"ssp (staleness {first.staleness})" if first.mode == "ssp" else first.mode
 
 
-def mode_by(config: RunConfig) -> Literal["run", "schedule", "script"]:
+def mode_by(config: RunConfig) -> Literal["run", "schedule", "script", "auto"]:
     """Who may change the mode; run: nobody."""
     if config.schedule is not None:
         return "schedule"
-    return "script" if config.set_mode == "allowed" else "run"
+    if config.set_mode == "allowed":
+        return "script"
+    return "auto" if config.mode == "auto" else "run"
 
 
 def contradiction_of_modes(config: RunConfig) -> str:
@@ -131,9 +139,14 @@ def contradiction_of_modes(config: RunConfig) -> str:
             f"schedule = {config.schedule!r} with set_mode = allowed: one of them may change the "
             "mode; leave out schedule, or set set_mode = refused"
         )
+    if config.mode == "auto" and config.set_mode == "allowed":
+        return (
+            "mode = auto with set_mode = allowed: one of them may change the mode; set another "
+            "mode, or set_mode = refused"
+        )
     if not is_changing(config):
         return ""
-    why = "schedule" if config.schedule is not None else "set_mode = allowed"
+    why = {"schedule": "schedule", "auto": "mode = auto"}.get(mode_by(config), "set_mode = allowed")
     if config.pipeline and "sync" in modes_that_may_come(config):
         return (
             f"pipeline = 1 with {why}: sync may come, in which every step awaits its own replies; "

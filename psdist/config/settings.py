@@ -115,15 +115,16 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    mode: Literal["sync", "ssp", "async"] = _setting(
+    mode: Literal["sync", "ssp", "async", "auto"] = _setting(
         "sync",
-        allowed="sync, ssp or async",
-        description="Consistency across groups: sync, ssp (bounded staleness) or async.",
+        allowed="sync, ssp, async or auto",
+        description="Consistency across groups: sync, ssp (bounded staleness) or async; auto: "
+        "sync, and ssp while that is faster.",
     )
     staleness: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         3,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Mode ssp: how many iterations a group may be ahead of the slowest one.",
+        description="Modes ssp, auto: how many iterations a group may be ahead of the slowest one.",
     )
     schedule: Annotated[str, Field(max_length=10_000), AfterValidator(_require_schedule)] | None = (
         _setting(

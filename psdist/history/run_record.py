@@ -49,6 +49,8 @@ class RunRecord(BaseModel):
     """The bound of ssp; null in other modes."""
     mode_by: Literal["run", "schedule", "script", "auto"] = "run"
     """Who may change the mode within the run, which begins with ``mode``; run: nobody."""
+    auto_staleness: _Count | None = None
+    """Where psdist chooses between sync and ssp, the bound of that."""
     schedule: tuple[ModeSince, ...] = ()
     """The mode of every round, where a schedule says it."""
     pipeline: _Count = 0
@@ -111,6 +113,11 @@ class RunRecord(BaseModel):
         if (self.mode == "ssp") != (self.staleness is not None):
             raise ValueError(
                 f"mode ssp needs a staleness and no other mode has one, seen {self.staleness}"
+            )
+        if (self.mode_by == "auto") != (self.auto_staleness is not None):
+            raise ValueError(
+                f"mode_by auto needs auto_staleness and no other has one, seen {self.mode_by!r} "
+                f"and {self.auto_staleness}"
             )
         begins = ModeSince(round=0, mode=self.mode, staleness=self.staleness)
         if bool(self.schedule) != (self.mode_by == "schedule") or (

@@ -266,6 +266,12 @@ class Progress(Control):
     """Of what it uses next, at its stalest."""
     waited_s: float = 0.0
     """Seconds that it has waited for servers in ``optimizer.step()``."""
+    first_round: int = 0
+    own_us: _Numbers = dataclasses.field(default_factory=list)
+    """Of a group's leader where psdist chooses the mode: what each round from ``first_round`` on
+    has taken, of the first set, without waiting for servers, in microseconds;"""
+    waits_us: _Numbers = dataclasses.field(default_factory=list)
+    """and that waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

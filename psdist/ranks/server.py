@@ -36,6 +36,7 @@ from psdist.history.writers import (
     slice_places,
     write_run,
 )
+from psdist.mode_control import ModeControl
 from psdist.protocol.control import Setup
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, server_id
@@ -59,7 +60,7 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.lobby import Lobby
-from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.modes import ModeChanged, ModeObserved
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
@@ -260,6 +261,9 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
 
 def _registrar(context: RankContext) -> Registrar:
     roles = context.roles
+    control = None
+    if mode_by(context.config) == "auto":
+        control = ModeControl(num_groups=len(roles.groups), staleness=context.config.staleness)
     return Registrar(
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
@@ -272,14 +276,15 @@ def _registrar(context: RankContext) -> Registrar:
         min_groups=context.config.min_groups,
         buddies=context.buddies,
         takes_set_mode=context.config.set_mode == "allowed",
+        control=control,
     )
 
 
 def policy_of(config: RunConfig) -> Policy:
     """What servers demand in each round."""
-    if mode_by(config) == "script":
-        return Changing(policy_for(config.mode, staleness=config.staleness))
     parts = schedule_of(config)
+    if mode_by(config) in ("script", "auto"):
+        return Changing(policy_for(parts[0].mode, staleness=parts[0].staleness))
     if len(parts) == 1:
         return policy_for(parts[0].mode, staleness=parts[0].staleness)
     return Scheduled(
@@ -300,7 +305,7 @@ class Reporter:
         )
         self._has_looked_for_empty_servers = False
         context.on_abort = self._on_abort
-        self._modes = ModeReports(context.config)
+        self._modes = ModeReports(context.config, context.run_directory)
         mode = self._modes.now
         self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
         self._standing = Standing(mode=mode, group_of_worker=context.roles.group_of_worker)
@@ -364,6 +369,9 @@ class Reporter:
             mode=begins.mode,
             staleness=begins.staleness,
             mode_by=mode_by(context.config),
+            auto_staleness=(
+                context.config.staleness if mode_by(context.config) == "auto" else None
+            ),
             schedule=self._modes.schedule,
             groups=context.roles.groups,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
@@ -399,6 +407,8 @@ class Reporter:
             self._deaths.declared(action)
         elif isinstance(action, Survived):
             self._deaths.survived(action)
+        elif isinstance(action, ModeObserved):
+            self._modes.observed(action)
         elif isinstance(action, ModeChanged):
             self._modes.changed(action)
             self._standing.mode = self._status.mode = self._modes.now

@@ -20,7 +20,8 @@ from psdist.errors import ConfigError
 class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics: TextIO | None = None
+        self._open: dict[str, TextIO] = {}
+        """Files that lines are appended to, by name."""
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -46,12 +47,16 @@ class RunDirectory:
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """One line of metrics.jsonl, in the file when this returns."""
-        if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        self.append("metrics.jsonl", line)
+
+    def append(self, name: str, line: dict[str, Any]) -> None:
+        """One line of a file of lines, in the file when this returns."""
+        if name not in self._open:
+            self._open[name] = (self.path / name).open("a", encoding="utf-8")
+        self._open[name].write(json.dumps(line) + "\n")
+        self._open[name].flush()
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

@@ -35,6 +35,18 @@ class ModeChanged:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class ModeObserved:
+    """What rounds of a group have taken, from ``first_round`` on, in microseconds: for the record.
+    ``is_judged``: whether the mode could change then."""
+
+    group: int
+    first_round: int
+    own_us: list[int]
+    waits_us: list[int]
+    is_judged: bool
+
+
 class ModeChanges:
     TAKES = (ModeProposed,)
 

@@ -27,6 +27,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.mode_control import Decision, ModeControl
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
 from psdist.protocol.control import (
@@ -70,7 +71,7 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
-from psdist.servers.protocol.modes import ModeChanged, ModeChanges
+from psdist.servers.protocol.modes import ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 
 
@@ -113,6 +114,7 @@ RegistrarAction = (
     | Survived
     | TakeoverAction
     | ModeChanged
+    | ModeObserved
 )
 
 
@@ -157,6 +159,7 @@ class Registrar:
         min_groups: int = 1,
         buddies: Sequence[int] = (),
         takes_set_mode: bool = False,
+        control: ModeControl | None = None,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -164,7 +167,7 @@ class Registrar:
         is one of its own;
         ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
         has its second copy; nothing where there are none; ``takes_set_mode``: whether scripts may
-        change the mode."""
+        change the mode; ``control``: chooses it, where nobody else does."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -184,6 +187,10 @@ class Registrar:
         )
         self._modes = ModeChanges(num_servers=num_servers)
         self._takes_set_mode = takes_set_mode
+        self._control = control
+        self._decision: Decision | None = None
+        """Of ``control``, while servers are being told."""
+        self._group_led_by = {workers[0]: group for group, workers in enumerate(groups)}
         self._changes_mode: int | None = None
         """Number of the collective that is over when the mode has changed."""
         self._is_ready = False
@@ -350,7 +357,24 @@ class Registrar:
             )
         self.progress[message.worker] = message
         judged = (self._judge(seq, each, message) for seq, each in self._collectives.items())
-        return list(chain.from_iterable(judged))
+        actions = list(chain.from_iterable(judged))
+        return actions + self._observe(message) if message.own_us else actions
+
+    def _observe(self, message: Progress) -> list[RegistrarAction]:
+        """What rounds of a group have taken, where psdist chooses the mode."""
+        control, group = self._control, self._group_led_by.get(message.worker)
+        own_us, waits_us = message.own_us, message.waits_us
+        is_damaged = len(own_us) != len(waits_us) or min(*own_us, *waits_us, 0) < 0
+        if control is None or group is None or is_damaged:
+            _refuse(worker_id(message.worker), "told what rounds took, unasked or damaged")
+        control.observe(group, message.first_round, own_us, waits_us)
+        is_judged = self._may_change_mode
+        observed = ModeObserved(group, message.first_round, own_us, waits_us, is_judged)
+        decision = control.judge() if is_judged else None
+        if decision is None:
+            return [observed]
+        self._decision = decision
+        return [observed, *self._modes.propose(decision.mode, decision.staleness, why=decision.why)]
 
     def _check_missed_calls(
         self, seq: int, collective: _Collective, worker: int
@@ -486,18 +510,19 @@ class Registrar:
         return [*self._modes.propose(*found, why=f"the script, in collective {seq}")]
 
     @property
-    def may_change_mode(self) -> bool:
+    def _may_change_mode(self) -> bool:
         """Whether the registrar may change the mode now, without a collective: everybody trains."""
         return self._is_ready and not self._modes.is_settling and not self.done
-
-    def change_mode(self, mode: str, staleness: int, *, why: str) -> list[RegistrarAction]:
-        """Change it, where :attr:`may_change_mode`. ``why``: for people."""
-        return [*self._modes.propose(mode, staleness, why=why)]
 
     def _on_mode_proposed(self, message: ModeProposed) -> list[RegistrarAction]:
         actions: list[RegistrarAction] = [*self._modes.on_proposed(message.server, message)]
         if self._modes.is_settling:
             return actions
+        changed = actions[-1]
+        if self._control is not None and self._decision is not None:
+            assert isinstance(changed, ModeChanged)
+            self._control.committed(self._decision, changed.rounds[0])
+            self._decision = None
         # Behind CommitMode: whoever hears of what follows finds servers that have heard of it.
         if self._changes_mode is not None:
             actions += self._resume(self._changes_mode)

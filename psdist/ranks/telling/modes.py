@@ -1,6 +1,6 @@
 """The modes of a run, for its files and for people: which ruled which rounds, and why.
 
-modes = ModeReports(config)
+modes = ModeReports(config, run_directory)
 modes.changed(ModeChanged(...))      # says so in the log
 modes.now, modes.of_set(0)           # for displays; for summary.json
 """
@@ -8,19 +8,23 @@ modes.now, modes.of_set(0)           # for displays; for summary.json
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
-from psdist.config.modes import describe_mode, describe_modes, first_mode, schedule_of
+from psdist.config.modes import describe_mode, describe_modes, first_mode, mode_by, schedule_of
 from psdist.config.settings import RunConfig
+from psdist.history.rules.decisions import MODE_LINES
 from psdist.history.run_record import ModeSince
-from psdist.servers.protocol.modes import ModeChanged
+from psdist.report.run_directory import RunDirectory
+from psdist.servers.protocol.modes import ModeChanged, ModeObserved
 
 logger = logging.getLogger("psdist")
 
 
 class ModeReports:
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
         self._config = config
+        self._directory = directory
         self._changes: list[ModeChanged] = []
         self.now = describe_modes(config)
         """In words, for displays."""
@@ -43,6 +47,8 @@ class ModeReports:
     def changed(self, change: ModeChanged) -> None:
         mode = describe_mode(change.mode, change.staleness)
         self._changes.append(change)
+        if self._config.record and mode_by(self._config) == "auto":
+            self._directory.append(MODE_LINES, {"changed": asdict(change)})
         self.now = f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
         logger.info(
             "mode %s from iteration %s on (%s)",
@@ -50,6 +56,11 @@ class ModeReports:
             ", ".join(map(str, change.rounds)),
             change.why,
         )
+
+    def observed(self, seen: ModeObserved) -> None:
+        """Of what a decision is made; kept with the history."""
+        if self._config.record:
+            self._directory.append(MODE_LINES, {"observed": asdict(seen)})
 
     def of_set(self, index: int) -> list[dict[str, Any]]:
         """For summary.json: the mode of every round, in order, and why."""

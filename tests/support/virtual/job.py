@@ -33,6 +33,7 @@ from psdist.errors import (
 from psdist.history.joining import joined
 from psdist.history.run_record import ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
+from psdist.mode_control import ModeControl
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -200,6 +201,7 @@ class SetOfJob:
             mode=schedule.mode,  # type: ignore[arg-type]
             staleness=schedule.staleness if schedule.mode == "ssp" else None,
             mode_by=schedule.mode_by,
+            auto_staleness=schedule.staleness if schedule.mode_by == "auto" else None,
             schedule=tuple(map(since, self.modes)) if schedule.later else (),
             groups=tuple(self.groups),
             slices=slice_places(lambda size: self.partition.slices(size, self.order), self.groups),
@@ -305,6 +307,11 @@ class VirtualJob(SetOfJob):
                 num_servers=schedule.servers,
                 mode=schedule.modes[0] if len(schedule.modes) == 1 else "ssp",
                 takes_set_mode=schedule.mode_rate > 0,
+                control=(
+                    ModeControl(num_groups=len(self.groups), staleness=schedule.staleness)
+                    if schedule.is_auto
+                    else None
+                ),
                 groups=self.groups,
                 max_deaths=max_deaths,
                 buddies=schedule.buddies if schedule.has_buddies else (),
@@ -440,9 +447,11 @@ class VirtualJob(SetOfJob):
         """The registrar changes the mode, unless it cannot now."""
         loop, another = self.servers[0], self.schedule.another_mode(number)
         assert loop.registrar is not None
-        if loop.registrar.may_change_mode:
-            changed = loop.registrar.change_mode(another.mode, another.staleness, why="a test")
-            loop._do_as_registrar(changed)
+        registrar = loop.registrar
+        if registrar._may_change_mode:
+            loop._do_as_registrar(
+                registrar._modes.propose(another.mode, another.staleness, why="a test")
+            )
 
     @property
     def out_of_the_job(self) -> set[int]:

@@ -51,6 +51,8 @@ class Schedule:
     """Other modes, each from its round on, known to all from the start."""
     mode_rate: float = 0.0
     """How often the script sets another mode behind a collective."""
+    is_auto: bool = False
+    """Whether psdist chooses between sync and ssp."""
     proposals: tuple[int, ...] = ()
     """When the network has delivered so many events, the registrar changes the mode if it can."""
     servers: int = 1
@@ -148,7 +150,7 @@ class Schedule:
     @property
     def mode_by(self) -> Literal["run", "schedule", "script", "auto"]:
         """Who changes the mode."""
-        if self.proposals:
+        if self.proposals or self.is_auto:
             return "auto"
         return "schedule" if self.later else "script" if self.mode_rate else "run"
 

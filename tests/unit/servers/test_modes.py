@@ -128,7 +128,7 @@ def test_a_change_that_may_not_be_is_refused(takes: bool, payload: bytes) -> Non
 
 def test_a_collective_waits_until_a_change_of_the_mode_is_settled() -> None:
     job = Job()
-    job.registrar.change_mode("sync", 0, why="a test")
+    job.registrar._modes.propose("sync", 0, why="a test")
     assert told(job.enter("barrier", b"", b"")) == []
     *commits, one, other = told(job.answer(1, 5))
     assert [type(each) for each in commits] == [CommitMode, CommitMode]
@@ -137,18 +137,18 @@ def test_a_collective_waits_until_a_change_of_the_mode_is_settled() -> None:
 
 def test_the_jobs_end_waits_until_a_change_of_the_mode_is_settled() -> None:
     job = Job()
-    assert job.registrar.may_change_mode
-    job.registrar.change_mode("sync", 0, why="a test")
-    assert not job.registrar.may_change_mode
+    assert job.registrar._may_change_mode
+    job.registrar._modes.propose("sync", 0, why="a test")
+    assert not job.registrar._may_change_mode
     for worker in (0, 1):
         done = Done(worker=worker, statistics={})
         assert job.registrar.handle(worker_id(worker), done) == []
     *_, one, other = told(job.answer(1, 5))
     assert one == other == Finish()
-    assert not job.registrar.may_change_mode
+    assert not job.registrar._may_change_mode
 
 
 def test_the_registrar_changes_no_mode_before_all_have_prepared() -> None:
     job = Job()
     job.enter("prepare", b"", b"")
-    assert not job.registrar.may_change_mode
+    assert not job.registrar._may_change_mode

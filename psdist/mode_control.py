@@ -1,0 +1,97 @@
+"""When to change between sync and bounded staleness: decided from what groups' rounds have taken.
+
+Pure: numbers in, decisions out. The registrar runs it (``mode = auto``), and ``psdist check`` feeds
+it what was recorded and must get the same decisions.
+
+    control = ModeControl(num_groups=4, staleness=3)
+    control.observe(group, first_round, own_us, waits_us)     # as groups report
+    decision = control.judge()                                # None, or the mode to change to
+    control.committed(140)                                    # it rules from round 140 on
+
+Of each round every group tells its *own* time (computing, and whatever else is not waiting for
+servers) and its *wait*. In sync a round takes as long as the slowest group's own time and the
+exchange, for which the last to come waits as well, so its wait is the least of that round. With
+bounded staleness groups go on at their mean pace, so that in the long run the slowest in the mean
+decides:
+
+    sync = mean over rounds (max over groups own + min over groups wait)
+    ssp  = max over groups (mean over rounds own) + mean over rounds (min over groups wait)
+
+The *gain* is 1 - ssp / sync. It is 0 where one group is always the slowest, whom staleness does not
+help, and where all are alike. Own times are the same in either mode, so it is computed alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WINDOW: Final = 20
+"""Rounds that a decision looks at, all of them under the mode of now."""
+TO_SSP: Final = 0.15
+"""The gain from which on sync gives way,"""
+TO_SYNC: Final = 0.05
+"""and up to which it comes back: less, so that a gain in between changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    mode: str
+    staleness: int
+    why: str
+
+
+class ModeControl:
+    def __init__(self, *, num_groups: int, staleness: int) -> None:
+        """``staleness``: the bound of ssp; the run begins in sync."""
+        self._num_groups = num_groups
+        self._staleness = staleness
+        self.mode = "sync"
+        self._first = 0
+        """The first round of the window."""
+        self._rounds: list[dict[int, tuple[int, int]]] = [{} for _ in range(num_groups)]
+        """By group: round -> own time and wait, in microseconds, from the window on."""
+
+    def observe(
+        self, group: int, first_round: int, own_us: Sequence[int], waits_us: Sequence[int]
+    ) -> None:
+        """What these rounds of a group have taken."""
+        times = zip(own_us, waits_us, strict=True)
+        for round_number, each in enumerate(times, start=first_round):
+            if round_number >= self._first:
+                self._rounds[group][round_number] = each
+
+    def judge(self) -> Decision | None:
+        """What the window says, once it is whole; the next one begins behind it."""
+        window = range(self._first, self._first + WINDOW)
+        if not all(each in rounds for rounds in self._rounds for each in window):
+            return None
+        own = [[rounds[each][0] for each in window] for rounds in self._rounds]
+        waits = [[rounds[each][1] for each in window] for rounds in self._rounds]
+        exchange_us = sum(map(min, zip(*waits, strict=True)))
+        sync_us = sum(map(max, zip(*own, strict=True))) + exchange_us
+        ssp_us = max(map(sum, own)) + exchange_us
+        self._begin(window.stop)
+        gain = 1 - ssp_us / sync_us if sync_us else 0.0
+        told = (
+            f"iterations {window.start} to {window.stop - 1}: {sync_us / WINDOW / 1e3:.2f} ms each "
+            f"in sync, {ssp_us / WINDOW / 1e3:.2f} ms with bounded staleness, {100 * gain:.0f} % "
+            "less"
+        )
+        if self.mode == "sync" and gain >= TO_SSP:
+            return Decision("ssp", self._staleness, told)
+        if self.mode == "ssp" and gain <= TO_SYNC:
+            return Decision("sync", 0, told)
+        return None
+
+    def committed(self, decision: Decision, round_number: int) -> None:
+        """The decision rules from this round on: what was before says nothing of it."""
+        self.mode = decision.mode
+        self._begin(max(round_number, self._first))
+
+    def _begin(self, first: int) -> None:
+        self._first = first
+        for rounds in self._rounds:
+            for each in [each for each in rounds if each < first]:
+                del rounds[each]

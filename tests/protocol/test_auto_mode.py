@@ -1,0 +1,154 @@
+"""mode = auto on the virtual network: sync while all are alike, ssp while now this group is slow
+and now that one; each round proved by its rule, and each change by what was observed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from psdist.history.rules.decisions import ModeLine, check_decisions
+from psdist.history.rules.findings import Findings
+from psdist.history.rules.modes import changes_of
+from psdist.history.rules.replay import ServerReplay
+from psdist.protocol.control import Progress
+from psdist.protocol.ids import REGISTRAR
+from psdist.servers.protocol.modes import ModeChanged, ModeObserved
+from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.proof import prove
+from tests.support.virtual.virtual_worker import VirtualWorker
+
+ROUNDS, HALF = 240, 120
+SCHEDULE = Schedule(
+    seed=1,
+    mode="sync",
+    staleness=3,
+    is_auto=True,
+    group_sizes=(1, 1, 1, 1),
+    iterations=(ROUNDS,) * 4,
+    collectives=((),) * 4,
+    compute_s=(1e-3,) * 4,
+    num_chunks=2,
+    servers=2,
+)
+
+
+def is_slow(schedule: Schedule, group: int, clock: int) -> bool:
+    """Until half way now this group is slow and now that one, then none is."""
+    pick = random.Random(f"{schedule.seed} slow {clock}")
+    return clock < HALF and pick.randrange(len(schedule.group_sizes)) == group
+
+
+class Skewed(VirtualWorker):
+    """Tells the registrar what its rounds have taken, three at a time."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.own_us: list[int] = []
+        self.waits_us: list[int] = []
+
+    def train_once(self) -> Iterator[float | None]:
+        network, began_s = self.job.network, self.job.network.now_s
+        self.record_use()
+        yield 1e-3 * (10.0 if is_slow(self.job.schedule, self.group, self.clock) else 1.0)
+        computed_s = network.now_s
+        yield from self.iterate()
+        self.clock += 1
+        self.own_us.append(round(1e6 * (computed_s - began_s)))
+        self.waits_us.append(round(1e6 * (network.now_s - computed_s)))
+        if self.job.schedule.is_auto and len(self.own_us) == 3:
+            self.tell()
+
+    def tell(self) -> None:
+        progress = Progress(
+            worker=self.worker,
+            clock=self.clock,
+            samples=0,
+            first_round=self.clock - len(self.own_us),
+            own_us=self.own_us,
+            waits_us=self.waits_us,
+        )
+        self.loop.transport.send_control(REGISTRAR, progress)
+        self.own_us, self.waits_us = [], []
+
+
+def play(schedule: Schedule) -> VirtualJob:
+    job = VirtualJob(schedule, make_worker=Skewed)
+    job.run()
+    return job
+
+
+def lines_of(job: VirtualJob) -> list[ModeLine]:
+    """As the registrar writes them."""
+    lines: list[ModeLine] = []
+    for each in job.reported:
+        if isinstance(each, ModeObserved):
+            lines.append(ModeLine.model_validate({"observed": asdict(each)}))
+        elif isinstance(each, ModeChanged):
+            changed = asdict(each) | {"rounds": list(each.rounds)}
+            lines.append(ModeLine.model_validate({"changed": changed}))
+    return lines
+
+
+def violations(job: VirtualJob, lines: list[ModeLine]) -> tuple[str, ...]:
+    history, findings = job.history(), Findings(max_listed_per_rule=5)
+    changes = changes_of(ServerReplay(history.run, history.servers[0]))
+    check_decisions(history.run, lines, changes, findings, is_complete=True)
+    return findings.lines()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_staleness_comes_with_skew_and_goes_with_it(seed: int) -> None:
+    job = play(replace(SCHEDULE, seed=seed, jitter_s=1e-5))
+    prove(job)
+    assert [each.mode for each in job.modes] == ["sync", "ssp", "sync"]
+    _, to_ssp, to_sync = job.modes
+    assert 20 <= to_ssp.round < 50
+    assert HALF + 15 < to_sync.round < HALF + 60
+    assert violations(job, lines_of(job)) == ()
+
+
+def test_it_takes_about_as_long_as_the_best_mode_of_each_half() -> None:
+    took_s = {
+        mode: play(replace(SCHEDULE, mode=mode, is_auto=mode == "auto")).network.now_s
+        for mode in ("sync", "ssp")
+    }
+    auto_s = play(SCHEDULE).network.now_s
+    assert took_s["ssp"] < 0.75 * took_s["sync"]
+    assert auto_s < 1.2 * took_s["ssp"]
+
+
+def test_changes_that_do_not_follow_from_what_was_observed_are_found() -> None:
+    job = play(SCHEDULE)
+    lines = lines_of(job)
+    (first, second) = [n for n, line in enumerate(lines) if line.changed is not None]
+    changed, observed = lines[first].changed, lines[first - 1].observed
+    assert changed is not None
+    assert observed is not None
+
+    def with_line(number: int, **update: Any) -> list[ModeLine]:
+        line = lines[number].model_copy(update=update)
+        return [*lines[:number], line, *lines[number + 1 :]]
+
+    forged = {
+        "calls for ssp": with_line(first, changed=changed.model_copy(update={"why": "no reason"})),
+        "was never set": [*lines[:first], *lines[first + 1 :]],
+        "calls for no change": [*lines[:20], lines[first], *lines[20:]],
+        "changes, the log of server 0 of 2": with_line(
+            second, changed=changed.model_copy(update={"rounds": [ROUNDS]})
+        ),
+        "calls for": [
+            each
+            if each.observed is None
+            else each.model_copy(
+                update={"observed": each.observed.model_copy(update={"own_us": [1000] * 3})}
+            )
+            for each in lines
+        ],
+        "of no group": with_line(first - 1, observed=observed.model_copy(update={"group": 9})),
+    }
+    for words, wrong in forged.items():
+        assert any(words in line for line in violations(job, wrong)), words
