@@ -34,6 +34,9 @@ TO_SSP: Final = 0.15
 TO_SYNC: Final = 0.05
 """and up to which it comes back: less, so that a gain in between changes nothing."""
 
+_MOST_KEPT: Final = 10_000
+"""Rounds of a group that wait for others to report theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -58,9 +61,12 @@ class ModeControl:
     ) -> None:
         """What these rounds of a group have taken."""
         times = zip(own_us, waits_us, strict=True)
+        rounds = self._rounds[group]
         for round_number, each in enumerate(times, start=first_round):
             if round_number >= self._first:
-                self._rounds[group][round_number] = each
+                rounds[round_number] = each
+        if len(rounds) > _MOST_KEPT:  # another group says nothing more: its script has ended
+            self._begin(first_round + len(own_us))
 
     def judge(self) -> Decision | None:
         """What the window says, once it is whole; the next one begins behind it."""

@@ -364,7 +364,9 @@ class Registrar:
         """What rounds of a group have taken, where psdist chooses the mode."""
         control, group = self._control, self._group_led_by.get(message.worker)
         own_us, waits_us = message.own_us, message.waits_us
-        is_damaged = len(own_us) != len(waits_us) or min(*own_us, *waits_us, 0) < 0
+        is_damaged = (
+            len(own_us) != len(waits_us) or min(message.first_round, *own_us, *waits_us) < 0
+        )
         if control is None or group is None or is_damaged:
             _refuse(worker_id(message.worker), "told what rounds took, unasked or damaged")
         control.observe(group, message.first_round, own_us, waits_us)

@@ -65,3 +65,16 @@ def test_a_script_sets_the_mode_and_the_check_proves_every_round(tmp_path: Path)
     assert "the script, in collective" in at_last["why"]
     log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert "mode sync from iteration 5 on (the script, in collective" in log
+
+
+def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "--mode", "auto", passed=("150", "slow=25"))
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    assert seen(tmp_path)[0]["modes"] == [["auto", None]] * 150
+    began, *changes = summary(tmp_path)["modes"]
+    assert began == {"round": 0, "mode": "sync", "staleness": None, "why": "settings"}
+    assert (changes[0]["mode"], changes[0]["staleness"]) == ("ssp", 3)
+    assert "ms with bounded staleness" in changes[0]["why"]
+    lines = (tmp_path / "run" / "modes.jsonl").read_text().splitlines()
+    assert sum("changed" in json.loads(line) for line in lines) == len(changes)

@@ -117,6 +117,14 @@ def test_rounds_from_before_a_change_say_nothing_of_the_mode_of_now() -> None:
     assert back.why.startswith("iterations 25 to 44: ")
 
 
+def test_rounds_that_nobody_else_reports_are_not_kept_for_ever() -> None:
+    control = control_of()
+    for first in range(0, 50_000, 100):
+        control.observe(0, first, [1000] * 100, [0] * 100)
+        assert len(control._rounds[0]) <= 10_000
+    assert control.judge() is None
+
+
 def test_groups_that_take_no_time_change_nothing() -> None:
     control = control_of()
     feed(control, alike(WINDOW, own_us=0), exchange_us=0)

@@ -1,11 +1,13 @@
 """A script whose mode changes: sys.argv is the folder for what each worker saw, the number of
-iterations, and after how many of them which mode is set: modes_script.py FOLDER 12 4=ssp:2 8=sync
+iterations, and after how many of them which mode is set: modes_script.py FOLDER 12 4=ssp:2 8=sync;
+slow=25: in each of them another worker takes 25 ms.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -26,6 +28,8 @@ for iteration in range(num_iterations):
         job.set_mode(mode, staleness=int(bound) if bound else None)
     modes.append([job.mode, job.staleness])
     torch.manual_seed(100 * iteration + job.worker)
+    if (iteration * 7 // 3) % job.num_workers == job.worker:
+        time.sleep(float(changes.get("slow", 0)) / 1000)
     loss = model(torch.randn(16, 64)).square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -64,6 +64,7 @@ def test_a_schedule_and_a_mode_are_not_both_given() -> None:
         ({"mode": "ssp"}, ("ssp",), "ssp", 3, False, "run", "ssp (staleness 3)"),
         ({"mode": "async"}, ("async",), "async", 0, False, "run", "async"),
         ({"set_mode": "allowed"}, ("sync", "ssp", "async"), "ssp", 0, True, "script", "sync"),
+        ({"mode": "auto"}, ("sync", "ssp"), "ssp", 0, True, "auto", "auto (sync, ssp:3)"),
         *(
             ({"schedule": text}, coming, judged, bound, mixed, "schedule", text)
             for text, coming, judged, bound, mixed in (
@@ -103,6 +104,10 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
         ({"schedule": "0: ssp:4; 5: ssp:0", "pipeline": 1}, "pipeline = 1 with staleness = 0"),
         ({"schedule": "0: sync", "pipeline": 1}, "pipeline = 1 with mode = sync"),
         ({"schedule": "0: sync; 5: async", "pull_codec": "sign"}, "pull_codec = sign with mode"),
+        ({"set_mode": "allowed", "mode": "auto"}, "mode = auto with set_mode = allowed: one of"),
+        ({"mode": "auto", "pipeline": 1}, "pipeline = 1 with mode = auto: sync may come"),
+        ({"mode": "auto", "local_steps": 2}, "local_steps = 2 with mode = auto"),
+        ({"mode": "auto", "codec": "sign"}, "pull_codec = sign with mode = ssp"),
         ({"set_mode": "allowed", "max_deaths": 1}, "max_deaths = 1 with set_mode = allowed"),
         ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
         ({"set_mode": "allowed", "replication": "buddy"}, "replication = buddy with set_mode"),
