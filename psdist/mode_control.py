@@ -51,8 +51,9 @@ class ModeControl:
         self._num_groups = num_groups
         self._staleness = staleness
         self.mode = "sync"
-        self._first = 0
-        """The first round of the window."""
+        self._first = 1
+        """The first round of the window; what round 0 has taken nobody knows, for it begins before
+        there is an iteration."""
         self._rounds: list[dict[int, tuple[int, int]]] = [{} for _ in range(num_groups)]
         """By group: round -> own time and wait, in microseconds, from the window on."""
 

@@ -47,28 +47,28 @@ def control_of(mode: str = "sync") -> ModeControl:
 @pytest.mark.parametrize("times", [alike, with_one_slow])
 def test_sync_stays_where_all_are_alike_and_where_one_is_always_slow(times: object) -> None:
     control = control_of()
-    feed(control, times(WINDOW))  # type: ignore[operator]
+    feed(control, times(WINDOW + 1))  # type: ignore[operator]
     assert control.judge() is None
 
 
 def test_sync_gives_way_where_now_this_and_now_that_group_is_slow() -> None:
     control = control_of()
-    feed(control, skewed(WINDOW))
+    feed(control, skewed(WINDOW + 1))
     decision = control.judge()
     assert decision is not None
     assert (decision.mode, decision.staleness) == ("ssp", 3)
-    assert decision.why.startswith("iterations 0 to 19: 10.50 ms each in sync, ")
+    assert decision.why.startswith("iterations 1 to 20: 10.50 ms each in sync, ")
 
 
 def test_what_is_said_is_the_arithmetic() -> None:
     control = ModeControl(num_groups=2, staleness=1)
     half = WINDOW // 2
-    control.observe(0, 0, [3000, 1000] * half, [100, 2100] * half)
-    control.observe(1, 0, [1000, 3000] * half, [2100, 100] * half)
+    control.observe(0, 1, [3000, 1000] * half, [100, 2100] * half)
+    control.observe(1, 1, [1000, 3000] * half, [2100, 100] * half)
     assert control.judge() == Decision(
         "ssp",
         1,
-        "iterations 0 to 19: 3.10 ms each in sync, 2.10 ms with bounded staleness, 32 % less",
+        "iterations 1 to 20: 3.10 ms each in sync, 2.10 ms with bounded staleness, 32 % less",
     )
 
 
@@ -77,7 +77,7 @@ def test_what_is_said_is_the_arithmetic() -> None:
 )
 def test_sync_comes_back_where_staleness_gains_nothing(times: object, mode: str) -> None:
     control = control_of("ssp")
-    feed(control, times(WINDOW))  # type: ignore[operator]
+    feed(control, times(WINDOW + 1))  # type: ignore[operator]
     decision = control.judge()
     assert (decision.mode if decision else "") == mode
 
@@ -86,29 +86,29 @@ def test_sync_comes_back_where_staleness_gains_nothing(times: object, mode: str)
 def test_a_gain_between_the_two_bounds_changes_nothing(mode: str) -> None:
     control = ModeControl(num_groups=2, staleness=3)
     control.committed(Decision(mode, 0, ""), 0)
-    control.observe(0, 0, [1000, 1200] * (WINDOW // 2), [200, 0] * (WINDOW // 2))
-    control.observe(1, 0, [1200, 1000] * (WINDOW // 2), [0, 200] * (WINDOW // 2))
+    control.observe(0, 1, [1000, 1200] * (WINDOW // 2), [200, 0] * (WINDOW // 2))
+    control.observe(1, 1, [1200, 1000] * (WINDOW // 2), [0, 200] * (WINDOW // 2))
     assert control.judge() is None  # 1.2 ms and 1.1 ms: 8 %
 
 
 def test_a_window_waits_for_the_last_group_whatever_the_order_of_reports() -> None:
     control, times = control_of(), skewed(WINDOW)
     for group in (3, 1, 0):
-        control.observe(group, 0, times[group], [0] * WINDOW)
+        control.observe(group, 1, times[group], [0] * WINDOW)
         assert control.judge() is None
-    control.observe(2, 0, times[2][:-1], [0] * (WINDOW - 1))
+    control.observe(2, 1, times[2][:-1], [0] * (WINDOW - 1))
     assert control.judge() is None
-    control.observe(2, WINDOW - 1, times[2][-1:], [0])
+    control.observe(2, WINDOW, times[2][-1:], [0])
     assert control.judge() is not None
 
 
 def test_rounds_from_before_a_change_say_nothing_of_the_mode_of_now() -> None:
     control = control_of()
-    feed(control, skewed(WINDOW))
+    feed(control, skewed(WINDOW + 1))
     decision = control.judge()
     assert decision is not None
     control.committed(decision, 25)
-    feed(control, alike(WINDOW - 1), first=WINDOW)  # to round 38: 14 of the window
+    feed(control, alike(WINDOW - 2), first=WINDOW + 1)  # to round 38: 14 of the window
     assert control.judge() is None
     feed(control, alike(6), first=2 * WINDOW - 1)
     back = control.judge()
@@ -127,5 +127,5 @@ def test_rounds_that_nobody_else_reports_are_not_kept_for_ever() -> None:
 
 def test_groups_that_take_no_time_change_nothing() -> None:
     control = control_of()
-    feed(control, alike(WINDOW, own_us=0), exchange_us=0)
+    feed(control, alike(WINDOW + 1, own_us=0), exchange_us=0)
     assert control.judge() is None

@@ -119,6 +119,15 @@ def test_a_change_that_stands_behind_what_it_rules_is_refused() -> None:
     assert any("was sent before that" in line for line in report.violations)
 
 
+def test_a_change_that_all_servers_tell_a_round_too_early_is_refused() -> None:
+    """What was used in that round had been sent before."""
+    history = history_of(BY_SCRIPT)
+    for server in (0, 1):
+        history = forged(history, later_by(-1), server=server)
+    lines = check(history).violations
+    assert any("was sent before that" in line for line in lines)
+
+
 def test_a_run_of_one_mode_changes_nothing() -> None:
     history = history_of(SCHEDULE)
     run = history.run.model_copy(update={"mode_by": "run", "schedule": ()})
