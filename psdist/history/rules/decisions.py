@@ -56,10 +56,12 @@ class ModeLine(_Line):
 
 
 def read_mode_lines(run_dir: Path) -> list[ModeLine]:
-    """In order. Raises :class:`HistoryError` where there is no such file, or a damaged one; a last
-    line that a crash has cut is left out."""
+    """In order; none where there is no such file, because nothing was observed. Raises
+    :class:`HistoryError` for a damaged one; a last line that a crash has cut is left out."""
     path = run_dir / MODE_LINES
     try:
+        if not path.exists():
+            return []
         if path.stat().st_size > _LIMIT_BYTES:
             raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
         lines = path.read_bytes().split(b"\n")
