@@ -9,7 +9,10 @@ import pytest
 from psdist.errors import HistoryError
 from psdist.history.rules.decisions import MODE_LINES, Changed, Observed, read_mode_lines
 
-OBSERVED = '{"observed": {"group": 0, "first_round": 1, "own_us": [5], "waits_us": [2], "is_judged": true}}'
+OBSERVED = (
+    '{"observed": {"group": 0, "first_round": 1, "own_us": [5], "waits_us": [2], '
+    '"is_judged": true}}'
+)
 CHANGED = '{"changed": {"rounds": [9], "mode": "ssp", "staleness": 3, "why": "a test"}}'
 
 
