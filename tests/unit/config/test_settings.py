@@ -172,7 +172,7 @@ def test_a_mistake_names_key_value_source_and_what_is_allowed() -> None:
         "staleness = -1 (command line): must be a whole number from 0 to 2147483647"
     )
     assert mistakes(environment={"PSDIST_MODE": "sspp"}) == (
-        "mode = sspp (environment PSDIST_MODE): must be sync, ssp or async"
+        "mode = sspp (environment PSDIST_MODE): must be sync, ssp, async or auto"
     )
 
 

@@ -65,7 +65,7 @@ def test_settings_that_must_be_known_earlier_say_where_they_are_set(key: str) ->
 @pytest.mark.parametrize(
     ("passed", "told"),
     [
-        ({"mode": "bsp"}, "mode = bsp (psdist.init): must be sync, ssp or async"),
+        ({"mode": "bsp"}, "mode = bsp (psdist.init): must be sync, ssp, async or auto"),
         (
             {"staleness": -1},
             "staleness = -1 (psdist.init): must be a whole number from 0 to 2147483647",
@@ -101,5 +101,5 @@ def test_all_mistakes_of_a_call_are_told_together() -> None:
 
 def test_a_value_that_a_stronger_source_overrides_must_be_right_as_well() -> None:
     # with_script never sees it.
-    with pytest.raises(ConfigError, match="must be sync, ssp or async"):
+    with pytest.raises(ConfigError, match="must be sync, ssp, async or auto"):
         script_settings({"mode": "later"})
