@@ -233,7 +233,8 @@ def test_a_curve_is_drawn_to_scale() -> None:
     assert title == "a: 2 at 2"
     (x0, y0), (x1, y1), (x2, y2) = points
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
-    assert y0 - y1 == pytest.approx(2 * (y0 - y2), abs=0.2)  # upwards on the screen is less
+    assert y1 < y2 < y0  # upwards on the screen is less
+    assert y0 - y1 == pytest.approx(2 * (y0 - y2), abs=0.2)
 
 
 def test_every_panel_has_every_line_and_a_name_below() -> None:
