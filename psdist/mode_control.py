@@ -6,7 +6,7 @@ it what was recorded and must get the same decisions.
     control = ModeControl(num_groups=4, staleness=3)
     control.observe(group, first_round, own_us, waits_us)     # as groups report
     decision = control.judge()                                # None, or the mode to change to
-    control.committed(140)                                    # it rules from round 140 on
+    control.committed(decision, 140)                          # it rules from round 140 on
 
 Of each round every group tells its *own* time (computing, and whatever else is not waiting for
 servers) and its *wait*. In sync a round takes as long as the slowest group's own time and the
