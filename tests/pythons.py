@@ -9,7 +9,8 @@ the environment that runs this is not among them: tests/run.sh runs all tests un
 Looked for: python3 and python3.N on PATH, in /usr/bin and /usr/local/bin, and among what pyenv has.
 Left out: what does not run (a version manager's command without a version), is older, or is there
 twice in the same version. A Python of the same ABI uses the packages of this environment; for
-another, pip installs the few that these tests need.
+another, pip installs the few that these tests need. Under another patch version of the Python of
+this environment only the tests of what has differed between such run.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ FAST = (
     "tests/unit/report",
     "tests/unit/test_regular_expressions.py",
 )
+PATCH_DEPENDENT = ("tests/unit/test_regular_expressions.py",)
+"""What has differed between patch versions of one Python: all that runs under those."""
 PACKAGES = (
     *("hypothesis", "msgpack", "numpy", "pydantic", "pytest", "pytest-timeout", "pyyaml"),
     *("rich", "typer"),
@@ -195,6 +198,12 @@ def make(python: Python, folder: Path, known: Python, environment: Mapping[str, 
     return ""
 
 
+def tests_for(python: Python, known: Python) -> tuple[str, ...]:
+    """The whole suite runs under ``known``: another patch version of it need not run it again."""
+    is_patch = python.version.rpartition(".")[0] == known.version.rpartition(".")[0]
+    return PATCH_DEPENDENT if is_patch else FAST
+
+
 def tried(python: Python, known: Python) -> Outcome:
     start = time.monotonic()
     environment = {
@@ -209,7 +218,7 @@ def tried(python: Python, known: Python) -> Outcome:
         return Outcome(python=python, has_passed=False, text=text, took_s=time.monotonic() - start)
     status, text = run(
         *(str(folder / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        *("-m", "not mpi and not slurm", *FAST),
+        *("-m", "not mpi and not slurm", *tests_for(python, known)),
         environment=environment,
     )
     return Outcome(

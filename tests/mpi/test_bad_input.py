@@ -149,7 +149,7 @@ def test_all_mistakes_of_a_file_are_told_together_and_once(
     assert said(done) == [
         "psdist: error: 3 mistakes in the configuration:",
         f"  server = 2 ({file}) is no setting; did you mean servers?",
-        f"  mode = bsp ({file}): must be sync, ssp or async",
+        f"  mode = bsp ({file}): must be sync, ssp, async or auto",
         f"  warn_s = 0 ({file}): must be a number of seconds > 0 and <= 1000000000",
     ]
 

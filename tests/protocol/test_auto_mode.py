@@ -113,6 +113,7 @@ def test_staleness_comes_with_skew_and_goes_with_it(seed: int) -> None:
     assert violations(job, lines_of(job)) == ()
 
 
+@pytest.mark.slow
 def test_it_takes_about_as_long_as_the_best_mode_of_each_half() -> None:
     longer = replace(SCHEDULE, iterations=(2 * ROUNDS,) * 4)
     took_s = {

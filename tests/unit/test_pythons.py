@@ -98,6 +98,16 @@ def test_a_failure_under_one_python_is_a_failure_that_names_it(
     assert pythons.main() == 0
 
 
+def test_another_patch_version_runs_what_has_differed_between_those() -> None:
+    def python(version: str) -> Python:
+        return Python(path="/bin/python3", version=version, abi="")
+
+    known = python("3.11.7")
+    assert pythons.tests_for(python("3.11.2"), known) == pythons.PATCH_DEPENDENT
+    assert pythons.tests_for(python("3.12.1"), known) == pythons.FAST
+    assert set(pythons.PATCH_DEPENDENT) <= set(pythons.FAST)
+
+
 def test_the_fast_tests_are_there_and_import_neither_torch_nor_an_mpi() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['mpi4py'] = None\n"

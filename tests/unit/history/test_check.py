@@ -978,4 +978,5 @@ def test_the_check_imports_nothing_of_what_it_judges() -> None:
     *modules, has_torch, has_mpi = done.stdout.split()
     assert (has_torch, has_mpi) == ("False", "False")
     rooms = {name.split(".")[1] for name in modules if name != "psdist"}
-    assert rooms == {"commands", "errors", "history", "version", "whole_writes"}
+    # mode_control is pure, and what auto has decided must follow from it.
+    assert rooms == {"commands", "errors", "history", "mode_control", "version", "whole_writes"}
