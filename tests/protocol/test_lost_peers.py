@@ -18,7 +18,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from tests.support.virtual.job import Schedule, VirtualJob
 
-SEEDS = range(36)
+SEEDS = range(24)
 
 
 class WatchedNetwork(VirtualNetwork):
