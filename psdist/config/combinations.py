@@ -9,11 +9,12 @@ table.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
 
-MODES: Final = ("sync", "ssp", "async")
+Mode: TypeAlias = Literal["sync", "ssp", "async"]
+MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 EXAMPLES: Final = (
     *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
     *("topk:0.01", "randk:0.01"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from psdist.config.combinations import MODES
+from psdist.config.combinations import MODES, Mode
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -83,7 +83,7 @@ def is_changing(config: RunConfig) -> bool:
     return mode_by(config) in ("script", "auto") or len(schedule_of(config)) > 1
 
 
-def modes_that_may_come(config: RunConfig) -> tuple[str, ...]:
+def modes_that_may_come(config: RunConfig) -> tuple[Mode, ...]:
     """In the order of :data:`psdist.config.combinations.MODES`."""
     if config.set_mode == "allowed":
         return MODES
@@ -93,7 +93,7 @@ def modes_that_may_come(config: RunConfig) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in coming)
 
 
-def judging_mode(config: RunConfig) -> str:
+def judging_mode(config: RunConfig) -> Mode:
     """The most demanding of them: ``sync`` only where no other mode may come, ``async`` only where
     no group ever waits for another."""
     coming = modes_that_may_come(config)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from psdist.commands.bench.plot import COLOURS
+from psdist.commands.bench.plot import COLOURS, GRID
 from psdist.topology.draw.svg_canvas import INK, MUTED, Canvas, wrapped
 
 _WIDTH: Final = 420.0
@@ -22,7 +22,6 @@ _BETWEEN: Final = 26.0
 _TOP: Final = 56.0
 _BELOW: Final = 40.0
 _LINE: Final = 16.0
-_GRID: Final = "#e3e6ec"
 _COLUMNS: Final = 2
 _LOGARITHMIC_FROM: Final = 6.0
 _DASHES: Final = ("", "6 3", "2 2")
@@ -127,11 +126,11 @@ def _panel(
     up = Axis(*heights, start=above + _HEIGHT, stop=above)
     for value in up.ticks():
         y = up.place(value)
-        canvas.rect(left, y - 0.4, _WIDTH, 0.8, fill=_GRID)
+        canvas.rect(left, y - 0.4, _WIDTH, 0.8, fill=GRID)
         canvas.text(left - 6, y + 4, f"{value:.4g}", size=10, fill=MUTED, anchor="end")
     for value in across.ticks():
         x = across.place(value)
-        canvas.rect(x - 0.4, above, 0.8, _HEIGHT, fill=_GRID)
+        canvas.rect(x - 0.4, above, 0.8, _HEIGHT, fill=GRID)
         canvas.text(x, above + _HEIGHT + 12, f"{value:.4g}", size=10, fill=MUTED, anchor="middle")
     canvas.text(
         left + _WIDTH / 2, above + _HEIGHT + 26, panel.label, size=11, fill=INK, anchor="middle"

@@ -27,7 +27,7 @@ RIGHT: Final = 210
 _ROW: Final = 20
 _GAP: Final = 14
 _TOP: Final = 48
-_GRID: Final = "#e3e6ec"
+GRID: Final = "#e3e6ec"
 _LOGARITHMIC_FROM: Final = 12.0
 """Largest time by smallest."""
 
@@ -91,7 +91,7 @@ def plot(title: str, sizes: Sequence[Size], *, note: str) -> str:
         canvas.text(12, 42 + 14 * number, line, size=11, fill=MUTED)
     for tick in scale.ticks():
         x = scale.x(tick)
-        canvas.rect(x - 0.4, top - 6, 0.8, bottom - top, fill=_GRID)
+        canvas.rect(x - 0.4, top - 6, 0.8, bottom - top, fill=GRID)
         canvas.text(x, bottom + 10, short_time(tick), size=10, fill=MUTED, anchor="middle")
     y = top
     for size in sizes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,10 +120,12 @@ def check_modes(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
         findings.add_each(
             Rule.MODES,
             np.flatnonzero(early),
-            lambda use, where=where: (  # type: ignore[misc]
-                f"{where}, but {uses.line(use)}: was sent before that"
-            ),
+            partial(_sent_early, where, uses),
         )
+
+
+def _sent_early(where: str, uses: Uses, use: int) -> str:
+    return f"{where}, but {uses.line(use)}: was sent before that"
 
 
 def check_same_modes(

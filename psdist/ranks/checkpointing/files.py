@@ -251,7 +251,7 @@ class CheckpointFiles:
             psdist=VERSION,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             attempt=context.attempt,
-            mode=judging_mode(config),  # type: ignore[arg-type] # one of the three
+            mode=judging_mode(config),
             seed=config.seed,
             world=len(roles.places),
             servers=roles.num_servers,
