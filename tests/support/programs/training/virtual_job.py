@@ -170,10 +170,11 @@ class _Worker:
 
     def pause(self, sleep_s: float | None = None) -> None:
         """Hand the baton back, until something arrives or for so many virtual seconds."""
-        self._sleep_s = sleep_s
-        self._has_paused.release()
-        self._may_run.acquire()
-        if self._is_abandoned:
+        if not self._is_abandoned:
+            self._sleep_s = sleep_s
+            self._has_paused.release()
+            self._may_run.acquire()
+        if self._is_abandoned:  # again and again: what runs before a compiler keeps errors for later
             raise _AbandonedError
 
     def abandon(self) -> None:
