@@ -101,6 +101,22 @@ def test_so_does_one_with_rounds_of_local_steps(runs: ForkedRuns, tmp_path: Path
     refused(resume(runs, again, *given, "optimizer=sgd", words=rounds), "torch.optim.AdamW")
 
 
+def test_the_learning_rate_of_local_steps_goes_on_from_attempt_to_attempt(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    """It follows what was set before, and every attempt has loaded the optimizer's state."""
+    rounds = ("--local-steps", "2")
+    given = ("loop=epochs", "decay=0.8", "at=2,5")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(runs, whole, *given, "steps=15", f"out={whole}.safetensors", words=rounds)
+    train(runs, parts, *given, "steps=5", words=rounds)
+    assert resume(runs, parts, *given, "steps=10", words=rounds).returncode == 0
+    done = resume(runs, parts, *given, "steps=15", f"out={parts}.safetensors", words=rounds)
+    assert done.returncode == 0, done.text
+    assert "begins at [6]" in done.stdout
+    assert Path(f"{parts}.safetensors").read_bytes() == Path(f"{whole}.safetensors").read_bytes()
+
+
 def test_a_third_attempt_is_told_apart_and_metrics_go_on(runs: ForkedRuns, again: Path) -> None:
     assert resume(runs, again, "at=5").returncode == 0
     done = resume(runs, again)

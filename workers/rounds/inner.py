@@ -47,9 +47,15 @@ class LocalOptimizer(ServedOptimizer):
         return self._original.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Every worker of the group must load the same."""
+        """Every worker of the group must load the same. The groups stay the same dicts, which torch
+        replaces: whoever holds them (a checkpoint of what they are now, the script) sees later
+        changes, too."""
+        groups = self._original.param_groups
         self._original.load_state_dict(state_dict)
-        self.param_groups = self._original.param_groups
+        for group, loaded in zip(groups, self._original.param_groups, strict=True):
+            group.clear()
+            group.update(loaded)
+        self._original.param_groups = groups
         self.state = self._original.state
 
     @property

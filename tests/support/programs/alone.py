@@ -1,7 +1,8 @@
 """A small training of one worker, right or wrong: ``alone.py CASE [NAME=VALUE ...]``.
 
 ``model``: narrow, wide, large, renamed; ``optimizer``: sgd, adamw; ``sets``: 1 or 2; ``steps``;
-``at``: the iteration behind which ``job.checkpoint()`` is called. CASE says what is done beside.
+``at``: the iteration behind which ``job.checkpoint()`` is called; ``decay``: by which every step
+multiplies the learning rate. CASE says what is done beside.
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ def main(case: str, given: dict[str, str]) -> None:
             job.checkpoint()
         for each in served:
             each.step()
+            for group in each.param_groups:
+                group["lr"] *= float(given.get("decay", "1"))
         if case == "count":
             job.state["count"] = job.state.get("count", 0) + 1
         if job.clock in at:
