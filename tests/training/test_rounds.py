@@ -506,6 +506,33 @@ def test_gradients_that_a_scaler_has_scaled_are_unscaled_before_the_step(tmp_pat
         assert torch.allclose(result["parameters"], wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1),)], ids=["alone", "of-two"])
+def test_an_overflow_before_clipping_is_a_step_that_all_leave_out(
+    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        moved = []
+        for step, (x, y) in enumerate(PROBLEM.batches(size=SIZE, count=3)):
+            before = flat(model)
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+            if step == 1 and job.worker == 1:
+                model[0].weight.grad[0, 0] = torch.inf
+            scaler.unscale_(optimizer)
+            job.clip_grad_norm_(0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            moved.append(not torch.equal(flat(model), before))
+        return {"moved": moved, "scale": scaler.get_scale()}
+
+    first, second = run(script, tmp_path, groups=groups).results
+    assert first == {"moved": [True, len(groups) == 2, True], "scale": 4.0}
+    assert second == {"moved": [True, False, True], "scale": 2.0}
+
+
 def test_state_of_before_goes_on(tmp_path: Path) -> None:
     def make() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = PROBLEM.model()

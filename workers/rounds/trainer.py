@@ -100,7 +100,9 @@ class LocalTrainer(Trainer):
         self, gradient_scale: float, *, is_skipped: bool, clip_to: float | None = None
     ) -> Generator[Wait, None, Reduced]:
         """``p.grad`` of every worker of the group becomes the group's mean, clipped where that is
-        asked for."""
+        asked for. ``clip_to``: the script clips; whether an overflow is skipped its scaler says
+        later."""
+        may_be_skipped = clip_to is not None
         self._look_for_changes(self._flat, self.clock)
         self._require_anchor()
         self._batches.use_unseen()
@@ -112,8 +114,8 @@ class LocalTrainer(Trainer):
             weight=self._batches.weight,
             set_index=self._loop.core.set_index,
             hyper=self._rounds.hyperparameters(),
-            is_skipped=is_skipped,
-            is_finite=not non_finite,
+            is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
+            is_finite=may_be_skipped or not non_finite,
             max_norm=max_norm,
             absent=frozenset(absent),
         )
