@@ -29,14 +29,14 @@ class Rounds:
 
     def __init__(self) -> None:
         self._ended: tuple[int, float, float] | None = None
-        """The round that has ended last, when, and how long the set had waited until then."""
+        """The round that has ended last, when, and how long the worker had waited until then."""
         self._own_us: list[int] = []
         self._waits_us: list[int] = []
 
-    def end(self, trainer: Trainer, now_s: float) -> None:
-        """A round has ended; nothing is known of the first one, which began some time before."""
-        waited_s, before = trainer.waited_s, self._ended
-        self._ended = trainer.clock, now_s, waited_s
+    def end(self, clock: int, waited_s: float, now_s: float) -> None:
+        """A round has ended, the ``clock``-th; nothing is known of the first one, which began some
+        time before. ``waited_s``: for servers, of this worker until now, in every set."""
+        before, self._ended = self._ended, (clock, now_s, waited_s)
         if before is not None:
             wait_s = max(0.0, waited_s - before[2])
             self._waits_us.append(round(1e6 * wait_s))
@@ -74,7 +74,7 @@ class Standing:
         if not set_index:
             self._passes.end_iteration()
             if self._rounds is not None:
-                self._rounds.end(trainers[0], time.monotonic())
+                self._rounds.end(trainers[0].clock, _waited_s(trainers), time.monotonic())
         if time.monotonic() - self._sent_s >= _EVERY_S:
             self.send(trainers)
 
@@ -94,9 +94,13 @@ class Standing:
             batch=position.batch,
             batches=position.batches,
             staleness=max((each.staleness for each in trainers), default=0),
-            waited_s=sum(each.waited_s for each in trainers),
+            waited_s=_waited_s(trainers),
             first_round=first_round,
             own_us=own_us,
             waits_us=waits_us,
         )
         self._transport.send_control(REGISTRAR, progress)
+
+
+def _waited_s(trainers: Sequence[Trainer]) -> float:
+    return sum(each.waited_s for each in trainers)

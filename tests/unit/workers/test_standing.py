@@ -1,0 +1,38 @@
+"""What a worker tells the registrar of its rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from psdist.protocol.control import Progress
+from psdist.workers.standing import Standing
+
+
+class Network:
+    def __init__(self) -> None:
+        self.sent: list[Progress] = []
+
+    def send_control(self, _peer: int, message: Progress) -> None:
+        self.sent.append(message)
+
+
+def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
+    """A GAN's two optimizers: each round of the first waits 2 s, and then 3 s for the second."""
+    network: Any = Network()
+    standing = Standing(0, network, tells_rounds=True)
+    first, second = (mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0) for _ in "12")
+    with mock.patch("psdist.workers.standing.time.monotonic", return_value=0.0) as now_s:
+        for clock in range(1, 4):
+            now_s.return_value += 1.0 + 2.0  # computes, waits
+            first.clock, first.waited_s = clock, first.waited_s + 2.0
+            standing.end_iteration([first, second], 0)
+            now_s.return_value += 0.5 + 3.0
+            second.clock, second.waited_s = clock, second.waited_s + 3.0
+            standing.end_iteration([first, second], 1)
+        standing.send([first, second])
+    own_us = [each for message in network.sent for each in message.own_us]
+    waits_us = [each for message in network.sent for each in message.waits_us]
+    assert own_us == [1_500_000] * 2
+    assert waits_us == [5_000_000] * 2
+    assert [each.first_round for each in network.sent if each.own_us] == [1, 2]
