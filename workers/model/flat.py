@@ -24,6 +24,7 @@ from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 from psdist.transfers import DONE, Copy, Mark, Pairs, Transfers, transfers_for
 from psdist.workers.model.bits import as_bits, same_bits
+from psdist.workers.model.samples import ValueSamples
 
 
 class _FlatBuffers:
@@ -91,6 +92,7 @@ class FlatModel:
         self._gradient_views = self._views_of(self._gradients)
         self._addresses = [parameter.data_ptr() for parameter in parameters]
         self._versions = [parameter._version for parameter in parameters]
+        self.samples = ValueSamples(partition, self._values.on_device)
         self._noted: list[tuple[int, int]] = []
         self._pushed: tuple[_FlatBuffers, list[torch.Tensor]] | None = None
         """The flat gradients whose bytes are being pushed, while others are collected aside."""
@@ -329,12 +331,8 @@ class FlatModel:
     def host_to_device(self, chunks: Iterable[Chunk]) -> None:
         """Replies about ``chunks`` have landed in what MPI sees."""
         if self.transfers.has_mirrors:
-            self.land(
-                [
-                    (_part(self._values.on_host, chunk), _part(self._values.on_device, chunk))
-                    for chunk in chunks
-                ]
-            )
+            host, device = self._values.on_host, self._values.on_device
+            self.land([(_part(host, chunk), _part(device, chunk)) for chunk in chunks])
 
     def land(self, pairs: Pairs) -> None:
         """Bring values into place from host memory, which stays as it is until
@@ -350,6 +348,8 @@ class FlatModel:
     def values_changed(self, pieces: Collection[int] | None = None) -> None:
         """Tell autograd, which sees no writes by MPI, of all ``pieces`` or these: a backward pass
         through the old values then raises, as it does after any optimizer's step."""
+        if pieces is None:
+            self.samples.take()
         chosen = range(len(self._parameters)) if pieces is None else pieces
         torch.autograd.graph.increment_version([self._parameters[piece] for piece in chosen])
         for piece in chosen:

@@ -80,7 +80,10 @@ class ModelWatch:
         before, self._before_load = self._before_load, []
         if written:  # since the last pull, too, which brings the servers' values back
             self._look_for_a_load(before, clock)
-        if written and not self._has_warned and not is_local:
+        if is_local or self._has_warned:
+            return
+        written = written or flat.samples.changed()
+        if written:
             self._has_warned = True
             logger.warning(
                 "the script has written to parameter %s (and %d more) since the servers sent it; "
