@@ -14,6 +14,7 @@ tests/support/slurm/cluster.py.
 from __future__ import annotations
 
 import fcntl
+import functools
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -29,8 +30,7 @@ __all__ = ["slurm_cluster"]
 # A mistake shows in the stage that costs least: plain tests, then MPI, then the cluster.
 STAGES = ("mpi", "slurm")
 ON_THE_CLUSTER = "tests/slurm/"
-# Folders whose files share what is started once: the cluster, and the mpirun of all training jobs.
-TOGETHER = (ON_THE_CLUSTER, "tests/training/")
+IN_ONE_MPIRUN = "tests/training/"  # those of its files that say so
 # The longest file. Its tests share nothing: dealt out one by one, and last, they fill what the
 # others leave, so that all processes end together.
 ONE_BY_ONE = "tests/mpi/test_bad_input.py"
@@ -82,15 +82,25 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side: a file's tests stay together, they share what is started once."""
+    """Side by side: a file's tests stay together, and files that share what is started once: the
+    cluster, and the mpirun of all training jobs."""
     from xdist.scheduler import LoadScopeScheduling
+
+    @functools.cache
+    def scope_of(file: str) -> str:
+        if file.startswith(ON_THE_CLUSTER):
+            return ON_THE_CLUSTER
+        if (
+            file.startswith(IN_ONE_MPIRUN)
+            and "\nOVER_MPI = " in (config.rootpath / file).read_text()
+        ):
+            return IN_ONE_MPIRUN
+        return file
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            if file == ONE_BY_ONE:
-                return nodeid
-            return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+            return nodeid if file == ONE_BY_ONE else scope_of(file)
 
     return ByFile(config, log)
 
