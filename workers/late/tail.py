@@ -40,8 +40,8 @@ _TAILS: Final[weakref.WeakSet[Tail]] = weakref.WeakSet()
 def finish_all() -> None:
     """Before something that nobody could tell of a read: a fork, a compiler that looks at the
     parameters. Of this thread's scripts."""
-    me = threading.get_ident()
-    for tail in [each for each in _TAILS if each.owner == me]:
+    me = threading.current_thread()
+    for tail in [each for each in _TAILS if each.owner is me]:
         tail.finish_before()
 
 
@@ -73,7 +73,8 @@ class Tail:
     ) -> None:
         """``chunks``: all of the set, which this worker pushes; ``move(chunks)`` brings into place
         what has landed of them; ``driver``: of the loop while the script computes."""
-        self.owner = threading.get_ident()
+        self.owner = threading.current_thread()
+        """Not its number, which the next thread gets."""
         self.is_pending = False
         """Whether values are still to come, or to be moved."""
         self.waited_s = 0.0
@@ -134,7 +135,7 @@ class Tail:
                 f"parameter {name} is read in a process that was forked before its values had "
                 f"come (overlap = full); {_REMEDY}"
             )
-        if threading.get_ident() != self.owner:
+        if threading.current_thread() is not self.owner:
             raise UsageError(
                 f"parameter {name} is read in another thread than that of optimizer.step(), before "
                 f"its values have come (overlap = full); {_REMEDY}, or read it once before"
@@ -191,7 +192,7 @@ class Tail:
     def finish_now(self) -> None:
         """As :meth:`finish`, whoever has the loop."""
         if self.is_pending:
-            if threading.get_ident() != self.owner:
+            if threading.current_thread() is not self.owner:
                 raise UsageError(
                     "the script goes on in another thread than that of optimizer.step(), before "
                     f"new values have come (overlap = full); {_REMEDY}"

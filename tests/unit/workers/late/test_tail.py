@@ -230,17 +230,36 @@ def test_all_tails_of_this_thread_are_finished_before_what_nobody_can_tell_of(
     played: Played,
 ) -> None:
     other = Played().begun()
-    other.tail.owner = threading.get_ident() + 1
+    other.tail.owner = threading.Thread()
     played.begun()
     module.finish_all()
     assert not played.tail.is_pending
     assert other.tail.is_pending
-    other.tail.owner = threading.get_ident()
+    other.tail.owner = threading.current_thread()
     module.finish_all()
     assert not other.tail.is_pending
     other.log.clear()
     module.finish_all()
     assert other.told() == []
+
+
+def test_a_thread_does_not_finish_what_one_before_it_left_whose_number_it_has() -> None:
+    left: list[Played] = []
+    first = threading.Thread(target=lambda: left.append(Played().begun()))
+    first.start()
+    first.join()
+    same_number: list[bool] = []
+
+    def compile_something() -> None:
+        same_number.append(threading.get_ident() == first.ident)
+        module.finish_all()
+
+    for _ in range(20):
+        then = threading.Thread(target=compile_something)
+        then.start()
+        then.join()
+    assert any(same_number), "this system gives no thread the number of one that has ended"
+    assert left[0].tail.is_pending
 
 
 def test_values_come_plainly_whatever_the_reader_is_in(played: Played) -> None:
