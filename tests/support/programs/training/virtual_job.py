@@ -174,7 +174,7 @@ class _Worker:
             self._sleep_s = sleep_s
             self._has_paused.release()
             self._may_run.acquire()
-        if self._is_abandoned:  # again and again: what runs before a compiler keeps errors for later
+        if self._is_abandoned:  # again and again: some keep errors for later
             raise _AbandonedError
 
     def abandon(self) -> None:
