@@ -3,6 +3,7 @@
 PsdistError
 ├── UserError                 the user can mend it; one line, exit status 2
 │   ├── ConfigError           a setting: unknown key, wrong type, out of range
+│   ├── CodecError            a codec of the user's own: not importable, or not what it must be
 │   ├── LaunchError           the way the job was started does not fit together
 │   ├── ModelError            workers disagree about the model, or it cannot be partitioned
 │   ├── OptimizerRefusedError this optimizer would be wrong on a parameter server
@@ -41,6 +42,10 @@ class UserError(PsdistError):
 
 
 class ConfigError(UserError):
+    pass
+
+
+class CodecError(UserError):
     pass
 
 

@@ -16,7 +16,9 @@ payload, and nothing is encoded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from psdist.errors import ProtocolError
 
@@ -36,7 +38,7 @@ class Codec(Protocol):
         ...
 
     def num_bytes(self, num_values: int) -> int:
-        """Of the payload of so many values, 1 at least."""
+        """Of the payload of so many values, 1 at least; of a :class:`Varying` codec at most."""
         ...
 
     def encode(self, values: Tensor, *, seed: int) -> Tensor:
@@ -48,6 +50,42 @@ class Codec(Protocol):
         """New float32 values. ``payload``: uint8, from a multiple of 4 bytes on in its memory.
         Raises :class:`ProtocolError` where it cannot be what ``encode`` made of so many values."""
         ...
+
+
+class Varying:
+    """Base of codecs of which payloads of as many values are not all of one size."""
+
+
+class Matrix(NamedTuple):
+    """A stretch of a piece, as rows that lie behind one another; the first and the last one may be
+    cut."""
+
+    width: int
+    """Values of a row; 0 of a vector, which has no rows."""
+    before: int
+    """Values of the first row that lie before the stretch."""
+    length: int
+
+    @property
+    def rows(self) -> int:
+        """That the stretch touches."""
+        return -(-(self.before + self.length) // self.width)
+
+
+class MatrixCodec(ABC):
+    """Base of codecs that take values as matrices, and whose next encoding of a matrix may go on
+    from the last one. The sender keeps what it goes on from; nothing of it is told."""
+
+    @abstractmethod
+    def of(self, matrices: Sequence[Matrix]) -> Codec:
+        """The same codec for values that are these, behind one another."""
+
+    @abstractmethod
+    def encode_from(
+        self, values: Tensor, *, seed: int, starts: Sequence[Tensor | None]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """As ``encode``; ``starts``: for each matrix what its last encoding has given beside the
+        payload, which is what is returned second."""
 
 
 def require_size(codec: Codec, payload: Tensor, num_values: int) -> None:

@@ -1,14 +1,15 @@
 """The payload of one chunk: which of its values a codec takes, and what stands beside them.
 
-    coding = ChunkCoding(codec, chunk, exact=exact_pieces(partition, ("vectors", "*embed*")))
+    coding = ChunkCodings(layouts)[chunk]
     num_bytes = coding.encode(values, frame_memory, whole=values, seed=7)
     coding.read(frame_memory[:num_bytes]).values()      # float32, as the receiver has them
     coding.read(...).change(held)                       # or: added to what is held, in place
 
 A payload begins with 8 bytes (little-endian): its form, whether it is one for comparison, how many
-segments are left out, and the CRC-32 of what the receiver holds afterwards. Then come the numbers
-of those segments, the codec's bytes, and the values of *exact* pieces in the workers' dtype, each
-filled up to 8 bytes. Padding between pieces is never sent, and stays zero.
+segments are left out, and the CRC-32 of what the receiver holds afterwards; of a push, of what the
+codec decodes. Then come the numbers of those segments, the codec's bytes (behind their number, 8
+bytes, where that varies), and the values of *exact* pieces in the workers' dtype, each filled up to
+8 bytes. Padding between pieces is never sent, and stays zero.
 
 RAW      all values of the chunk, in the workers' dtype
 VALUES   what the codec made of the values
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from psdist.codecs.base import MatrixCodec
 from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_values
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _HEAD: Final = struct.Struct("<BBHI")
+_LENGTH: Final = struct.Struct("<Q")
 _MOST_LEFT_OUT: Final = (1 << 16) - 1
 
 
@@ -55,7 +58,8 @@ class Content(NamedTuple):
     given: Tensor
     """In the workers' dtype, of the exact ones."""
     checksum: int | None
-    """CRC-32 of what the receiver holds afterwards, where it is to be compared."""
+    """CRC-32 of what the receiver holds afterwards, of a push of ``decoded``, where it is to be
+    compared."""
 
     def values(self) -> Tensor:
         """New float32 values of the chunk; zero where nothing was sent."""
@@ -67,6 +71,11 @@ class Content(NamedTuple):
         """Write what was sent, rounded to their dtype."""
         _put(values, self.coded, self.decoded)
         _put(values, self.exact, self.given)
+
+    @property
+    def is_as_sent(self) -> bool:
+        """Of a push: False where its sender has decoded something else."""
+        return self.checksum is None or self.checksum == zlib.crc32(as_bytes(self.decoded))
 
     def change(self, held: Tensor) -> bool:
         """What was sent becomes ``held``, or is added to it, and is rounded to its dtype once; the
@@ -101,20 +110,32 @@ class ChunkCoding(ChunkLayout):
         seed: int,
         absent: Collection[int] = (),
         form: Form = Form.VALUES,
+        starts: dict[int, Tensor | None] | None = None,
     ) -> int:
         """``values``: float32, what the codec is given of the whole chunk; ``whole``: of which the
-        exact pieces are sent; ``absent``: pieces that are left out. The bytes used."""
+        exact pieces are sent; ``absent``: pieces that are left out; ``starts``: by segment, from
+        where a codec of matrices goes on, brought up to date. The bytes used."""
         left_out = self._left_out(absent) if absent else []
         if len(left_out) > _MOST_LEFT_OUT:
             return self.encode_raw(whole, into)
-        coded, exact = self.stretches(left_out) if left_out else self.all
+        division = self.divided(left_out) if left_out else self.all
+        coded, exact, codec, segments = division
         _HEAD.pack_into(into, 0, form, 0, len(left_out), 0)
         at = _HEAD.size
         if left_out:
             struct.pack_into(f"<{len(left_out)}I", into, at, *left_out)
             at += filled(4 * len(left_out))
         if coded:
-            payload = self.codec.encode(taken(values, coded), seed=seed)
+            given = taken(values, coded)
+            if isinstance(codec, MatrixCodec) and starts is not None:
+                last = [starts.get(number) for number in segments]
+                payload, after = codec.encode_from(given, seed=seed, starts=last)
+                starts.update(zip(segments, after, strict=True))
+            else:
+                payload = codec.encode(given, seed=seed)
+            if division.length_bytes:
+                at += _LENGTH.size
+                _LENGTH.pack_into(into, at - _LENGTH.size, len(payload))
             into[at : at + len(payload)] = as_bytes(payload)
             at += filled(len(payload))
         if exact:
@@ -143,7 +164,7 @@ class ChunkCoding(ChunkLayout):
             nothing = torch.empty(0, dtype=torch.float32)
             every = [Stretch(0, chunk.length)]
             return Content(form, chunk, (), nothing, every, given, compared)
-        coded, exact = self.all
+        division = self.all
         if num_left_out:
             is_held = num_bytes >= at + filled(4 * num_left_out)
             self._require(is_held, f"{num_left_out} segments are left out in {num_bytes} bytes")
@@ -152,15 +173,24 @@ class ChunkCoding(ChunkLayout):
                 set(left_out)
             )
             self._require(is_known, f"segments {left_out[:3]} ... are not to be left out")
-            coded, exact = self.stretches(left_out)
+            division = self.divided(left_out)
             at += filled(4 * num_left_out)
-        self._require_bytes(num_bytes, at + self.num_bytes(coded, exact))
+        coded, exact, codec, _ = division
         num_coded, num_exact = num_values(coded), num_values(exact)
+        length = codec.num_bytes(num_coded) if num_coded else 0
+        if division.length_bytes:
+            is_held = num_bytes >= at + _LENGTH.size
+            self._require(is_held, f"{num_bytes} bytes have no room for a length")
+            (told,) = _LENGTH.unpack_from(payload, at)
+            at += _LENGTH.size
+            self._require(0 < told <= length, f"a length of {told} bytes where {length} are most")
+            length = told
+        expected = at + filled(length) + filled(num_exact * self.item_bytes)
+        self._require_bytes(num_bytes, expected)
         decoded = torch.empty(0, dtype=torch.float32)
         if num_coded:
-            length = self.codec.num_bytes(num_coded)
             part = torch.frombuffer(payload, dtype=torch.uint8, offset=at, count=length)
-            decoded = self.codec.decode(part, num_coded)
+            decoded = codec.decode(part, num_coded)
             at += filled(length)
         given = torch.empty(0, dtype=torch_dtype(chunk.dtype))
         if num_exact:
@@ -183,7 +213,10 @@ class ChunkCodings:
 
     def __init__(self, layouts: Layouts) -> None:
         self.codec = layouts.codec
-        self._each = [ChunkCoding(each.codec, each.chunk, exact=each.exact) for each in layouts]
+        self._each = [
+            ChunkCoding(each.codec, each.chunk, exact=each.exact, matrices=each.matrices)
+            for each in layouts
+        ]
 
     def __getitem__(self, chunk: int) -> ChunkCoding:
         return self._each[chunk]

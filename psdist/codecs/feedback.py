@@ -8,7 +8,8 @@ the step that a gradient makes has another size now, e is as much larger or smal
 
 so that what was left out under one learning rate moves parameters later by what it would have moved
 them then. Where nothing would be moved now (lr or weight 0) the gradient goes as it is and e stays.
-Pieces without a gradient are left out of the payload; their e stays.
+Pieces without a gradient are left out of the payload; their e stays. What a codec of matrices goes
+on from is kept beside e. One payload in so many carries the CRC-32 of what its sender has decoded.
 
     encoder = PushEncoder(codings, mine=[3], seed=0, group=1, has_feedback=True)
     num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=PushTerms(1e-3, set()))
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from psdist.codecs.base import MatrixCodec
 from psdist.codecs.chunks import ChunkCodings, taken
 from psdist.codecs.seeds import seed_of
 from psdist.errors import NonFiniteGradientError
@@ -82,16 +84,20 @@ class PushEncoder:
         seed: int,
         group: int,
         has_feedback: bool,
+        compare_every: int = 64,
     ) -> None:
         """``mine``: the chunks of this worker; ``group``: whose gradients these are; different ones
-        get different seeds."""
+        get different seeds; ``compare_every``: of so many payloads one carries a checksum."""
         self.codings = codings
         self._mine = frozenset(mine)
         self.errors = CodingErrors()
         self._seed = seed
         self._group = group
         self._has_feedback = has_feedback
+        self._compare_every = compare_every
         self._residuals: dict[int, Residual] = {}
+        self._starts: dict[int, dict[int, Tensor | None]] = {}
+        """By chunk and segment, of codecs of matrices."""
 
     def encode(
         self, chunk: int, gradient: Tensor, into: memoryview, *, clock: int, terms: PushTerms
@@ -107,8 +113,13 @@ class PushEncoder:
             kept = residual.values * (residual.rate / rate)
             wanted = wanted + kept
         seed = seed_of(self._seed, self._group, chunk, clock)
-        num_bytes = coding.encode(wanted, into, whole=gradient, seed=seed, absent=terms.absent)
+        starts = self._starts.setdefault(chunk, {})
+        num_bytes = coding.encode(
+            wanted, into, whole=gradient, seed=seed, absent=terms.absent, starts=starts
+        )
         content = coding.read(into[:num_bytes])
+        if content.coded and (chunk + clock) % self._compare_every == 0:
+            coding.add_checksum(into[:num_bytes], content.decoded)
         asked = taken(wanted, content.coded)
         missed = asked - content.decoded
         square = float(torch.dot(missed, missed))
@@ -135,7 +146,11 @@ class PushEncoder:
 
     @property
     def num_residual_bytes(self) -> int:
-        return sum(each.values.nbytes for each in self._residuals.values())
+        """With what codecs of matrices go on from."""
+        starts = (each for kept in self._starts.values() for each in kept.values())
+        return sum(each.values.nbytes for each in self._residuals.values()) + sum(
+            start.nbytes for start in starts if start is not None
+        )
 
     def residuals(self) -> Mapping[int, Residual]:
         """By chunk."""
@@ -143,14 +158,30 @@ class PushEncoder:
 
     def collect(self) -> dict[str, dict[str, Any]]:
         """For a checkpoint: by chunk."""
-        return {str(chunk): each._asdict() for chunk, each in self._residuals.items()}
+        found: dict[str, dict[str, Any]] = {}
+        for chunk, residual in self._residuals.items():
+            found[str(chunk)] = residual._asdict()
+        for chunk, starts in self._starts.items():
+            kept = {str(number): start for number, start in starts.items() if start is not None}
+            if kept:
+                found.setdefault(str(chunk), {})["starts"] = kept
+        return found
 
     def restore(self, collected: Mapping[str, Mapping[str, Any]]) -> bool:
         """Go on with what :meth:`collect` has told. False where that is of other chunks than this
         worker's: nothing is gone on with."""
-        found = {int(chunk): Residual(**each) for chunk, each in collected.items()}
-        for chunk, each in found.items():
-            if chunk not in self._mine or len(each.values) != self.codings[chunk].chunk.length:
+        residuals: dict[int, Residual] = {}
+        starts: dict[int, dict[int, Tensor | None]] = {}
+        for text, each in collected.items():
+            chunk = int(text)
+            if chunk not in self._mine:
                 return False
-        self._residuals = found
+            if "values" in each:
+                residuals[chunk] = Residual(each["values"], each["rate"])
+                if len(each["values"]) != self.codings[chunk].chunk.length:
+                    return False
+            if isinstance(self.codings.codec, MatrixCodec):
+                kept = each.get("starts", {})
+                starts[chunk] = {int(number): start for number, start in kept.items()}
+        self._residuals, self._starts = residuals, starts
         return True

@@ -1,6 +1,6 @@
 """Which values of a chunk a codec takes, and how large a payload is; torch-free.
 
-    layout = ChunkLayout(codec, chunk, exact=exact_pieces(partition, ("vectors", "*embed*")))
+    layout = Layouts(codec, partition, patterns=("vectors", "*embed*"))[chunk]
     layout.sizes, layout.usual_bytes
 
 Padding between pieces is never sent. What a payload consists of is psdist.codecs.chunks'.
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from psdist.codecs.base import Codec
+from psdist.codecs.base import Codec, Matrix, MatrixCodec, Varying
 from psdist.codecs.raw import Raw
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 
@@ -28,47 +28,74 @@ class Stretch(NamedTuple):
     stop: int
 
 
+class Division(NamedTuple):
+    """What a codec has of a chunk, and what goes as it is."""
+
+    coded: list[Stretch]
+    exact: list[Stretch]
+    codec: Codec
+    """Of the coded ones."""
+    segments: tuple[int, ...]
+    """Those of the codec, by number."""
+
+    @property
+    def length_bytes(self) -> int:
+        """Of the length of what the codec gives, where that varies."""
+        return 8 if self.coded and isinstance(self.codec, Varying) else 0
+
+
 class ChunkLayout:
-    def __init__(self, codec: Codec, chunk: Chunk, *, exact: Collection[int]) -> None:
-        """``exact``: pieces that the codec leaves alone."""
+    def __init__(
+        self, codec: Codec, chunk: Chunk, *, exact: Collection[int], matrices: Sequence[Matrix]
+    ) -> None:
+        """``exact``: pieces that the codec leaves alone; ``matrices``: where each segment lies in
+        its piece."""
         self.codec = codec
         self.chunk = chunk
         self.exact = frozenset(exact)
+        self.matrices = matrices
         self.item_bytes = ITEM_BYTES[chunk.dtype]
-        self.all = self.stretches(())
+        self.all = self.divided(())
         """Where nothing is left out."""
 
-    def stretches(self, left_out: Iterable[int]) -> tuple[list[Stretch], list[Stretch]]:
-        """Those of the codec and the exact ones; ``left_out``: segments, by number."""
+    def divided(self, left_out: Iterable[int]) -> Division:
+        """``left_out``: segments, by number."""
         coded: list[Stretch] = []
         exact: list[Stretch] = []
+        numbers: list[int] = []
         without = set(left_out)
         for number, segment in enumerate(self.chunk.segments):
             if number not in without and segment.length:
-                stretches = exact if segment.piece in self.exact else coded
+                is_exact = segment.piece in self.exact
+                if not is_exact:
+                    numbers.append(number)
+                stretches = exact if is_exact else coded
                 start, stop = segment.offset, segment.offset + segment.length
                 if stretches and stretches[-1].stop == start:
                     start = stretches.pop().start
                 stretches.append(Stretch(start, stop))
-        return coded, exact
+        codec = self.codec
+        if isinstance(codec, MatrixCodec):
+            codec = codec.of([self.matrices[number] for number in numbers])
+        return Division(coded, exact, codec, tuple(numbers))
 
-    def num_bytes(self, coded: Sequence[Stretch], exact: Sequence[Stretch]) -> int:
-        """Of both parts."""
-        num_coded, num_exact = num_values(coded), num_values(exact)
-        part = filled(self.codec.num_bytes(num_coded)) if num_coded else 0
-        return part + filled(num_exact * self.item_bytes)
+    def num_bytes(self, division: Division) -> int:
+        """Of both parts; at most, where the codec's varies."""
+        num_coded, num_exact = num_values(division.coded), num_values(division.exact)
+        part = filled(division.codec.num_bytes(num_coded)) if num_coded else 0
+        return division.length_bytes + part + filled(num_exact * self.item_bytes)
 
     @property
     def sizes(self) -> tuple[int, int]:
         """The smallest and the largest payload, in bytes."""
         left_out = filled(4 * len(self.chunk.segments))
-        coded = left_out + self.num_bytes(*self.all)
+        coded = left_out + self.num_bytes(self.all)
         return HEAD_BYTES, HEAD_BYTES + max(coded, self.chunk.num_bytes)
 
     @property
     def usual_bytes(self) -> int:
         """Of a payload that leaves nothing out."""
-        return HEAD_BYTES + self.num_bytes(*self.all)
+        return HEAD_BYTES + self.num_bytes(self.all)
 
 
 class Layouts:
@@ -78,7 +105,10 @@ class Layouts:
         """``patterns``: as of :func:`exact_pieces`."""
         self.codec = codec
         exact = exact_pieces(partition, patterns)
-        self._each = [ChunkLayout(codec, chunk, exact=exact) for chunk in partition.chunks]
+        self._each = [
+            ChunkLayout(codec, chunk, exact=exact, matrices=matrices_of(partition, chunk))
+            for chunk in partition.chunks
+        ]
 
     def __getitem__(self, chunk: int) -> ChunkLayout:
         return self._each[chunk]
@@ -103,6 +133,22 @@ def exact_pieces(partition: Partition, patterns: Collection[str]) -> frozenset[i
         if (VECTORS in patterns and len(piece.shape) < 2)
         or any(fnmatchcase(piece.name, pattern) for pattern in patterns)
     )
+
+
+def matrices_of(partition: Partition, chunk: Chunk) -> list[Matrix]:
+    """Where each segment of a chunk lies in its piece. A piece's rows are its slices along the
+    dimension that is the outermost in memory, which is the first of a contiguous one."""
+    starts = dict(partition.buffers[chunk.buffer].piece_starts)
+    found: list[Matrix] = []
+    for segment in chunk.segments:
+        piece = partition.pieces[segment.piece]
+        steps = [
+            step for extent, step in zip(piece.shape, piece.stride, strict=False) if extent > 1
+        ]
+        width = max(steps) if len(steps) > 1 else 0
+        place = chunk.start + segment.offset - starts[segment.piece]
+        found.append(Matrix(width, place % width if width else 0, segment.length))
+    return found
 
 
 def num_values(stretches: Iterable[Stretch]) -> int:

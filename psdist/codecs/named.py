@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from psdist.codecs.base import Codec
 from psdist.codecs.casts import Cast
+from psdist.codecs.low_rank import LowRank
+from psdist.codecs.own import own_codec
 from psdist.codecs.quantized import Quantized
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.sign import Sign
 from psdist.codecs.sparse import RandK, TopK
-from psdist.config.codec_specs import QUANTIZED, CodecSpec
+from psdist.config.codec_specs import LOW_RANK, OWN, QUANTIZED, CodecSpec
 
 
 def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
-    """``has_feedback``: what is left out of one message comes with later ones."""
+    """``has_feedback``: what is left out of one message comes with later ones. Raises
+    :class:`psdist.errors.CodecError` for one of the user's own that is none."""
     if spec.is_none:
         return RAW
     if spec.is_cast:
@@ -26,4 +29,8 @@ def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
         return TopK(spec.ratio)
     if spec.name == "randk":
         return RandK(spec.ratio, is_scaled=not has_feedback)
+    if spec.name == LOW_RANK:
+        return LowRank(spec.rank)
+    if spec.name == OWN:
+        return own_codec(spec.target)
     return Sign()

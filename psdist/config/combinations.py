@@ -17,7 +17,7 @@ Mode: TypeAlias = Literal["sync", "ssp", "async"]
 MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 EXAMPLES: Final = (
     *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
-    *("topk:0.01", "randk:0.01"),
+    *("topk:0.01", "randk:0.01", "lowrank:4", "module:name"),
 )
 """One of each kind, for the table."""
 
@@ -54,6 +54,11 @@ def refusal(
     """Why a run cannot have these, and what to do; "" where it can. ``has_copies``: the setting
     ``pull_copies``; ``has_float64``: whether the model has such parameters, which is known when it
     is prepared."""
+    if pull.rank:
+        return (
+            f"pull_codec = {text_of(pull)}: goes with pushes alone, since it goes on from its last "
+            "encoding, which servers do not keep; set another pull_codec, such as int8 or sign"
+        )
     if mode != "sync" and not has_copies and not (pull.is_none or pull.is_cast):
         return (
             f"pull_codec = {text_of(pull)} with mode = {mode}: groups hold different versions, so "
@@ -76,6 +81,10 @@ def refusal(
 
 def text_of(spec: CodecSpec) -> str:
     """As users write it."""
+    if spec.target:
+        return spec.target
+    if spec.rank:
+        return f"{spec.name}:{spec.rank}"
     if spec.ratio:
         return f"{spec.name}:{spec.ratio:g}"
     return f"{spec.name}:stochastic" if spec.is_stochastic else spec.name

@@ -98,8 +98,8 @@ _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_na
 _Interval: TypeAlias = Annotated[
     str, BeforeValidator(_number_as_text), AfterValidator(_require_interval)
 ]
-_Codec: TypeAlias = Annotated[str, Field(max_length=60), AfterValidator(_require_codec)]
-_CodecOrTwo: TypeAlias = Annotated[str, Field(max_length=120), AfterValidator(_require_codecs)]
+_Codec: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require_codec)]
+_CodecOrTwo: TypeAlias = Annotated[str, Field(max_length=400), AfterValidator(_require_codecs)]
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"

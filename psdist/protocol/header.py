@@ -94,6 +94,9 @@ class CodecCode(IntEnum):
     SIGN = 6
     TOPK = 7
     RANDK = 8
+    LOW_RANK = 9
+    OWN = 10
+    """One of the user's own, which all ranks have from their configuration."""
 
 
 # One field per line, in wire order; see Header for their meaning.

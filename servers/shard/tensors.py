@@ -25,7 +25,7 @@ import torch
 
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
 from psdist.codecs.seeds import ANY_SERVER, seed_of
-from psdist.errors import OptimizerRefusedError
+from psdist.errors import OptimizerRefusedError, ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
 from psdist.protocol.memory import allocate, as_bytes
@@ -371,8 +371,14 @@ class TensorShard:
         coding = self._pushes[chunk.index]
 
         def decode(payload: memoryview, into: torch.Tensor) -> None:
+            content = coding.read(payload)
+            if not content.is_as_sent:
+                raise ProtocolError(
+                    f"chunk {chunk.index}: codec {coding.codec.name} decodes other values here "
+                    "than where they were encoded; do all hosts have the same version of it?"
+                )
             into.zero_()
-            coding.read(payload).set(into)
+            content.set(into)
 
         return self._slots.decoded(slot, master_dtype(chunk.dtype), chunk.length, decode)
 

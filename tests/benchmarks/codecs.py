@@ -14,14 +14,17 @@ from collections.abc import Callable
 
 import torch
 
+from psdist.codecs.base import Matrix, MatrixCodec
 from psdist.codecs.named import codec_of
 from psdist.codecs.raw import Raw
 from psdist.config.codec_specs import parse_codec
 
 NAMES = (
     *("fp16", "bf16", "int8", "int8:stochastic", "int4", "int4:stochastic", "int2", "sign"),
-    *("topk:0.01", "topk:0.1", "randk:0.01"),
+    *("topk:0.01", "topk:0.1", "randk:0.01", "lowrank:1", "lowrank:4"),
 )
+WIDTH = 1024
+"""Of the matrix that lowrank takes the values for."""
 
 
 def gigabytes_per_s(num_bytes: int, repeat: int, call: Callable[[], object]) -> float:
@@ -47,6 +50,8 @@ def main() -> None:
     for name in NAMES:
         codec = codec_of(parse_codec(name), has_feedback=True)
         assert not isinstance(codec, Raw)
+        if isinstance(codec, MatrixCodec):
+            codec = codec.of([Matrix(WIDTH, 0, len(values))])
         payload = codec.encode(values, seed=1)
 
         def encode(codec=codec) -> torch.Tensor:  # type: ignore[no-untyped-def]

@@ -31,7 +31,7 @@ def coding(
     codec: Codec, patterns: tuple[str, ...] = ("vectors", "emb*"), dtype: str = "float32"
 ) -> ChunkCoding:
     (layout,) = Layouts(codec, partition(dtype), patterns=patterns)
-    return ChunkCoding(layout.codec, layout.chunk, exact=layout.exact)
+    return ChunkCoding(layout.codec, layout.chunk, exact=layout.exact, matrices=layout.matrices)
 
 
 def values_of(chunk: ChunkCoding, seed: int = 1) -> torch.Tensor:

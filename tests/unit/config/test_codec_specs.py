@@ -17,6 +17,10 @@ from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
         ("sign", CodecSpec("sign")),
         ("topk:0.01", CodecSpec("topk", ratio=0.01)),
         ("randk:1", CodecSpec("randk", ratio=1.0)),
+        ("lowrank:4", CodecSpec("lowrank", rank=4)),
+        ("lowrank:256", CodecSpec("lowrank", rank=256)),
+        ("my_codecs:Halves", CodecSpec("own", target="my_codecs:Halves")),
+        ("a.b2:Outer.Inner", CodecSpec("own", target="a.b2:Outer.Inner")),
     ],
 )
 def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
@@ -29,7 +33,9 @@ def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
     "text",
     ["", "int9", "INT8", "int8:", "int8:0.5", "fp16:stochastic", "sign:1", "topk",
      "topk:", "topk:0", "topk:1.5", "topk:-1", "topk:nan", "topk:inf", "randk:x", "none:1",
-     "int8/sign", " int8"],
+     "int8/sign", " int8", "lowrank", "lowrank:0", "lowrank:-1", "lowrank:1.5", "lowrank:257",
+     "lowrank:04", "lowrank:K", "topk:R", "a:", ":b", "a:b:c", "a-b:c", "a:b()", "a.:b", "9a:b",
+     "a:b ", "a:b\n"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no codec; a codec is none, fp16, .*topk:R") as seen:

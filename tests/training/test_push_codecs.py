@@ -1,0 +1,88 @@
+"""Codecs that know matrices, and users' own, in whole jobs on the virtual network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from psdist.errors import CodecError
+from psdist.job import Job
+from tests.support.programs.training.cases import Case, Outcome, Result, Stage
+from tests.support.programs.training.virtual_job import run_virtually
+
+GROUPS = ((0,), (1, 2), (3,))
+STEPS, WIDTH, HIDDEN = 60, 48, 40
+OWN = "tests.support.own_codecs:Squeezed"
+
+
+def train(job: Job, stage: Stage) -> Result:
+    """A linear map of rank 3 to be learnt, by two layers."""
+    torch.manual_seed(0)
+    target = torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH) / WIDTH**0.5
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.Linear(HIDDEN, WIDTH))
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5))
+    generator = torch.Generator().manual_seed(job.worker)
+    losses = []
+    for _ in range(STEPS):
+        x = torch.randn(32, WIDTH, generator=generator)
+        optimizer.zero_grad()
+        loss = (model(x) - x @ target.T).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        stage.sleep(1e-3 * (1 + job.worker % 2))
+    file = stage.path / "model.safetensors"
+    job.save(file)
+    return {"losses": losses, "saved": load_file(file) if job.is_chief else {}}
+
+
+def play(path: Path, *, servers: int = 2, **settings: Any) -> Outcome:
+    # Chunks of 1,024 values cut both matrices, in the middle of rows.
+    given = {"chunk_bytes": 4096, "record": True, **settings}
+    case = Case(name="push", script=train, servers=servers, groups=GROUPS, settings=given)
+    return run_virtually(case, path)
+
+
+@pytest.mark.parametrize("codec", ["lowrank:2/int8", f"{OWN}/{OWN}"], ids=["lowrank", "own"])
+def test_in_sync_the_same_bits_with_any_number_of_servers_and_as_low_a_loss(
+    codec: str, tmp_path: Path
+) -> None:
+    runs = [
+        play(tmp_path / f"run-{number}", servers=servers, codec=codec)
+        for number, servers in enumerate((1, 3, 1))
+    ]
+    plain = play(tmp_path / "plain")
+    first, *others = (each.results[0] for each in runs)
+    for other in others:
+        assert other["losses"] == first["losses"]
+        for name, tensor in first["saved"].items():
+            assert torch.equal(other["saved"][name], tensor)
+    assert first["losses"] != plain.results[0]["losses"], "the codec has changed nothing"
+    assert first["losses"][-1] < 0.1 * first["losses"][0]
+    assert first["losses"][-1] < 1.2 * plain.results[0]["losses"][-1]
+    for outcome in runs:
+        outcome.checked()
+    coding = runs[0].summary["coding"]
+    assert 0 < coding["error"] < 1
+    assert coding["bytes_pushed_before"] == plain.summary["bytes_pushed"]
+    assert runs[0].summary["bytes_pushed"] < plain.summary["bytes_pushed"] / 1.8
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_groups_that_do_not_wait_push_columns_and_rows(mode: str, tmp_path: Path) -> None:
+    outcome = play(tmp_path / "run", mode=mode, staleness=2, push_codec="lowrank:2")
+    outcome.checked()
+    losses = outcome.results[0]["losses"]
+    assert losses[-1] < 0.3 * losses[0]
+    assert outcome.summary["bytes_pushed"] < outcome.summary["coding"]["bytes_pushed_before"] / 4
+
+
+def test_a_users_codec_that_breaks_in_the_run_ends_it_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        CodecError, match=r"^codec tests\..*:Tiring: encode of \d+ values raised Val"
+    ):
+        play(tmp_path / "run", push_codec="tests.support.own_codecs:Tiring")
