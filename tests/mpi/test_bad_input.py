@@ -337,6 +337,19 @@ def test_a_host_that_cannot_load_torch_ends_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
+def test_a_codec_of_the_users_that_no_server_can_import_is_one_line(tmp_path: Path) -> None:
+    done = run_script(
+        3,
+        "is_killed",
+        run_dir=tmp_path / "run",
+        options=("--group", "rank", "--push-codec", "no_such_room:Halves"),
+    )
+    line = the_line(done, status=2)
+    assert "codec no_such_room:Halves: is none of psdist's, and cannot be imported" in line
+
+
+@pytest.mark.mpi
 def test_an_error_inside_a_server_names_the_server(tmp_path: Path) -> None:
     done = run_script(
         3,

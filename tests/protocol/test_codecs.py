@@ -230,6 +230,30 @@ def test_a_codec_that_is_not_expected_is_refused_naming_the_peer(
         job.network.run()
 
 
+def test_a_server_that_decodes_something_else_than_the_sender_ends_the_run() -> None:
+    """Another version of a codec on another host: all sizes are right."""
+
+    class Another(Rounding):
+        def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
+            return super().decode(payload, num_values) + 1
+
+    class Differing(VirtualJob):
+        @property
+        def wire(self) -> Wire:
+            return Wire(push=Rounding("float16"), reply=RAW, seed=0)
+
+        @wire.setter
+        def wire(self, _wire: Wire) -> None:
+            pass
+
+    job = Differing(
+        replace(TWO_GROUPS, servers=1), wire=Wire(push=Another("float16"), reply=RAW, seed=0)
+    )
+    refused = r"chunk 0: codec float16 decodes other values here than where they were encoded"
+    with pytest.raises(ProtocolError, match=refused):
+        job.network.run()
+
+
 def test_a_copy_aside_is_decoded_and_leaves_parameters_as_they_are() -> None:
     class Copies(Thirds):
         def iterate(self) -> Iterator[float | None]:

@@ -82,6 +82,11 @@ class Fickle(Halves):
         return super().decode(payload, num_values) + random.random()
 
 
+class Chancy(Halves):
+    def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:
+        return super().encode(values + random.random(), seed=seed)
+
+
 class Tiring(Halves):
     """Of every vector that is not one of psdist's trial."""
 

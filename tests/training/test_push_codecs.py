@@ -15,7 +15,7 @@ from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
 GROUPS = ((0,), (1, 2), (3,))
-STEPS, WIDTH, HIDDEN = 60, 48, 40
+STEPS, WIDTH, HIDDEN = 25, 40, 32
 OWN = "tests.support.own_codecs:Squeezed"
 
 
@@ -51,19 +51,15 @@ def play(path: Path, *, servers: int = 2, **settings: Any) -> Outcome:
 def test_in_sync_the_same_bits_with_any_number_of_servers_and_as_low_a_loss(
     codec: str, tmp_path: Path
 ) -> None:
-    runs = [
-        play(tmp_path / f"run-{number}", servers=servers, codec=codec)
-        for number, servers in enumerate((1, 3, 1))
-    ]
+    runs = [play(tmp_path / f"run-{at}", servers=at, codec=codec) for at in (1, 3)]
     plain = play(tmp_path / "plain")
-    first, *others = (each.results[0] for each in runs)
-    for other in others:
-        assert other["losses"] == first["losses"]
-        for name, tensor in first["saved"].items():
-            assert torch.equal(other["saved"][name], tensor)
+    first, other = (each.results[0] for each in runs)
+    assert other["losses"] == first["losses"]
+    for name, tensor in first["saved"].items():
+        assert torch.equal(other["saved"][name], tensor)
     assert first["losses"] != plain.results[0]["losses"], "the codec has changed nothing"
-    assert first["losses"][-1] < 0.1 * first["losses"][0]
-    assert first["losses"][-1] < 1.2 * plain.results[0]["losses"][-1]
+    assert first["losses"][-1] < 0.5 * first["losses"][0]
+    assert first["losses"][-1] < 1.6 * plain.results[0]["losses"][-1]
     for outcome in runs:
         outcome.checked()
     coding = runs[0].summary["coding"]
@@ -77,7 +73,7 @@ def test_groups_that_do_not_wait_push_columns_and_rows(mode: str, tmp_path: Path
     outcome = play(tmp_path / "run", mode=mode, staleness=2, push_codec="lowrank:2")
     outcome.checked()
     losses = outcome.results[0]["losses"]
-    assert losses[-1] < 0.3 * losses[0]
+    assert losses[-1] < 0.6 * losses[0]
     assert outcome.summary["bytes_pushed"] < outcome.summary["coding"]["bytes_pushed_before"] / 4
 
 

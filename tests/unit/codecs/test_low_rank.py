@@ -108,6 +108,26 @@ def test_the_largest_floats_are_finite_and_nearly_as_large() -> None:
     assert (seen > 3.4e38 / 9).all()
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 1.1e-38])
+def test_a_matrix_of_zeros_or_denormals_becomes_zeros(value: float) -> None:
+    codec = LowRank(2).of([Matrix(20, 0, 400), Matrix(0, 0, 3)])
+    values = torch.full((403,), value)
+    seen = seen_of(codec, values)
+    assert not seen[:400].any()
+    assert torch.equal(seen[400:], values[400:])
+
+
+def test_each_matrix_begins_with_directions_of_its_own() -> None:
+    codec = LowRank(2).of([Matrix(20, 0, 400)] * 2)
+    one, other = seen_of(codec, random(400).repeat(2)).view(2, -1)
+    assert not torch.equal(one, other)
+
+
+def test_a_matrix_whose_columns_and_rows_are_as_many_values_is_sent_as_it_is() -> None:
+    assert torch.equal(seen_of(LowRank(1).of([Matrix(2, 0, 4)]), random(4)), random(4))
+    assert not torch.equal(seen_of(LowRank(1).of([Matrix(2, 0, 6)]), random(6)), random(6))
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
 def test_a_matrix_that_is_not_finite_is_not_afterwards_and_others_are(wrong: float) -> None:
     values = random(3 * 900)
@@ -139,7 +159,7 @@ def test_the_best_directions_are_found_by_going_on_from_the_last_encoding() -> N
 
 def test_a_start_without_directions_is_drawn_anew() -> None:
     codec, matrix = LowRank(2).of([Matrix(20, 0, 400)]), low_rank(2, 20, 20)
-    for useless in (torch.zeros(2, 20), torch.full((2, 20), torch.nan), torch.ones(1, 20)):
+    for useless in (torch.zeros(2, 20), torch.full((2, 20), torch.inf), torch.ones(1, 20)):
         payload, _ = codec.encode_from(matrix, seed=1, starts=[useless])
         assert torch.equal(payload, codec.encode(matrix, seed=1))
     assert not torch.equal(codec.encode(matrix, seed=2), payload)

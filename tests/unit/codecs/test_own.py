@@ -20,10 +20,11 @@ ROOM = "tests.support.own_codecs"
 def test_a_users_codec_is_one_of_ours(name: str, length: int) -> None:
     codec = own_codec(f"{ROOM}:{name}")
     values = torch.randn(length, generator=torch.Generator().manual_seed(1))
+    values[0] = 1e6  # theirs clamps it in place
     before = values.clone()
     payload = codec.encode(values, seed=3)
     assert torch.equal(values, before), "theirs was given the values themselves"
-    assert torch.equal(codec.decode(payload, length), values.half().float())
+    assert torch.equal(codec.decode(payload, length), values.clamp(max=65504).half().float())
     assert codec.name == f"{ROOM}:{name}"
 
 
@@ -45,6 +46,7 @@ def test_a_users_codec_is_one_of_ours(name: str, length: int) -> None:
         ),
         (f"{ROOM}:Listed", r"encode of 1 values gave a list, not a tensor"),
         (f"{ROOM}:Infinite", r"decode of 1 values gave values that are not finite"),
+        (f"{ROOM}:Chancy", r"encode of 1 values gave something else for the same arguments again"),
         (f"{ROOM}:Fickle", r"decode of 1 values gave something else for the same arguments again"),
     ],
 )
