@@ -60,7 +60,7 @@ def init(
         "checksum_every": checksum_every,
         **others,
     }
-    if multiprocessing.parent_process() is not None:
+    if _is_of_multiprocessing():
         # It has inherited the launcher's variables and would join MPI as its parent's rank.
         raise UsageError(
             "psdist.init() was called in a process that the script's DataLoader started, "
@@ -125,3 +125,10 @@ def finish() -> int:
         _job.finish()
     leave(context)
     return 0
+
+
+def _is_of_multiprocessing() -> bool:
+    """Whether multiprocessing has started this process. While it imports the script, which is when
+    one without ``if __name__`` comes here, it has not told the process of its parent yet."""
+    is_importing = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return is_importing or multiprocessing.parent_process() is not None

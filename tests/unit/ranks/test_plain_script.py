@@ -151,3 +151,20 @@ def test_a_prompt_outlives_a_setting_that_is_wrong(tmp_path: Path) -> None:
         assert "\n42\n" in terminal.wait_for(">>> ")
     finally:
         terminal.close()
+
+
+def test_a_process_that_imports_the_script_again_does_not_join_the_job(tmp_path: Path) -> None:
+    """As a DataLoader's does, of a script without ``if __name__``: MPI would wait for it."""
+    text = (
+        "import multiprocessing, sys, psdist\n"
+        "if __name__ == '__mp_main__':\n"
+        "    psdist.init()\n"
+        "process = multiprocessing.get_context('forkserver').Process(target=print)\n"
+        "process.start()\n"
+        "process.join()\n"
+        "sys.exit(process.exitcode)\n"
+    )
+    done = run_python(text, tmp_path)
+    assert done.returncode != 0, done.text
+    assert 'call it under if __name__ == "__main__":' in done.text
+    assert not (tmp_path / "run").exists()
