@@ -117,6 +117,21 @@ def test_rounds_from_before_a_change_say_nothing_of_the_mode_of_now() -> None:
     assert back.why.startswith("iterations 25 to 44: ")
 
 
+def test_a_round_is_looked_at_once() -> None:
+    control = control_of()
+    feed(control, alike(WINDOW + 1))
+    assert control.judge() is None
+    feed(control, skewed(WINDOW), first=WINDOW + 1)
+    decision = control.judge()
+    assert decision is not None
+    assert decision.why.startswith("iterations 21 to 40: ")
+    control.committed(decision, 30)  # from before the window's end on
+    feed(control, alike(WINDOW), first=2 * WINDOW + 1)
+    back = control.judge()
+    assert back is not None
+    assert back.why.startswith("iterations 41 to 60: ")
+
+
 def test_rounds_that_nobody_else_reports_are_not_kept_for_ever() -> None:
     control = control_of()
     for first in range(0, 50_000, 100):

@@ -24,6 +24,7 @@ def test_none_one_in_so_many_or_all_carry_one() -> None:
     sampled = [place for place in places if Checks("sampled", every=4).carries(*place)]
     assert len(sampled) == 8
     assert {chunk for chunk, _ in sampled} == set(range(4))
+    assert {clock for _, clock in sampled} == set(range(8))
     assert wire_of(RunConfig(checksum="sampled", checksum_every=5)).checks == Checks("sampled", 5)
     assert wire_of(RunConfig()).checks == Checks("off", 16)
 

@@ -327,3 +327,12 @@ def test_randk_is_scaled_where_nothing_comes_later() -> None:
     codec = codec_of(parse_codec("randk:0.5"), has_feedback=False)
     assert not isinstance(codec, Raw)
     assert sorted(set(decoded(codec, torch.ones(100)).tolist())) == [0.0, 2.0]
+
+
+def test_an_index_that_comes_twice_is_refused() -> None:
+    codec = TopK(0.1)
+    payload = codec.encode(torch.arange(256.0), seed=0)
+    first = 4 + 4 * num_sent(0.1, 256)
+    payload[first + 2 : first + 4] = payload[first : first + 2].clone()
+    with pytest.raises(ProtocolError, match="indexes are not ascending in 256"):
+        codec.decode(payload, 256)

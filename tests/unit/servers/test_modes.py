@@ -46,6 +46,14 @@ def test_a_mode_rules_from_the_round_behind_the_last_one_that_any_server_has_sen
     assert not modes.is_settling
 
 
+def test_a_set_of_which_not_all_servers_know_yet_has_a_round_too() -> None:
+    modes = ModeChanges(num_servers=2)
+    modes.propose("ssp", 3, why="a test")
+    modes.on_proposed(1, answer(1, 1, 9, 4))
+    *_, changed = modes.on_proposed(0, answer(1, 0, 7))
+    assert changed == ModeChanged((10, 5), "ssp", 3, "a test")
+
+
 @pytest.mark.parametrize(
     "wrong", [answer(2, 0, 1), answer(0, 0, 1), answer(1, 0), answer(1, 0, 3, -2), answer(1, 1, 1)]
 )
