@@ -117,11 +117,11 @@ class BuriedError(PsdistError):
 
 
 class ServersLostError(TransportError):
-    def __init__(self, who: str, others: Sequence[str]) -> None:
-        """Both copies of a shard are gone: ``who`` died last, ``others`` before."""
+    def __init__(self, who: str, others: Sequence[str], *, of: str = "a part of the model") -> None:
+        """Both copies of something are gone: ``who`` died last, ``others`` before."""
         super().__init__(
-            f"{who} and {', '.join(others)} have died, and with them both copies of a part of the "
-            "model; restart the job (psdist run --resume goes on from the last checkpoint)"
+            f"{who} and {', '.join(others)} have died, and with them both copies of {of}; restart "
+            "the job (psdist run --resume goes on from the last checkpoint)"
         )
 
 

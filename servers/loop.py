@@ -15,7 +15,8 @@ Longer than other modules: whose an event is stands in one place, also where ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -32,6 +33,8 @@ from psdist.protocol.control import (
     Leave,
     ModeProposed,
     Moved,
+    Noted,
+    NotedToo,
     ProposeMode,
     Resume,
     Resumed,
@@ -51,10 +54,11 @@ from psdist.servers.protocol.actions import (
     SendControl,
     WriteSnapshots,
 )
-from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
+from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.takeovers import Move
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
+from psdist.servers.protocol.succession.office import Office, OfficeAction, Over
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.replication.replication import Replication, ReplicationOptions
 from psdist.servers.set_loop import OnBuilt, ReplyFrame, ServerOptions, SetLoop
@@ -63,6 +67,19 @@ from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 
 _DATA = (Offered, Arrived)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standby:
+    """On the registrar's deputy."""
+
+    office: Office
+    on_done: Callable[[OfficeAction], None] = lambda _action: None
+    """Gets what the registrar has done that concerns files and people."""
+    on_succeed: Callable[[Sequence[OfficeAction]], None] = lambda _actions: None
+    """The registrar has died, and may not have done these; from now on:"""
+    on_action: Callable[[OfficeAction], None] = lambda _action: None
+    """as ``on_registrar``."""
 
 
 class ServerLoop:
@@ -74,8 +91,9 @@ class ServerLoop:
         *,
         make_executor: MakeExecutor,
         make_history: Callable[[int], ServerHistory | EventCount | None] = lambda _set_index: None,
-        registrar: Registrar | None = None,
-        on_registrar: Callable[[RegistrarAction], None] = lambda _action: None,
+        registrar: Registrar | Office | None = None,
+        on_registrar: Callable[[OfficeAction], None] = lambda _action: None,
+        standby: Standby | None = None,
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
@@ -83,10 +101,11 @@ class ServerLoop:
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
-        ``registrar`` on server 0 only; ``on_registrar`` gets its actions that concern files and
-        people (everything but SendControl); ``make_set`` is for spans, and for tests that break a
-        server on purpose; ``replication``: where shards have second copies; ``is_hosted``: this one
-        goes on in place of a server that has died."""
+        ``registrar`` on server 0 only, where shards have second copies with an office around it;
+        ``on_registrar`` gets its actions that concern files and people (everything but
+        SendControl); ``standby`` on its deputy only; ``make_set`` is for spans, and for tests that
+        break a server on purpose; ``replication``: where shards have second copies; ``is_hosted``:
+        this one goes on in place of a server that has died."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -100,6 +119,7 @@ class ServerLoop:
         self._make_executor = make_executor
         self._make_history = make_history
         self._on_registrar = on_registrar
+        self._standby = standby
         self._is_hosted = is_hosted
         self._on_built = on_built
         self._replication: Replication | None = None
@@ -259,8 +279,10 @@ class ServerLoop:
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A rank is dead: every set gives up what it was to receive, and the registrar says what
-        follows. What the death of a server means is its host's to find out."""
+        follows. What the death of a server means to copies is its host's to find out."""
         if self._is_hosted and not is_worker(event.peer):
+            if self.registrar is not None:
+                self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
             return ()
         decided = [(each, each.decide(event)) for each in self.sets]
         failed = [each for _, actions in decided for each in actions if isinstance(each, Fail)]
@@ -350,21 +372,64 @@ class ServerLoop:
                 )
             self._is_asked_to_finish = True
             return True
-        if self.registrar is not None and isinstance(message, Registrar.TAKES):
+        if isinstance(message, Noted):
+            self._note(peer, message)
+            return True
+        if self.registrar is not None and isinstance(message, self.registrar.TAKES):
             self._do_as_registrar(self.registrar.handle(peer, message))
             return True
         return False
 
-    def _do_as_registrar(self, actions: Iterable[RegistrarAction]) -> None:
+    def _do_as_registrar(self, actions: Iterable[OfficeAction]) -> None:
+        assert self.registrar is not None
         for action in actions:
             if isinstance(action, SendControl):
                 self.transport.send_control(action.peer, action.message)
             elif isinstance(action, Move):
                 self.transport.move(server_id(action.server), server_id(action.host))
-            else:
+            elif not isinstance(action, Over):
                 self._on_registrar(action)
-            if isinstance(action, Complete):
+            if isinstance(action, self.registrar.LAST):
                 self._finish()
+
+    # -- the registrar's deputy ----------------------------------------------------------------
+
+    def _note(self, peer: int, note: Noted) -> None:
+        """The registrar was told something; it waits for the answer."""
+        if peer != REGISTRAR or self._standby is None:
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent Noted; "
+                f"{describe_peer(REGISTRAR)} does, to its deputy"
+            )
+        for action in self._standby.office.note(note):
+            self._standby.on_done(action)
+        self.transport.send_control(REGISTRAR, NotedToo(number=note.number))
+
+    def _succeed(self, who: str) -> None:
+        """The registrar, ``who``, has died, whose deputy this is: go on in its place, with its
+        shard at once, so that there is an endpoint to which ranks can speak."""
+        assert self._standby is not None
+        assert self._replication is not None
+        standby, self._standby = self._standby, None
+        office, transport = standby.office, self.transport
+        lost = {peer: name for peer, name in transport.lost.items() if peer != REGISTRAR}
+        for action in office.moves:  # some of which this server has still to hear of
+            transport.move(server_id(action.server), server_id(action.host))
+        said = office.announcements()
+        hosted: ServerLoop | None = None
+        if not office.is_complete:
+            hosted = self._host(REGISTRAR, registrar=office, on_registrar=standby.on_action)
+            for action in (*office.moves, Move(REGISTRAR, self._options.server)):
+                hosted.transport.move(server_id(action.server), server_id(action.host))
+        undone, actions = office.succeed(who, lost=lost)
+        standby.on_succeed(undone)
+        for each in said:
+            if hosted is not None or each.peer != transport.me:
+                transport.send_control(each.peer, each.message)
+        if hosted is None:
+            self._finish()
+        else:
+            hosted._do_as_registrar(actions)
 
     # -- deaths of servers that have a buddy ---------------------------------------------------
 
@@ -378,15 +443,30 @@ class ServerLoop:
 
     def _on_server_lost(self, event: PeerLost, replication: Replication) -> bool:
         """Whether that is one of the deaths that replication is for."""
-        if is_worker(event.peer) or event.peer == REGISTRAR:
+        if is_worker(event.peer):
             return False
         replication.on_server_lost(event.peer)
         if self.registrar is not None:
             self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
+        elif event.peer == REGISTRAR and self._standby is not None:
+            self._succeed(event.who)
         return True
 
     def _take_over(self, server: int) -> None:
-        """Go on with the shard of a server that has died, from the copy that is kept here."""
+        """Go on with the shard of a server that has died; the registrar's is served already by its
+        successor."""
+        if server != REGISTRAR:
+            self._host(server)
+        self.transport.send_control(REGISTRAR, TakenOver(server=server))
+
+    def _host(
+        self,
+        server: int,
+        *,
+        registrar: Office | None = None,
+        on_registrar: Callable[[OfficeAction], None] = lambda _action: None,
+    ) -> ServerLoop:
+        """A loop in place of the dead server's, from the copy that is kept here."""
         assert self._replication is not None
         replication, options = self._replication, self._replication.options
         copies = replication.take_over(server)
@@ -411,6 +491,8 @@ class ServerLoop:
             replication.copied_options,
             make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
             make_history=make_history,
+            registrar=registrar,
+            on_registrar=on_registrar,
             is_hosted=True,
         )
         for index, copy in enumerate(copies):
@@ -418,7 +500,7 @@ class ServerLoop:
             for each, actions in hosted._decide(described):
                 each.do(actions)
         self.hosted.append(hosted)
-        self.transport.send_control(REGISTRAR, TakenOver(server=server))
+        return hosted
 
     def _on_moved(self, server: int, host: int) -> None:
         assert self._replication is not None
@@ -448,6 +530,8 @@ class ServerLoop:
             self._finish()
 
     def _finish(self) -> None:
+        if self._has_finished:
+            return
         for hosted in self.hosted:
             hosted._finish()
         if self._replication is not None:

@@ -22,6 +22,9 @@ from pydantic.dataclasses import dataclass
 from psdist.errors import InvariantError, ProtocolError
 
 CONTROL_LIMIT_BYTES = 64 * 2**20
+NOTE_BYTES = 4096
+"""So much larger may be what carries another message (:class:`Noted`)."""
+_NOTE_BEGINS = b"\xa4type\xa5Noted"
 
 # One error is told, so a list of millions of wrong items must not become millions of errors.
 _Numbers: TypeAlias = Annotated[list[int], FailFast()]
@@ -509,6 +512,59 @@ class CommitMode(Control):
     staleness: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noted(Control):
+    """Registrar to its deputy: what it was told, or (no ``message``) that ``peer`` has died, as
+    ``who``. What follows from it leaves when :class:`NotedToo` has come. ``done``: what concerns
+    files and people has been done up to this number."""
+
+    number: int
+    peer: int
+    message: bytes
+    who: str
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotedToo(Control):
+    """The deputy's answer to :class:`Noted`: two ranks know it."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeardUpTo(Control):
+    """Registrar to a rank: so many of your messages are known to the deputy, too: they need not be
+    said again (psdist.protocol.registrar_line)."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceivedUpTo(Control):
+    """A rank to the registrar: so many of your messages are here; likewise."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Succeeds(Control):
+    """Deputy to everybody: the registrar has died, and I am it from now on. ``heard``: so many of
+    your messages are known here. ``is_over``: the job was complete, which makes this
+    :class:`Stop`."""
+
+    heard: int
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Follows(Control):
+    """A rank's answer to :class:`Succeeds`, before it says anything else: so many messages of the
+    registrar have come here."""
+
+    received: int
+
+
 _TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
 
 
@@ -518,17 +574,17 @@ def encode_control(message: Control) -> bytes:
     for field in dataclasses.fields(message):
         body[field.name] = getattr(message, field.name)
     packed: bytes = msgpack.packb(body, use_bin_type=True)
-    if len(packed) > CONTROL_LIMIT_BYTES:
+    if len(packed) > (limit := _limit(packed)):
         raise InvariantError(
-            f"control message {body['type']} of {len(packed)} bytes, limit {CONTROL_LIMIT_BYTES}"
+            f"control message {body['type']} of {len(packed)} bytes, limit {limit}"
         )
     return packed
 
 
 def decode_control(data: bytes | bytearray | memoryview) -> Control:
     """The message, or :class:`ProtocolError`: unknown type, missing, extra or mistyped field."""
-    if len(data) > CONTROL_LIMIT_BYTES:
-        raise ProtocolError(f"control message of {len(data)} bytes, limit {CONTROL_LIMIT_BYTES}")
+    if len(data) > (limit := _limit(data)):
+        raise ProtocolError(f"control message of {len(data)} bytes, limit {limit}")
     try:
         # msgpack bounds every length by that of the data; the data was bounded above.
         body = msgpack.unpackb(data, raw=False, strict_map_key=True)
@@ -544,6 +600,12 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
         raise ProtocolError(f"control message {name}: {_first_fault(error)}") from None
     except TypeError:
         raise ProtocolError(f"control message {name}: a field that has no name") from None
+
+
+def _limit(data: bytes | bytearray | memoryview) -> int:
+    """Of a message that begins like this."""
+    is_note = bytes(data[1 : 1 + len(_NOTE_BEGINS)]) == _NOTE_BEGINS
+    return CONTROL_LIMIT_BYTES + NOTE_BYTES * is_note
 
 
 def _first_fault(error: ValidationError) -> str:

@@ -31,6 +31,7 @@ from mpi4py import MPI
 from psdist.errors import ProtocolError, TransportError
 from psdist.protocol.control import (
     CONTROL_LIMIT_BYTES,
+    NOTE_BYTES,
     Control,
     Failure,
     decode_control,
@@ -49,7 +50,7 @@ _DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
 _BYTE = MPI.BYTE
 _ANY_SOURCE, _ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 _CONTROL = int(Kind.CONTROL)
-_CONTROL_LIMIT_BYTES = HEADER_BYTES + CONTROL_LIMIT_BYTES
+_CONTROL_LIMIT_BYTES = HEADER_BYTES + CONTROL_LIMIT_BYTES + NOTE_BYTES
 _MOST_UNSEEN = 32
 """With more sends than these even a poll that brings a message looks for what has been sent."""
 _LAST_WORDS_S = 0.1
@@ -362,6 +363,7 @@ class MpiTransport:
             is_receiving = any(self._rank_of[ticket[0]] == rank for _, ticket, _ in self._receiving)
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
+                self._cut_off.add(rank)  # nobody obeys who has been declared dead
                 self.lost[peer] = self._roles.describe_rank(rank)
                 for ready in (self._ready, *(each.ready for each in self._hosted.values())):
                     ready.append(PeerLost(peer, self.lost[peer]))

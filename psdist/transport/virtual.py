@@ -120,6 +120,7 @@ class VirtualNetwork:
     def hosted_endpoint(self, host: int, peer: int) -> VirtualTransport:
         address = self.address(host, peer)
         endpoint = self._endpoints[address] = VirtualTransport(self, peer, address=address)
+        endpoint.known_dead |= self.endpoint(host).known_dead
         return endpoint
 
     def _id(self, address: int) -> int:
@@ -304,9 +305,15 @@ class VirtualNetwork:
         self._turn(peer)
 
     def _lose(self, peer: int, dead: int) -> None:
-        if peer not in self._dead:
-            who = self.endpoint(peer).lost[dead] = describe_peer(dead)
-            self._give(peer, PeerLost(dead, who))
+        if peer in self._dead or dead in self.endpoint(peer).known_dead:
+            return
+        self.endpoint(peer).known_dead.add(dead)
+        who = self.endpoint(peer).lost[dead] = describe_peer(dead)
+        self._give(peer, PeerLost(dead, who))
+        for address, host in self._host_of.items():  # those that came behind the death
+            if host == peer and address in self._endpoints:
+                at_s = self._last_delivery.get((dead, address), 0.0)
+                self._at(max(self.now_s, at_s), partial(self._lose, address, dead))
 
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
         self._sequence += 1
@@ -345,6 +352,8 @@ class VirtualTransport:
         self.inbox: deque[Event] = deque()
         self.lost: dict[int, str] = {}
         self.moved: dict[int, str] = {}
+        self.known_dead: set[int] = set()
+        """Of whom this one was told, or that whose process it is in."""
         self.is_asleep = False
         self.drives = False
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.mode_control import Decision, ModeControl
@@ -138,6 +138,8 @@ class _Collective:
 
 
 class Registrar:
+    LAST: Final[type] = Complete
+    """The action behind which the registrar ends."""
     TAKES = (
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *Checkpoints.TAKES,

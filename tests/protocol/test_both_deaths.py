@@ -92,8 +92,7 @@ def play_an_inheritance() -> VirtualJob:
         has_buddies=True,
     )
     job = VirtualJob(schedule, is_watched=False, max_deaths=9)
-    registrar = job.servers[REGISTRAR].registrar
-    assert registrar is not None
+    registrar = job.registrar
 
     def is_received() -> bool:
         chunks = job.core(1)._chunks

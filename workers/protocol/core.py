@@ -179,8 +179,7 @@ class WorkerCore:
         """Given to every set of a worker, as :class:`Moved` is."""
         if self._survives_workers and is_worker(event.peer):
             return []  # servers wait for it until the registrar says that nobody does
-        is_survived = self.seat.servers_have_buddies and not is_worker(event.peer)
-        if not is_survived or event.peer == REGISTRAR:
+        if not self.seat.servers_have_buddies or is_worker(event.peer):
             raise PeerLostError(event.who)
         if self._membership.is_joining or self._state.is_sending:
             raise PeerLostError(f"{event.who} (while a model was being set up)")
@@ -189,7 +188,7 @@ class WorkerCore:
 
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
         server, host, count = message.server, message.host, self.seat.num_servers
-        if peer != REGISTRAR or not (0 < server < count and 0 <= host < count):
+        if peer != REGISTRAR or not (0 <= server < count and 0 <= host < count):
             raise ProtocolError(
                 f"worker {self.seat.worker}: {describe_peer(peer)} sent Moved of server {server} "
                 f"to {host}; {describe_peer(REGISTRAR)} declares deaths, and there are {count} "

@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import server_id, worker_id
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S, schedule_with_deaths
@@ -48,9 +48,7 @@ def play_with_both_deaths(
     wait = int(10 ** pick.uniform(0.0, 3.2))
     num_since = 0
     while job.network.step():
-        registrar = job.servers[REGISTRAR].registrar
-        assert registrar is not None
-        if not victims or not registrar._is_ready:
+        if not victims or not job.registrar._is_ready:
             continue
         num_since += 1
         if num_since >= wait:

@@ -57,19 +57,21 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.memory import as_tensor
-from psdist.servers.loop import ServerLoop
+from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Policy
 from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.succession.office import Office, OfficeAction, still_undone
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.sizes import SizeShard
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.base import Transport
+from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
@@ -93,6 +95,8 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
 )
 """Messages without payload whose receivers take a second one: what it changes has happened already,
 or it is answered again. Of all others a second one is an error."""
+COUNTED = frozenset({Collected, Stop, Progress})
+"""Those of them that come once where lines to the registrar count."""
 
 
 def since(part: ModeFrom) -> ModeSince:
@@ -108,7 +112,7 @@ class SetOfJob:
     groups: list[tuple[int, ...]]
     servers: list[ServerLoop]
     dead: int | None
-    reported: list[RegistrarAction]
+    reported: list[OfficeAction]
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
         self.set_index = set_index
@@ -271,7 +275,9 @@ class VirtualJob(SetOfJob):
             seed=schedule.seed,
             link=link_of(schedule),
             verify_open_sends=verify_open_sends,
-            repeatable=REPEATABLE,
+            repeatable=[
+                each for each in REPEATABLE if not schedule.has_buddies or each not in COUNTED
+            ],
         )
         orders = [schedule.order(index) for index in range(schedule.num_sets)]
         self.watch = (
@@ -290,7 +296,7 @@ class VirtualJob(SetOfJob):
         """Of each server what belongs to checkpoints."""
         self.others = [OtherSet(self, index) for index in range(1, schedule.num_sets)]
         """The parameter sets behind the first."""
-        self.reported: list[RegistrarAction] = []
+        self.reported: list[OfficeAction] = []
         """What the registrar has for files and people."""
         self.num_half_pushed = 0
         """Sets of which a worker had pushed half an iteration when it entered a collective."""
@@ -301,21 +307,14 @@ class VirtualJob(SetOfJob):
         """Of workers that have ended because another one of their group had died."""
         num_workers = sum(schedule.group_sizes)
         make_policy = policy or (lambda _server: schedule.policy())
+        self.has_succeeded = False
+        """Whether the deputy has become the registrar."""
+        self.office = self.second = None
+        if schedule.has_buddies:
+            self.office = self._office(num_workers, is_active=True)
+            self.second = self._office(num_workers, is_active=False)
         for server in range(schedule.servers):
-            registrar = Registrar(
-                num_workers=num_workers,
-                num_servers=schedule.servers,
-                mode=schedule.modes[0] if len(schedule.modes) == 1 else "ssp",
-                takes_set_mode=schedule.mode_rate > 0,
-                control=(
-                    ModeControl(num_groups=len(self.groups), staleness=schedule.staleness)
-                    if schedule.is_auto
-                    else None
-                ),
-                groups=self.groups,
-                max_deaths=max_deaths,
-                buddies=schedule.buddies if schedule.has_buddies else (),
-            )
+            registrar = self.office or self._registrar(num_workers)
             loop = ServerLoop(
                 self.transport(server_id(server)),
                 partial(self._make_core, server, make_policy),
@@ -335,6 +334,7 @@ class VirtualJob(SetOfJob):
                 on_registrar=self.reported.append,
                 make_set=make_set,
                 replication=self._replication(make_policy) if schedule.has_buddies else None,
+                standby=self._standby() if server_id(server) == self.deputy else None,
             )
             self.servers.append(loop)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
@@ -351,6 +351,55 @@ class VirtualJob(SetOfJob):
     @property
     def sets(self) -> list[SetOfJob]:
         return [self, *self.others]
+
+    @property
+    def deputy(self) -> int | None:
+        """The registrar's; None without buddies."""
+        return server_id(self.schedule.buddies[0]) if self.schedule.has_buddies else None
+
+    @property
+    def registrar(self) -> Registrar:
+        """That which lives, or has lived last."""
+        if self.has_succeeded:
+            assert self.second is not None
+            return self.second.registrar
+        registrar = self.servers[REGISTRAR].registrar
+        assert registrar is not None
+        return registrar.registrar if isinstance(registrar, Office) else registrar
+
+    def _registrar(self, num_workers: int) -> Registrar:
+        schedule = self.schedule
+        control = None
+        if schedule.is_auto:
+            control = ModeControl(num_groups=len(self.groups), staleness=schedule.staleness)
+        return Registrar(
+            num_workers=num_workers,
+            num_servers=schedule.servers,
+            mode=schedule.modes[0] if len(schedule.modes) == 1 else "ssp",
+            takes_set_mode=schedule.mode_rate > 0,
+            control=control,
+            groups=self.groups,
+            max_deaths=self.max_deaths,
+            buddies=schedule.buddies if schedule.has_buddies else (),
+        )
+
+    def _office(self, num_workers: int, *, is_active: bool) -> Office:
+        assert self.deputy is not None
+        return Office(
+            self._registrar(num_workers),
+            deputy=self.deputy,
+            num_workers=num_workers,
+            num_servers=self.schedule.servers,
+            is_active=is_active,
+        )
+
+    def _standby(self) -> Standby:
+        def succeed(undone: Sequence[OfficeAction]) -> None:
+            self.has_succeeded = True
+            self.reported += still_undone(self.reported, undone)
+
+        assert self.second is not None
+        return Standby(office=self.second, on_succeed=succeed, on_action=self.reported.append)
 
     def _replication(self, make_policy: Callable[[int], Policy]) -> ReplicationOptions:
         def make_core(
@@ -389,7 +438,8 @@ class VirtualJob(SetOfJob):
     def transport(self, peer: int) -> Transport:
         """The endpoint of ``peer``, watched."""
         endpoint = self.network.endpoint(peer)
-        return endpoint if self.watch is None else self.watch.transport(endpoint)
+        watched = endpoint if self.watch is None else self.watch.transport(endpoint)
+        return watched if self.deputy is None else LineTransport(watched, deputy=self.deputy)
 
     def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
         if len(members) == 1:
@@ -446,8 +496,7 @@ class VirtualJob(SetOfJob):
     def _propose(self, number: int) -> None:
         """The registrar changes the mode, unless it cannot now."""
         loop, another = self.servers[0], self.schedule.another_mode(number)
-        assert loop.registrar is not None
-        registrar = loop.registrar
+        registrar = self.registrar
         if registrar._may_change_mode:
             loop._do_as_registrar(
                 registrar._modes.propose(another.mode, another.staleness, why="a test")

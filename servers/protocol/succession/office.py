@@ -1,0 +1,314 @@
+"""The registrar's machine, with what lets another server go on in its place; pure.
+
+The registrar decides by what it is told, in the order in which it is told: whoever has the same
+machine and is told the same knows all that it knows. So it hands everything on to its *deputy*, the
+buddy of server 0, as numbered notes, and what follows from a note, to whomever, leaves only when
+the deputy has answered: then two ranks know it. When the registrar dies, the deputy's machine goes
+on: ranks say again what it has not heard, and are told again what they have not received
+(``lines``).
+
+    office = Office(registrar, deputy=server_id(1), num_workers=2, num_servers=2)   # on server 0
+    office.handle(worker_id(0), enter)          # [SendControl(1, Noted(...))]
+    office.handle(server_id(1), NotedToo(number=1))     # what follows from it
+
+    second = Office(same_registrar, ..., is_active=False)                           # on server 1
+    second.note(noted)                          # the same
+    second.succeed("server 0 (rank 0 on n1)", lost={})
+
+Files and words to people are the registrar's, too. It says with each note how far that is done; the
+deputy does the rest when it succeeds, a part of it perhaps for the second time.
+
+The end: when the job is complete all are stopped, the deputy last, when all others have told that
+they know. If the registrar dies before, the deputy stops them all. (The deputy's own server is last
+as well where it has become the registrar: who has not heard of that could not be stopped any more.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from psdist.errors import ProtocolError, PsdistError
+from psdist.protocol.control import (
+    Control,
+    Failure,
+    Follows,
+    HeardUpTo,
+    Noted,
+    NotedToo,
+    ReceivedUpTo,
+    Stop,
+    Succeeds,
+    TakenOver,
+    WhoIsAbsent,
+    decode_control,
+    encode_control,
+)
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
+from psdist.protocol.registrar_line import SAID_BY_REGISTRAR, TOLD_EVERY
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
+from psdist.servers.protocol.replication.takeovers import Move
+from psdist.servers.protocol.succession.lines import Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The registrar's work is done, and nobody waits for it."""
+
+
+OfficeAction: TypeAlias = RegistrarAction | Over
+_T = TypeVar("_T")
+
+
+def still_undone(done: Sequence[_T], undone: Sequence[_T]) -> Sequence[_T]:
+    """Of what the registrar may not have done, in order, what is not among the last that it has
+    ``done``."""
+    for count in range(min(len(done), len(undone)), 0, -1):
+        if list(done[len(done) - count :]) == list(undone[:count]):
+            return undone[count:]
+    return undone
+
+
+class Office:
+    TAKES = (*Registrar.TAKES, NotedToo, ReceivedUpTo, Follows)
+    LAST: Final[type] = Over
+    """The action behind which the registrar ends."""
+
+    def __init__(
+        self,
+        registrar: Registrar,
+        *,
+        deputy: int,
+        num_workers: int,
+        num_servers: int,
+        is_active: bool = True,
+    ) -> None:
+        """``deputy``: its stable id; ``is_active``: false there."""
+        self.registrar = registrar
+        self._deputy = deputy
+        self._has_deputy = True
+        self._is_active = is_active
+        self._peers = [
+            *(server_id(server) for server in range(num_servers) if server != REGISTRAR),
+            *map(worker_id, range(num_workers)),
+        ]
+        self._lines = Lines()
+        self._number = 0
+        """Of the last note."""
+        self._num_done = 0
+        """Notes of which all that follows has been done, or (of the deputy) is known to be."""
+        self._pending: deque[tuple[int, list[OfficeAction]]] = deque()
+        """What follows from the notes behind that."""
+        self._dead: set[int] = set()
+        self.moves: list[Move] = []
+        """All that there were."""
+        self.is_complete = False
+        self._stopping: list[int] = []
+        """Who must know that before the deputy is told:"""
+        self._last: list[SendControl] = []
+        self._is_over = False
+        self._is_shard_lost = False
+        """Whether server 0 has died, and its place is about to be taken."""
+        self._error: PsdistError | None = None
+        """What a note has led to: the end of the job, which is the registrar's to tell."""
+
+    # -- as the registrar ----------------------------------------------------------------------
+
+    def handle(self, peer: int, message: Control) -> list[OfficeAction]:
+        """As :meth:`Registrar.handle`: what is to be done now."""
+        if isinstance(message, Failure | WhoIsAbsent):  # these change nothing
+            return [*self.registrar.handle(peer, message)]
+        if isinstance(message, NotedToo):
+            return self._on_noted_too(peer, message.number)
+        if isinstance(message, Follows):
+            again = self._lines.on_follows(peer, message.received)
+            return [*(SendControl(peer, each) for each in again), *self._end()]
+        return self._take(peer, message)
+
+    def on_lost(self, peer: int, who: str) -> list[OfficeAction]:
+        """The network has told that ``peer`` is dead. Raises :class:`PeerLostError` or
+        :class:`ServersLostError` where the job cannot go on without it."""
+        if peer in self._dead:
+            return []
+        if peer != self._deputy or not self._has_deputy:
+            return self._take(peer, None, who)
+        actions = self._let_go(self._number)
+        self._has_deputy = False
+        self._last = []
+        self._lines.forget()
+        return [*actions, *self._take(peer, None, who)]
+
+    on_server_lost = on_lost
+
+    def _take(self, peer: int, message: Control | None, who: str = "") -> list[OfficeAction]:
+        """``message`` of ``peer``, or its death."""
+        self._number += 1
+        self._pending.append((self._number, self._follows_from(peer, message, who)))
+        if not self._has_deputy:
+            return self._let_go(self._number)
+        note = Noted(
+            number=self._number,
+            peer=peer,
+            message=b"" if message is None else encode_control(message),
+            who=who,
+            done=self._num_done,
+        )
+        return [SendControl(self._deputy, note)]
+
+    def _on_noted_too(self, peer: int, number: int) -> list[OfficeAction]:
+        if peer != self._deputy or not self._num_done < number <= self._number:
+            raise ProtocolError(
+                f"the registrar: {describe_peer(peer)} says that it knows {number} notes; "
+                f"{describe_peer(self._deputy)} has been sent {self._number}, and knew "
+                f"{self._num_done}"
+            )
+        return self._let_go(number)
+
+    def _let_go(self, number: int) -> list[OfficeAction]:
+        """All that follows from notes up to this one."""
+        actions: list[OfficeAction] = []
+        while self._pending and self._pending[0][0] <= number:
+            self._num_done, free = self._pending.popleft()
+            actions += free
+        return [each for each in actions if self._leaves(each)]
+
+    def _leaves(self, action: OfficeAction) -> bool:
+        """Not what is said to who does not know yet who the registrar is: it is kept until then.
+        Nor to server 0 before its place is taken: it is asked again."""
+        if not isinstance(action, SendControl):
+            return True
+        if action.peer == REGISTRAR:
+            return not self._is_shard_lost
+        return self._lines.is_open(action.peer) or isinstance(action.message, Succeeds)
+
+    # -- what follows from a note, on both -----------------------------------------------------
+
+    def _follows_from(self, peer: int, message: Control | None, who: str) -> list[OfficeAction]:
+        if message is None:
+            return self._on_death(peer, who)
+        if isinstance(message, ReceivedUpTo):
+            self._lines.on_received(peer, message.count)
+            return self._end()
+        num_heard = self._lines.hear(peer) if peer != REGISTRAR else 0
+        if self.is_complete:
+            return []
+        taken = message.server if isinstance(message, TakenOver) else REGISTRAR
+        if isinstance(message, TakenOver) and taken == REGISTRAR:
+            self._is_shard_lost = False
+        if taken != REGISTRAR:
+            self._lines.reset(server_id(taken))
+        actions = self._said(self.registrar.handle(peer, message))
+        if taken != REGISTRAR and not self._lines.is_open(server_id(taken)):
+            succeeds = Succeeds(heard=0, is_over=False)
+            actions.append(SendControl(server_id(taken), succeeds))
+        if num_heard and not num_heard % TOLD_EVERY and self._has_deputy:
+            actions.append(SendControl(peer, HeardUpTo(count=num_heard)))
+        return actions
+
+    def _on_death(self, peer: int, who: str) -> list[OfficeAction]:
+        self._dead.add(peer)
+        self._lines.lose(peer)
+        if self.is_complete:
+            return self._end()
+        registrar = self.registrar
+        lost = registrar.on_lost if is_worker(peer) else registrar.on_server_lost
+        return self._said(lost(peer, who))
+
+    def _said(self, actions: Iterable[RegistrarAction]) -> list[OfficeAction]:
+        """``actions``, with what is said noted down, and the end in its order."""
+        actions = list(actions)
+        if any(isinstance(each, Complete) for each in actions):
+            return self._complete(actions)
+        for each in actions:
+            if isinstance(each, SendControl):
+                self._say(each)
+            elif isinstance(each, Move):
+                self.moves.append(each)
+        return [*actions]
+
+    def _say(self, action: SendControl) -> None:
+        if action.peer != REGISTRAR and isinstance(action.message, SAID_BY_REGISTRAR):
+            self._lines.say(action.peer, action.message)
+
+    def _complete(self, actions: list[RegistrarAction]) -> list[OfficeAction]:
+        """What people are told first: whoever is stopped may end."""
+        self.is_complete = True
+        told = [each for each in actions if not isinstance(each, SendControl)]
+        stops = [each for each in actions if isinstance(each, SendControl)]
+        self._last = [each for each in stops if each.peer == self._deputy]
+        stops = [each for each in stops if each.peer != self._deputy]
+        for each in stops:
+            self._say(each)
+        self._stopping = [each.peer for each in stops]
+        return [*told, *stops, *self._end()]
+
+    def _end(self) -> list[OfficeAction]:
+        """When everybody else knows that the job is complete."""
+        if not self.is_complete or self._is_over:
+            return []
+        if not self._lines.has_received_all(self._stopping):
+            return []
+        self._is_over = True
+        for each in self._last:
+            self._say(each)
+        return [*self._last, Over()]
+
+    # -- as the deputy -------------------------------------------------------------------------
+
+    def note(self, note: Noted) -> list[OfficeAction]:
+        """What concerns files and people, and is known to have been done."""
+        if self._is_active or note.number != self._number + 1 or note.done > self._number:
+            raise ProtocolError(
+                f"{describe_peer(self._deputy)}: the registrar's note {note.number}, of which "
+                f"{note.done} are done, after {self._number}"
+            )
+        self._number = note.number
+        follows: list[OfficeAction] = []
+        if self._error is None:
+            message = decode_control(note.message) if note.message else None
+            try:
+                follows = self._follows_from(note.peer, message, note.who)
+            except PsdistError as error:
+                self._error = error
+        for_people = [each for each in follows if not isinstance(each, SendControl | Move | Over)]
+        self._pending.append((note.number, for_people))
+        done: list[OfficeAction] = []
+        while self._pending and self._pending[0][0] <= note.done:
+            self._num_done, known = self._pending.popleft()
+            done += known
+        return done
+
+    def announcements(self) -> list[SendControl]:
+        """What the deputy says to everybody, under its own id, when the registrar has died."""
+        over = self.is_complete
+        return [
+            SendControl(peer, Succeeds(heard=self._lines.num_heard(peer), is_over=over))
+            for peer in self._peers
+            if peer not in self._dead or any(server_id(each.server) == peer for each in self.moves)
+        ]
+
+    def succeed(
+        self, who: str, *, lost: Mapping[int, str]
+    ) -> tuple[list[OfficeAction], list[OfficeAction]]:
+        """The registrar, ``who``, has died, and this is it from now on; ``lost``: others who are
+        known to have died. What may not have been done of what concerns files and people; and what
+        follows."""
+        if self._error is not None:
+            raise self._error
+        self._is_active, self._has_deputy, self._is_shard_lost = True, False, True
+        self._lines.close()
+        undone = [each for _, actions in self._pending for each in actions]
+        self._pending.clear()
+        self._num_done = self._number
+        actions: list[OfficeAction] = []
+        if not self.is_complete:
+            for peer, name in {REGISTRAR: who, **lost}.items():
+                actions += self.on_lost(peer, name)
+        return undone, actions
+
+    def check_invariants(self) -> None:
+        """Raise :class:`InvariantError` if the state contradicts itself."""
+        self._lines.check_invariants()
