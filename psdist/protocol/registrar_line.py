@@ -19,9 +19,9 @@ that nothing of it comes any more, and from the deputy that it has its place. No
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
@@ -103,6 +103,15 @@ LineAction: TypeAlias = ControlArrived | PeerLost | Say | Follow
 
 def lost_registrar(who: str, others: Iterable[str]) -> ServersLostError:
     return ServersLostError(who, [*others], of="what the registrar knows")
+
+
+def num_done(done: Sequence[Any], wanted: Sequence[Any]) -> int:
+    """How many of ``wanted``, which the registrar was to do in this order behind all others, are
+    the last that it has ``done``."""
+    for count in range(min(len(done), len(wanted)), 0, -1):
+        if list(done[len(done) - count :]) == list(wanted[:count]):
+            return count
+    return 0
 
 
 class RegistrarLine:

@@ -48,7 +48,7 @@ from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Failure, Survive
 from psdist.protocol.events import ControlArrived
-from psdist.protocol.ids import REGISTRAR, is_worker, worker_id, worker_of
+from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
 from psdist.ranks.checkpointing.resuming import Restored, mark_of, opened
@@ -66,13 +66,14 @@ from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
 from psdist.ranks.seats.placing import agree_on_plan, unexpected_workers
-from psdist.report.facts import Phase
+from psdist.report.facts import Phase, RankSurvived
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.progress import say_phase
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.replication.pairs import Pairs
 from psdist.topology.plan.plan import Plan
 from psdist.transport.base import Transport
+from psdist.transport.lines import LineTransport
 from psdist.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class RankContext:
     """Between all ranks, over which their clocks are compared, once they were."""
 
     def __post_init__(self) -> None:
+        self._endpoint = self.transport
         self._first_path = self.run_directory.path
         self._checkpoint: Checkpoint | None = None
         self._attempt = 1
@@ -275,11 +277,34 @@ class RankContext:
                 self.network, self.transport = _network_alone()
             start_logs(self.run_directory.path, rank=self.rank, who=self._who_in_logs)
             logger.info("job %d of %d ranks begins", job, len(self.roles.places))
+        if self.buddies:
+            self.transport = LineTransport(
+                self._endpoint, deputy=server_id(self.buddies[0]), on_follow=self._on_follow
+            )
         self.advance()
         if config.trace:
             from psdist.ranks.spans import begin_trace
 
             begin_trace(self)
+
+    def _on_follow(self) -> None:
+        """The registrar has died, and its deputy has its place: whoever has started that rank is
+        to know that it is not missed, and may be on this rank's host only."""
+        if self.parent is not None:
+            self.parent.tell(RankSurvived(rank=self.roles.rank_of_peer[REGISTRAR]))
+
+    @property
+    def has_lost_registrar(self) -> bool:
+        """Whether it has died in a job, or behind one, that survives that; no other one begins."""
+        is_dead = REGISTRAR in self.transport.lost or REGISTRAR in self.transport.moved
+        return bool(self.buddies) and self.job > 0 and is_dead
+
+    @property
+    def is_registrar(self) -> bool:
+        """Whether the registrar is in this process."""
+        if REGISTRAR in self.transport.moved:
+            return self.me == server_id(self.buddies[0])
+        return self.me == REGISTRAR
 
     @property
     def _who_in_logs(self) -> str:
@@ -289,6 +314,8 @@ class RankContext:
         """The job is over for this rank: what it sent is on its way, its files are closed, and what
         others have sent about it is late."""
         self.transport.drain(_CLOSE_TIMEOUT_S)
+        if self.buddies:
+            self.transport = self._endpoint
         if self.tracer is not None:
             from psdist.ranks.spans import end_trace
 
@@ -323,15 +350,21 @@ class RankContext:
         flush_output()
         self._flush_records()
         heading = f"psdist: {self.who}"
-        if self.comm is not None and self.me != REGISTRAR:
+        if self.comm is not None and not self.is_registrar:
             failure = Failure(heading=heading, text=printable(text), exit_status=status)
             with suppress(PsdistError):  # the network may be what failed: we speak for ourselves
                 self.transport.send_control(REGISTRAR, failure)
+                is_told = REGISTRAR not in self.transport.lost
                 deadline = time.monotonic() + _REPORT_TIMEOUT_S
                 # The speaker's Abort ends this process.
                 while self._speaker() != self.me and time.monotonic() < deadline:
                     with suppress(PsdistError):  # one failure is enough
                         self.transport.poll()
+                    if REGISTRAR in self.transport.lost:
+                        is_told = False
+                    elif not is_told:  # it has died, and another rank has its place
+                        self.transport.send_control(REGISTRAR, failure)
+                        is_told = True
                     time.sleep(1e-3)
         self.abort(heading, text, status)
 
@@ -400,9 +433,11 @@ class RankContext:
         return self.comm is not None and self.config.max_deaths > 0
 
     def _speaker(self) -> int:
-        """Who prints why the job ends: the registrar, or the first server that lives, or the first
-        worker."""
+        """Who prints why the job ends: the registrar, or its deputy, or the first server that
+        lives, or the first worker."""
         dead = self.transport.lost.keys() | self.transport.moved.keys()
+        if self.buddies and REGISTRAR in dead and server_id(self.buddies[0]) not in dead:
+            return server_id(self.buddies[0])
         return next(peer for peer in self.roles.rank_of_peer if peer not in dead)
 
     def abort(self, heading: str, text: str, status: int) -> NoReturn:

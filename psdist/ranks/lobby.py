@@ -55,6 +55,8 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
         context.run_directory, roles=context.roles, mode=describe_modes(context.config)
     )
     while True:
+        if context.has_lost_registrar:
+            return False  # who would begin another job, and who would say that nobody does
         if lobby is not None and context.survives_workers:
             for peer in context.transport.lost.keys() - known:
                 known.add(peer)
@@ -120,11 +122,13 @@ def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
         return _begin(context, begun)
     worker = worker_of(context.me)
     transport = context.transport
+    _require_registrar(context)
     transport.send_control(REGISTRAR, Begin(worker=worker, job=job, settings=dict(settings)))
     waiting = context.waiting()
     waiting.reset()
     while True:
         event = transport.poll()
+        _require_registrar(context)
         if event is None:
             if waiting.idle(f"the other workers in {_WHERE}"):
                 logger.warning("still waiting for the other workers in %s", _WHERE)
@@ -156,6 +160,13 @@ def leave(context: RankContext) -> None:
     context.close()
 
 
+def _require_registrar(context: RankContext) -> None:
+    """Raises :class:`PeerLostError` where it has died, in the job before or behind it."""
+    if context.has_lost_registrar:
+        lost, moved = context.transport.lost, context.transport.moved
+        raise PeerLostError(lost.get(REGISTRAR) or moved[REGISTRAR])
+
+
 def _control(context: RankContext, event: Event) -> ControlArrived | None:
     """``event`` if it is a control message; None where there is nothing to do about it."""
     if isinstance(event, ControlArrived):
@@ -163,7 +174,7 @@ def _control(context: RankContext, event: Event) -> ControlArrived | None:
     if isinstance(event, PeerLost):
         if context.survives_workers and is_worker(event.peer):
             return None  # the registrar's lobby knows (transport.lost)
-        if context.buddies and context.job and REGISTRAR < event.peer < len(context.buddies):
+        if context.buddies and context.job and event.peer < len(context.buddies):
             return None  # the job is over; another one would not begin
         raise PeerLostError(event.who)
     if isinstance(event, Sent):

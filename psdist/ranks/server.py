@@ -11,6 +11,7 @@ Longer than other modules: what is told of the job begins and ends with the rank
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
@@ -55,7 +56,7 @@ from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, together
 from psdist.ranks.wire import wire_of
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
-from psdist.servers.loop import ServerLoop
+from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.deaths import Death, Survived
@@ -65,13 +66,13 @@ from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
     Registrar,
-    RegistrarAction,
     Warn,
     WriteMetrics,
 )
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.takeovers import ServerDeath
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -231,7 +232,8 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             make_keeper=make_keeper,
             first_clocks=context.first_clocks,
         )
-    if server != REGISTRAR:
+    is_deputy = bool(context.buddies) and server == server_id(context.buddies[0])
+    if server != REGISTRAR and not is_deputy:
         loop = ServerLoop(
             transport,
             make_core,
@@ -243,15 +245,26 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         )
         return loop, None
     registrar = _registrar(context)
-    reporter = Reporter(context, registrar)
+    reporter = Reporter(context, registrar, is_active=not is_deputy)
+    office = _office(context, registrar, is_active=not is_deputy) if context.buddies else None
+    standby = None
+    if is_deputy:
+        assert office is not None
+        standby = Standby(
+            office=office,
+            on_done=reporter.note,
+            on_succeed=reporter.succeed,
+            on_action=reporter.on_action,
+        )
     loop = ServerLoop(
         transport,
         make_core,
         options,
         make_executor=make_executor,
         make_history=make_history,
-        registrar=registrar,
+        registrar=None if is_deputy else office or registrar,
         on_registrar=reporter.on_action,
+        standby=standby,
         on_built=reporter.on_built,
         make_set=make_set,
         replication=replication,
@@ -280,6 +293,17 @@ def _registrar(context: RankContext) -> Registrar:
     )
 
 
+def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> Office:
+    roles = context.roles
+    return Office(
+        registrar,
+        deputy=server_id(context.buddies[0]),
+        num_workers=roles.num_workers,
+        num_servers=roles.num_servers,
+        is_active=is_active,
+    )
+
+
 def policy_of(config: RunConfig) -> Policy:
     """What servers demand in each round."""
     parts = schedule_of(config)
@@ -293,10 +317,14 @@ def policy_of(config: RunConfig) -> Policy:
 
 
 class Reporter:
-    """Server 0's files and words to people: metrics, progress, summary, the first failure."""
+    """The registrar's files and words to people: metrics, progress, summary, the first failure. On
+    its deputy silent, until that succeeds."""
 
-    def __init__(self, context: RankContext, registrar: Registrar) -> None:
+    def __init__(
+        self, context: RankContext, registrar: Registrar, *, is_active: bool = True
+    ) -> None:
         self._context = context
+        self._is_active = is_active
         self._registrar = registrar
         self._built: list[BuiltSet] = []
         self._files = CheckpointFiles(context)
@@ -304,7 +332,8 @@ class Reporter:
             registrar.progress, started_s=context.started_s, roles=context.roles
         )
         self._has_looked_for_empty_servers = False
-        context.on_abort = self._on_abort
+        if is_active:
+            context.on_abort = self._on_abort
         self._modes = ModeReports(context.config, context.run_directory)
         mode = self._modes.now
         self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
@@ -391,10 +420,52 @@ class Reporter:
             ),
             cut=zlib.crc32(partition.encode()),
         )
-        write_run(history_folder(context.run_directory.path, set_index), promised)
+        if self._is_active:
+            write_run(history_folder(context.run_directory.path, set_index), promised)
         return promised
 
-    def on_action(self, action: RegistrarAction) -> None:
+    def note(self, action: OfficeAction) -> None:
+        """On the deputy: the registrar has done this."""
+        if isinstance(action, ServerDeath):
+            self._deaths.taken_over(action, is_news=False)
+        elif isinstance(action, Death):
+            self._deaths.declared(action, is_news=False)
+        elif isinstance(action, Survived):
+            self._deaths.survived(action)
+        elif isinstance(action, CheckpointAction):
+            self._files.note(action)
+
+    def succeed(self, undone: Sequence[OfficeAction]) -> None:
+        """The registrar has died, and this rank has its place. ``undone``: what it may not have
+        done."""
+        context = self._context
+        self._is_active = True
+        context.on_abort = self._on_abort
+        write_files_when_terminated(context)
+        if context.parent is not None:
+            context.parent.take_role(context.who, "registrar")
+        lines = [each.line for each in undone if isinstance(each, WriteMetrics)]
+        for line in context.run_directory.missing("metrics.jsonl", lines):
+            context.run_directory.append_metrics(line)
+        for each in undone:
+            if isinstance(each, CheckpointAction) and self._files.has_done(each):
+                self._files.note(each)
+            elif isinstance(each, Complete) and self._is_told():
+                context.run_directory.close()
+            elif not isinstance(each, WriteMetrics):
+                self.on_action(each)
+
+    def _is_told(self) -> bool:
+        """Whether people know that this run is complete."""
+        try:
+            text = (self._context.run_directory.path / "summary.json").read_text(encoding="utf-8")
+            summary = json.loads(text)
+        except (OSError, ValueError):
+            return False
+        known = summary.get("exit"), summary.get("attempts")
+        return known == ("completed", self._context.attempt)
+
+    def on_action(self, action: OfficeAction) -> None:
         if isinstance(action, WriteMetrics):
             self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, Warn):
@@ -448,6 +519,8 @@ class Reporter:
         self._context.run_directory.write_json("summary.json", self._summary(outcome))
 
     def on_idle(self) -> None:
+        if not self._is_active:
+            return
         self._context.heed_parent()
         now_s = time.monotonic()
         if now_s - self._shown_s < _SHOW_EVERY_S:

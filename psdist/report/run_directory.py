@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from psdist.errors import ConfigError
+from psdist.protocol.registrar_line import num_done
 
 
 class RunDirectory:
@@ -55,6 +58,15 @@ class RunDirectory:
             self._open[name] = (self.path / name).open("a", encoding="utf-8")
         self._open[name].write(json.dumps(line) + "\n")
         self._open[name].flush()
+
+    def missing(self, name: str, lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Of ``lines``, which another rank was to append and may not have, in order, those that are
+        not at the end of the file."""
+        if not lines or not (self.path / name).exists():
+            return lines
+        with (self.path / name).open(encoding="utf-8") as file:
+            there = [line.rstrip("\n") for line in deque(file, len(lines))]
+        return lines[num_done(there, [json.dumps(each) for each in lines]) :]
 
     def close(self) -> None:
         for file in self._open.values():

@@ -41,8 +41,9 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.chunks.policy import Async
-from psdist.servers.protocol.registrar import EndJob, Registrar, RegistrarAction
+from psdist.servers.protocol.registrar import EndJob, Registrar
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.succession.office import OfficeAction
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
@@ -187,7 +188,7 @@ class _ServerSide(_Side):
         loop.run(waiting)
         return []
 
-    def _on_registrar(self, action: RegistrarAction) -> None:
+    def _on_registrar(self, action: OfficeAction) -> None:
         if isinstance(action, EndJob):
             failure = action.failure
             self.context.abort(failure.heading, failure.text, failure.exit_status)

@@ -212,6 +212,18 @@ class CheckpointFiles:
         """What a parameter set is of."""
         self._sets.append((partition, setup))
 
+    def note(self, action: CheckpointAction) -> None:
+        """The registrar has done it, whose deputy this is."""
+        self.num_complete += isinstance(action, CompleteCheckpoint)
+        self.num_failed += isinstance(action, DropCheckpoint)
+
+    def has_done(self, action: CheckpointAction) -> bool:
+        """Whether the folder looks as if the registrar, who has died, had done it."""
+        has_begun = self._folder.partial(action.checkpoint).exists()
+        if isinstance(action, CompleteCheckpoint):
+            return not has_begun and action.checkpoint in self._folder.names()
+        return has_begun == isinstance(action, BeginCheckpoint)
+
     def do(self, action: CheckpointAction) -> None:
         if isinstance(action, BeginCheckpoint):
             self._problem = ""

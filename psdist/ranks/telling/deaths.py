@@ -40,11 +40,13 @@ class DeathReports:
         self._reported: list[_Reported] = []
         self._taken_over: list[dict[str, Any]] = []
 
-    def declared(self, death: Death) -> None:
-        """The registrar knows of it; servers are being told."""
+    def declared(self, death: Death, *, is_news: bool = True) -> None:
+        """The registrar knows of it; servers are being told. ``is_news``: people hear it now."""
         last = self._progress.get(death.worker)
         clock = None if last is None else last.clock
         self._reported.append(_Reported(death, time.monotonic(), clock))
+        if not is_news:
+            return
         out = {each for one in self._reported for each in (one.death.worker, *one.death.left)}
         num_left = self._roles.num_workers - len(out)
         with_whom = f", and with it {describe_workers(death.left)} of its group" * bool(death.left)
@@ -56,7 +58,7 @@ class DeathReports:
             "s" * (num_left != 1),
         )
 
-    def taken_over(self, death: ServerDeath) -> None:
+    def taken_over(self, death: ServerDeath, *, is_news: bool = True) -> None:
         """A server has died, and its buddy goes on in its place."""
         clock = max((each.clock for each in self._progress.values()), default=0)
         self._taken_over.append(
@@ -68,6 +70,8 @@ class DeathReports:
                 "at_s": round(time.monotonic() - self._started_s, 3),
             }
         )
+        if not is_news:
+            return
         logger.warning(
             "%s has died; server %d has taken its place: no update that was acknowledged is lost, "
             "and its shard has no second copy any more",

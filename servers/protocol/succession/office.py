@@ -26,9 +26,9 @@ as well where it has become the registrar: who has not heard of that could not b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 from psdist.errors import ProtocolError, PsdistError
 from psdist.protocol.control import (
@@ -39,7 +39,6 @@ from psdist.protocol.control import (
     Noted,
     NotedToo,
     ReceivedUpTo,
-    Stop,
     Succeeds,
     TakenOver,
     WhoIsAbsent,
@@ -60,16 +59,6 @@ class Over:
 
 
 OfficeAction: TypeAlias = RegistrarAction | Over
-_T = TypeVar("_T")
-
-
-def still_undone(done: Sequence[_T], undone: Sequence[_T]) -> Sequence[_T]:
-    """Of what the registrar may not have done, in order, what is not among the last that it has
-    ``done``."""
-    for count in range(min(len(done), len(undone)), 0, -1):
-        if list(done[len(done) - count :]) == list(undone[:count]):
-            return undone[count:]
-    return undone
 
 
 class Office:
@@ -273,7 +262,9 @@ class Office:
                 follows = self._follows_from(note.peer, message, note.who)
             except PsdistError as error:
                 self._error = error
-        for_people = [each for each in follows if not isinstance(each, SendControl | Move | Over)]
+        for_people: list[OfficeAction] = [
+            each for each in follows if not isinstance(each, SendControl | Move | Over)
+        ]
         self._pending.append((note.number, for_people))
         done: list[OfficeAction] = []
         while self._pending and self._pending[0][0] <= note.done:

@@ -57,6 +57,7 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.memory import as_tensor
+from psdist.protocol.registrar_line import num_done
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Policy
@@ -64,7 +65,7 @@ from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.protocol.succession.office import Office, OfficeAction, still_undone
+from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
@@ -396,7 +397,7 @@ class VirtualJob(SetOfJob):
     def _standby(self) -> Standby:
         def succeed(undone: Sequence[OfficeAction]) -> None:
             self.has_succeeded = True
-            self.reported += still_undone(self.reported, undone)
+            self.reported += undone[num_done(self.reported, undone) :]
 
         assert self.second is not None
         return Standby(office=self.second, on_succeed=succeed, on_action=self.reported.append)
