@@ -181,8 +181,7 @@ class WorkerCore:
             return []  # servers wait for it until the registrar says that nobody does
         if not self.seat.servers_have_buddies or is_worker(event.peer):
             raise PeerLostError(event.who)
-        if self._membership.is_joining or self._state.is_sending:
-            raise PeerLostError(f"{event.who} (while a model was being set up)")
+        self._require_set_up(event.who)
         host = self._moves.on_lost(event.peer)
         return [] if host is None else self._go_on_with(event.peer, host)
 
@@ -197,9 +196,14 @@ class WorkerCore:
         found = self._moves.on_moved(server, host=host)
         return [] if found is None else self._go_on_with(server, found)
 
+    def _require_set_up(self, who: str) -> None:
+        if self._membership.is_joining or self._state.is_sending:
+            raise PeerLostError(f"{who} (while a model was being set up)")
+
     def _go_on_with(self, server: int, host: int) -> list[Action]:
         """``server`` has died, and server ``host`` has taken its place: it is told what the dead
         one may not have heard, and what that has not answered."""
+        self._require_set_up(describe_peer(server_id(server)))  # which began behind the death
         actions = list[Action]()
         if not self.set_index:
             actions.append(MovePeer(server_id(server), server_id(host)))

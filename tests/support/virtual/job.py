@@ -368,6 +368,10 @@ class VirtualJob(SetOfJob):
         assert registrar is not None
         return registrar.registrar if isinstance(registrar, Office) else registrar
 
+    def clocks_once_ready(self) -> list[int]:
+        """How many iterations the scripts have made, once training may go on without some."""
+        return [each.clock for each in self.workers] if self.registrar._is_ready else []
+
     def _registrar(self, num_workers: int) -> Registrar:
         schedule = self.schedule
         control = None
