@@ -160,9 +160,9 @@ def test_at_this_phase(phase: Callable[[VirtualJob], bool]) -> None:
         assert not job.errors, f"seed {seed}: {job.errors}"
         prove(job)
         seen += job.has_succeeded
-        if seen == 4:
+        if seen == 2:
             break
-    assert seen >= 3
+    assert seen == 2
 
 
 def settling(job: VirtualJob) -> bool:
@@ -193,19 +193,16 @@ def test_while_it_declares_a_worker_dead(phase: Callable[[VirtualJob], bool]) ->
         num_chunks=6,
         has_buddies=True,
     )
-    for seed in range(3):
-        for mode in ("sync", "ssp", "async"):
-            job = VirtualJob(
-                replace(schedule, seed=seed, mode=mode), is_watched=False, max_deaths=9
-            )
-            job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
-            job.network.crash(worker_id(3))
-            job.network.run(until=lambda job=job: phase(job))
-            job.network.crash(REGISTRAR)
-            job.run()
-            assert job.has_succeeded
-            prove_survival(job)
-            assert deaths_of(job) == [3]
+    for mode in ("sync", "ssp", "async"):
+        job = VirtualJob(replace(schedule, mode=mode), is_watched=False, max_deaths=9)
+        job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
+        job.network.crash(worker_id(3))
+        job.network.run(until=lambda job=job: phase(job))
+        job.network.crash(REGISTRAR)
+        job.run()
+        assert job.has_succeeded
+        prove_survival(job)
+        assert deaths_of(job) == [3]
 
 
 def test_while_another_server_s_place_is_taken() -> None:
@@ -213,7 +210,7 @@ def test_while_another_server_s_place_is_taken() -> None:
     schedule = Schedule(
         seed=2, servers=4, iterations=(8, 8), num_chunks=8, mode="ssp", has_buddies=True
     )
-    for seed in range(6):
+    for seed in range(2):
         for behind in (0, 2, 6, 12, 20, 40):
             job = VirtualJob(replace(schedule, seed=seed), is_watched=False, max_deaths=9)
             job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
@@ -231,7 +228,7 @@ def test_while_another_server_s_place_is_taken() -> None:
 def test_what_follows_leaves_when_the_deputy_knows() -> None:
     """And not at once, or this would show nothing."""
     held = 0
-    for seed in range(6):
+    for seed in range(3):
         job = VirtualJob(with_buddies(seed), is_watched=False)
         office, second = job.office, job.second
         assert office is not None
@@ -246,7 +243,7 @@ def test_what_follows_leaves_when_the_deputy_knows() -> None:
         while job.network.step():
             held += len(office._pending) > 1
         prove(job)
-    assert held > 50
+    assert held > 20
 
 
 # -- nobody is left who knows ----------------------------------------------------------------------
@@ -338,12 +335,17 @@ def ask_server_0_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         say_nothing_again,
         say_all_again,
         tell_nothing_again,
-        stop_the_deputy_with_all,
-        report_all_again,
-        report_nothing_undone,
-        serve_the_shard_too_early,
-        ask_server_0_twice,
-        forget_the_dead,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                stop_the_deputy_with_all,
+                report_all_again,
+                report_nothing_undone,
+                serve_the_shard_too_early,
+                ask_server_0_twice,
+                forget_the_dead,
+            )
+        ),
     ],
     ids=lambda each: each.__name__,
 )
