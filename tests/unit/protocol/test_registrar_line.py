@@ -1,0 +1,182 @@
+"""A rank's side of its line to the registrar: what is said again, and whom it obeys."""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.errors import ProtocolError, ServersLostError
+from psdist.protocol.control import (
+    Absent,
+    Collected,
+    Control,
+    Enter,
+    Failure,
+    Follows,
+    HeardUpTo,
+    NotedToo,
+    Progress,
+    ReceivedUpTo,
+    Stop,
+    Succeeds,
+    WhoIsAbsent,
+)
+from psdist.protocol.events import ControlArrived, PeerLost
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.registrar_line import (
+    FOR_REGISTRAR,
+    SAID_BY_REGISTRAR,
+    SAID_TO_REGISTRAR,
+    TOLD_EVERY,
+    Follow,
+    LineAction,
+    RegistrarLine,
+    Say,
+    num_done,
+)
+from psdist.servers.protocol.succession.office import Office
+
+DEPUTY = server_id(2)
+DEATH = PeerLost(REGISTRAR, "server 0 (rank 0 on n1)")
+DEPUTYS_DEATH = PeerLost(DEPUTY, "server 2 (rank 2 on n2)")
+ANSWER = Collected(seq=1, payloads=[], runs=[], values=b"", error="")
+
+
+def line_of_worker() -> RegistrarLine:
+    return RegistrarLine(me=worker_id(0), deputy=DEPUTY)
+
+
+def progress(clock: int) -> Progress:
+    return Progress(worker=0, clock=clock, samples=0)
+
+
+def succeeds(heard: int, *, peer: int = DEPUTY, is_over: bool = False) -> ControlArrived:
+    return ControlArrived(peer, Succeeds(heard=heard, is_over=is_over))
+
+
+def hear(line: RegistrarLine, message: Control, peer: int = REGISTRAR) -> list[LineAction]:
+    return line.handle(ControlArrived(peer, message))
+
+
+def test_what_is_for_the_registrar_and_what_for_the_shard_of_server_0_are_told_apart() -> None:
+    assert set(FOR_REGISTRAR) == set(Office.TAKES)
+    assert not set(SAID_TO_REGISTRAR) & set(SAID_BY_REGISTRAR)
+
+
+def test_while_nobody_dies_everything_passes() -> None:
+    line = line_of_worker()
+    assert line.say(progress(1))
+    for message in (ANSWER, Absent(seq=1, workers=[], num_absent=0)):
+        event = ControlArrived(REGISTRAR, message)
+        assert line.handle(event) == [event]
+    other = ControlArrived(server_id(1), HeardUpTo(count=9))
+    assert line.handle(other) == [other]
+    assert line.handle(PeerLost(worker_id(1), "worker 1")) == [PeerLost(worker_id(1), "worker 1")]
+
+
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_whoever_goes_on_says_again_what_the_deputy_does_not_know(is_told_first: bool) -> None:
+    line = line_of_worker()
+    for clock in range(3):
+        line.say(progress(clock))
+    hear(line, ANSWER)
+    told = [Follow(DEPUTY), Say(Follows(received=1)), Say(progress(2))]
+    if is_told_first:
+        assert line.handle(succeeds(2)) == []
+        assert line.handle(DEATH) == [DEATH, *told]
+    else:
+        assert line.handle(DEATH) == [DEATH]
+        assert not line.say(progress(3)), "nobody is there to hear it"
+        assert line.handle(succeeds(2)) == [*told, Say(progress(3))]
+    assert line.say(progress(4))
+    assert not line.num_kept, "nobody could ask for it"
+
+
+def test_what_is_not_counted_may_be_lost() -> None:
+    line = line_of_worker()
+    for message in (
+        WhoIsAbsent(worker=0, seq=1),
+        Failure(heading="", text="", exit_status=1),
+        NotedToo(number=1),
+    ):
+        assert line.say(message)
+    assert not line.num_kept
+
+
+def test_what_the_deputy_knows_is_kept_no_more() -> None:
+    line = line_of_worker()
+    for clock in range(20):
+        line.say(progress(clock))
+    assert hear(line, HeardUpTo(count=16)) == []
+    assert line.num_kept == 4
+    line.handle(DEATH)
+    assert line.handle(succeeds(18))[2:] == [Say(progress(18)), Say(progress(19))]
+
+
+@pytest.mark.parametrize("count", [15, 21])
+def test_a_count_that_cannot_be_is_refused(count: int) -> None:
+    line = line_of_worker()
+    for clock in range(20):
+        line.say(progress(clock))
+    hear(line, HeardUpTo(count=16))
+    with pytest.raises(ProtocolError, match="server 0 has heard"):
+        hear(line, HeardUpTo(count=count))
+
+
+def test_the_registrar_is_told_what_has_come() -> None:
+    line = line_of_worker()
+    for number in range(1, 2 * TOLD_EVERY + 1):
+        event = ControlArrived(REGISTRAR, ANSWER)
+        told = [] if number % TOLD_EVERY else [Say(ReceivedUpTo(count=number))]
+        assert line.handle(event) == [event, *told]
+    stop = ControlArrived(REGISTRAR, Stop())
+    assert line.handle(stop) == [stop, Say(ReceivedUpTo(count=2 * TOLD_EVERY + 1))]
+
+
+def test_the_end_is_told_by_the_deputy_where_the_registrar_could_not() -> None:
+    line = line_of_worker()
+    line.handle(DEATH)
+    assert line.handle(succeeds(0, is_over=True)) == [ControlArrived(REGISTRAR, Stop())]
+    assert line.handle(DEPUTYS_DEATH) == [DEPUTYS_DEATH], "which has ended, as this rank will"
+
+
+def test_nobody_else_is_obeyed() -> None:
+    line = line_of_worker()
+    with pytest.raises(ProtocolError, match="worker 0: server 1 says that it is the registrar's"):
+        line.handle(succeeds(0, peer=server_id(1)))
+
+
+@pytest.mark.parametrize("events", [(DEATH, DEPUTYS_DEATH), (DEPUTYS_DEATH, DEATH)])
+def test_without_both_is_one_error_that_names_them(events: tuple[PeerLost, PeerLost]) -> None:
+    line = line_of_worker()
+    line.say(progress(0))
+    first, second = events
+    assert line.handle(first) == [first]
+    with pytest.raises(ServersLostError, match="both copies of what the registrar knows") as error:
+        line.handle(second)
+    assert str(error.value).startswith(f"{second.who} and {first.who} have died")
+
+
+def test_without_a_deputy_nothing_is_kept() -> None:
+    line = line_of_worker()
+    line.say(progress(0))
+    line.handle(DEPUTYS_DEATH)
+    assert line.say(Enter(worker=0, seq=1, name="mean", payload=b""))
+    assert not line.num_kept
+    assert hear(line, HeardUpTo(count=1)) == [], "it had left before"
+
+
+def test_a_server_that_goes_on_for_another_one_behind_the_death_follows_at_once() -> None:
+    line = RegistrarLine(me=server_id(1), deputy=DEPUTY, who_has_died=DEATH.who)
+    again = succeeds(0, peer=REGISTRAR)
+    assert line.handle(again) == [Follow(DEPUTY), Say(Follows(received=0))]
+
+
+@pytest.mark.parametrize(
+    ("done", "wanted", "num"),
+    [
+        *(("", "", 0), ("abc", "", 0), ("", "ab", 0), ("abc", "cd", 1), ("abcb", "cbd", 2)),
+        *(("ab", "cd", 0), ("aa", "aab", 2), ("abc", "abc", 3), ("b", "ab", 0)),
+    ],
+)
+def test_how_many_of_the_last_are_done(done: str, wanted: str, num: int) -> None:
+    assert num_done(done, wanted) == num

@@ -1,0 +1,1 @@
+"""The registrar and its deputy: the machines of both."""

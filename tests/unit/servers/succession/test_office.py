@@ -1,0 +1,280 @@
+"""The registrar's office and its second: what waits for the deputy, and what the deputy knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psdist.errors import PeerLostError, ProtocolError, ServersLostError
+from psdist.protocol.control import (
+    Collected,
+    Control,
+    Done,
+    Enter,
+    Failure,
+    Finished,
+    Follows,
+    HeardUpTo,
+    Metrics,
+    Noted,
+    NotedToo,
+    Progress,
+    ReceivedUpTo,
+    Resume,
+    Resumed,
+    Stop,
+    Succeeds,
+    TakenOver,
+    TakeOver,
+    WhoIsAbsent,
+    encode_control,
+)
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.registrar_line import TOLD_EVERY
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.registrar import Complete, EndJob, Registrar, WriteMetrics
+from psdist.servers.protocol.succession.office import Office, OfficeAction, Over
+
+NUM_WORKERS, NUM_SERVERS = 2, 3
+DEPUTY = server_id(1)
+DEAD = "server 0 (rank 0 on n1)"
+
+
+def office(*, is_active: bool = True, max_deaths: int = 0) -> Office:
+    registrar = Registrar(
+        num_workers=NUM_WORKERS,
+        num_servers=NUM_SERVERS,
+        buddies=(1, 2, 0),
+        max_deaths=max_deaths,
+    )
+    return Office(
+        registrar,
+        deputy=DEPUTY,
+        num_workers=NUM_WORKERS,
+        num_servers=NUM_SERVERS,
+        is_active=is_active,
+    )
+
+
+class Pair:
+    """Registrar and deputy; the network between them is as fast as a test wants."""
+
+    def __init__(self) -> None:
+        self.first, self.second = office(), office(is_active=False)
+        self.notes: list[Noted] = []
+        self.done: list[OfficeAction] = []
+
+    def tell(self, peer: int, message: Control) -> list[OfficeAction]:
+        """What leaves the registrar at once, but notes."""
+        actions = self.first.handle(peer, message)
+        self.notes += [each.message for each in sent(actions) if isinstance(each.message, Noted)]
+        return [each for each in actions if not is_note(each)]
+
+    def settle(self) -> list[OfficeAction]:
+        """What follows when the deputy has answered all."""
+        actions = []
+        for note in self.notes:
+            self.done += self.second.note(note)
+            actions += self.first.handle(DEPUTY, NotedToo(number=note.number))
+        self.notes.clear()
+        return actions
+
+    def say(self, peer: int, message: Control) -> list[OfficeAction]:
+        assert self.tell(peer, message) == []
+        return self.settle()
+
+
+def sent(actions: list[OfficeAction]) -> list[SendControl]:
+    return [each for each in actions if isinstance(each, SendControl)]
+
+
+def is_note(action: OfficeAction) -> bool:
+    return isinstance(action, SendControl) and isinstance(action.message, Noted)
+
+
+def enter(worker: int, seq: int = 1) -> Enter:
+    return Enter(worker=worker, seq=seq, name="barrier", payload=b"")
+
+
+def metrics(worker: int, value: int) -> Metrics:
+    return Metrics(line={"worker": worker, "clock": value, "values": {}})
+
+
+def run_collective(pair: Pair) -> list[OfficeAction]:
+    for worker in range(NUM_WORKERS):
+        pair.say(worker_id(worker), enter(worker))
+    for server in range(NUM_SERVERS - 1):
+        pair.say(server_id(server), Resumed(seq=1, server=server))
+    last = NUM_SERVERS - 1
+    return pair.say(server_id(last), Resumed(seq=1, server=last))
+
+
+def finish(pair: Pair) -> list[OfficeAction]:
+    for worker in range(NUM_WORKERS):
+        pair.say(worker_id(worker), Done(worker=worker, statistics={}))
+    for server in range(NUM_SERVERS - 1):
+        pair.say(server_id(server), Finished(server=server, statistics={}))
+    last = NUM_SERVERS - 1
+    return pair.say(server_id(last), Finished(server=last, statistics={}))
+
+
+def test_what_follows_waits_for_the_deputy() -> None:
+    pair = Pair()
+    pair.say(worker_id(0), enter(0))
+    assert pair.tell(worker_id(1), enter(1)) == []
+    resumes = [SendControl(server_id(each), Resume(seq=1)) for each in range(NUM_SERVERS)]
+    assert pair.settle() == resumes
+
+
+def test_what_changes_nothing_waits_for_nobody() -> None:
+    pair = Pair()
+    pair.say(worker_id(0), enter(0))
+    (absent,) = pair.tell(worker_id(0), WhoIsAbsent(worker=0, seq=1))
+    assert isinstance(absent, SendControl)
+    failure = Failure(heading="worker 0", text="no", exit_status=1)
+    assert pair.tell(worker_id(0), failure) == [EndJob(failure)]
+
+
+def test_an_answer_to_no_note_is_refused() -> None:
+    pair = Pair()
+    pair.say(worker_id(0), enter(0))
+    for number in (1, 2):
+        with pytest.raises(ProtocolError, match="says that it knows"):
+            pair.first.handle(DEPUTY, NotedToo(number=number))
+    pair.tell(worker_id(1), enter(1))
+    with pytest.raises(ProtocolError, match="server 2 says that it knows"):
+        pair.first.handle(server_id(2), NotedToo(number=2))
+
+
+def test_a_note_that_is_missing_is_noticed() -> None:
+    pair = Pair()
+    pair.tell(worker_id(0), enter(0))
+    pair.tell(worker_id(1), enter(1))
+    with pytest.raises(ProtocolError, match="the registrar's note 2, of which 0 are done, after 0"):
+        pair.second.note(pair.notes[1])
+
+
+def test_without_its_deputy_the_registrar_goes_on() -> None:
+    pair = Pair()
+    pair.say(worker_id(0), enter(0))
+    pair.tell(worker_id(1), enter(1))
+    actions = sent(pair.first.on_lost(DEPUTY, "server 1"))
+    resumed = [each.peer for each in actions if isinstance(each.message, Resume)]
+    assert resumed == [server_id(each) for each in range(NUM_SERVERS)]
+    assert actions[-1] == SendControl(server_id(2), TakeOver(server=1)), "behind what was held"
+    assert pair.first.on_lost(DEPUTY, "server 1") == []
+    line = pair.first.handle(worker_id(0), metrics(0, 1))
+    assert line == [WriteMetrics({"worker": 0, "clock": 1})]
+
+
+def test_ranks_are_told_how_far_the_deputy_knows_what_they_say() -> None:
+    pair = Pair()
+    for number in range(1, TOLD_EVERY + 1):
+        actions = pair.say(worker_id(0), Progress(worker=0, clock=number, samples=0))
+        told = [SendControl(worker_id(0), HeardUpTo(count=number))] * (number == TOLD_EVERY)
+        assert actions == told
+
+
+def succeed(pair: Pair, **lost: Any) -> tuple[list[OfficeAction], list[OfficeAction]]:
+    return pair.second.succeed(DEAD, lost=lost.get("lost", {}))
+
+
+def test_the_deputy_goes_on_with_the_collective() -> None:
+    pair = Pair()
+    pair.say(worker_id(0), enter(0))
+    heard = {each.peer: each.message for each in pair.second.announcements()}
+    assert heard[worker_id(0)] == Succeeds(heard=1, is_over=False)
+    assert heard[worker_id(1)] == Succeeds(heard=0, is_over=False)
+    assert heard.keys() == {*map(server_id, (1, 2)), *map(worker_id, (0, 1))}
+    undone, actions = succeed(pair)
+    assert (undone, actions) == ([], []), "nobody knows yet who the registrar is"
+    for peer in heard:
+        again = pair.second.handle(peer, Follows(received=0))
+        assert again == [SendControl(peer, TakeOver(server=0))] * (peer == DEPUTY)
+    resumed = sent(pair.second.handle(worker_id(1), enter(1)))
+    assert {each.peer for each in resumed} == {server_id(1), server_id(2)}, (
+        "and 0 when it is served"
+    )
+    taken = sent(pair.second.handle(DEPUTY, TakenOver(server=0)))
+    assert SendControl(REGISTRAR, Resume(seq=1)) in taken
+
+
+def test_answers_are_told_again_to_who_lacks_them() -> None:
+    pair = Pair()
+    answers = sent(run_collective(pair))
+    assert [type(each.message) for each in answers] == [Collected, Collected]
+    succeed(pair)
+    assert pair.second.handle(worker_id(0), Follows(received=1)) == []
+    assert pair.second.handle(worker_id(1), Follows(received=0)) == [answers[1]]
+
+
+def test_what_concerns_people_is_done_by_one_of_them() -> None:
+    pair = Pair()
+    lines = [WriteMetrics({"worker": 0, "clock": each}) for each in range(3)]
+    for clock in range(3):
+        pair.say(worker_id(0), metrics(0, clock))
+    assert pair.done == lines[:2], "what the registrar has said with the third"
+    undone, _ = succeed(pair)
+    assert undone == lines[2:]
+
+
+def test_whoever_was_known_to_have_died_is_declared_dead() -> None:
+    pair = Pair()
+    with pytest.raises(PeerLostError, match="worker 1"):
+        succeed(pair, lost={worker_id(1): "worker 1 (rank 4 on n2)"})
+    pair = Pair()
+    with pytest.raises(ServersLostError, match=r"server 2 .* server 0"):
+        succeed(pair, lost={server_id(2): "server 2 (rank 2 on n1)"})
+
+
+def test_the_end_of_the_job_is_the_registrar_s_to_tell_while_it_lives() -> None:
+    pair = Pair()
+    done = Done(worker=0, statistics={})
+    pair.say(worker_id(0), done)
+    with pytest.raises(ProtocolError, match="Done twice"):
+        pair.tell(worker_id(0), done)
+    note = Noted(number=2, peer=worker_id(0), message=encode_control(done), who="", done=0)
+    assert pair.second.note(note) == []
+    with pytest.raises(ProtocolError, match="Done twice"):
+        succeed(pair)
+
+
+def test_all_are_stopped_the_deputy_last() -> None:
+    pair = Pair()
+    actions = finish(pair)
+    assert isinstance(actions[0], Complete), "people first"
+    stopped = {worker_id(0): 1, worker_id(1): 1, server_id(2): 2}
+    assert sent(actions) == [SendControl(peer, Stop()) for peer in stopped]
+    for peer, count in stopped.items():
+        assert not any(isinstance(each, Over) for each in actions)
+        actions = pair.say(peer, ReceivedUpTo(count=count))
+    assert actions == [SendControl(DEPUTY, Stop()), Over()]
+
+
+def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
+    pair = Pair()
+    finish(pair)
+    pair.say(worker_id(0), ReceivedUpTo(count=1))
+    pair.say(server_id(2), ReceivedUpTo(count=2))
+    (note,) = sent(pair.first.on_lost(worker_id(1), "worker 1"))
+    assert isinstance(note.message, Noted)
+    pair.notes = [note.message]
+    assert pair.settle() == [SendControl(DEPUTY, Stop()), Over()]
+
+
+def test_without_its_deputy_the_registrar_ends() -> None:
+    pair = Pair()
+    finish(pair)
+    assert pair.first.on_lost(DEPUTY, "server 1") == [Over()]
+
+
+def test_the_deputy_stops_all_where_the_registrar_could_not() -> None:
+    pair = Pair()
+    finish(pair)
+    assert {each.message for each in pair.second.announcements()} == {
+        Succeeds(heard=each, is_over=True) for each in (1,)
+    }
+    undone, actions = succeed(pair)
+    assert any(isinstance(each, Complete) for each in undone)
+    assert actions == []
