@@ -12,17 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CHUNKS_AHEAD = 4
+CHUNKS_AHEAD = 8
 """Of so many chunks all groups' pushes are received before the first of them is stepped: who has
-been told where to send needs a while until bytes come, behind what else the link carries."""
+been told where to send needs a while until bytes come, behind what else the link carries, and who
+begins first goes on while the last one computes (docs/performance.md)."""
 SPARE = 3
 """Slots that pushes out of turn leave free (psdist.servers.protocol.chunks.receive_pool)."""
 FEWEST_SLOTS = 8
 MOST_SHARDS = 2
-"""Slots take at most so many times the bytes of the shard, where that is FEWEST_SLOTS or more."""
+"""Slots take at most so many times the bytes of the shard, where that is FEWEST_SLOTS or more"""
+AMPLE_BYTES = 64 << 20
+"""or more than what any server has to spare."""
 
-AUTO_CREDITS = 2 * CHUNKS_AHEAD
-"""What a server takes ahead, and as many again that it knows of by then."""
+AUTO_CREDITS = CHUNKS_AHEAD
+"""What a server takes ahead of a group."""
 
 REPLY_WINDOW_BYTES = 1 << 20
 """Of replies to pushes under way to a worker from one server, or one reply alone. All that are on
@@ -44,7 +47,8 @@ def auto_receive_buffers(chunk_bytes: Sequence[int], *, num_groups: int, slot_by
     """``chunk_bytes``: of the chunks of this server's shard; ``slot_bytes``: of one slot."""
     everything = num_groups * len(chunk_bytes) + SPARE
     wanted = num_groups * CHUNKS_AHEAD + SPARE
-    allowed = max(FEWEST_SLOTS, MOST_SHARDS * sum(chunk_bytes) // slot_bytes)
+    of_shard = MOST_SHARDS * sum(chunk_bytes) // slot_bytes
+    allowed = max(FEWEST_SLOTS, of_shard, AMPLE_BYTES // slot_bytes)
     if everything <= min(wanted, allowed):
         return Choice(everything, "all pushes of an iteration fit")
     if wanted <= allowed:
@@ -52,8 +56,11 @@ def auto_receive_buffers(chunk_bytes: Sequence[int], *, num_groups: int, slot_by
             max(wanted, min(FEWEST_SLOTS, everything)),
             f"{CHUNKS_AHEAD} chunks of each group, {num_groups} of them, and {SPARE} to spare",
         )
-    least = " (the fewest)" if allowed == FEWEST_SLOTS else ""
-    return Choice(allowed, f"{MOST_SHARDS} times the shard's bytes, for memory{least}")
+    if allowed == of_shard:
+        return Choice(allowed, f"{MOST_SHARDS} times the shard's bytes, for memory")
+    if allowed == FEWEST_SLOTS:
+        return Choice(allowed, "the fewest, for memory")
+    return Choice(allowed, f"{AMPLE_BYTES >> 20} MiB, for memory")
 
 
 def auto_credits(*, num_groups: int) -> Choice:
@@ -61,4 +68,4 @@ def auto_credits(*, num_groups: int) -> Choice:
     allowed = MOST_OFFERS // num_groups
     if allowed < AUTO_CREDITS:
         return Choice(max(FEWEST_CREDITS, allowed), f"{num_groups} groups offer pushes to a server")
-    return Choice(AUTO_CREDITS, "what a server takes ahead of a group, and as many again")
+    return Choice(AUTO_CREDITS, "what a server takes ahead of a group")

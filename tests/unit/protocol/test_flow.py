@@ -17,25 +17,33 @@ MIB = 2**20
         (1, 1, 4, "all pushes of an iteration fit"),
         (0, 4, 3, "all pushes of an iteration fit"),
         (1, 4, 7, "all pushes of an iteration fit"),
-        (4, 1, 7, "all pushes of an iteration fit"),
-        (40, 1, 8, "4 chunks of each group, 1 of them, and 3 to spare"),
-        (40, 4, 19, "4 chunks of each group, 4 of them, and 3 to spare"),
-        (8, 4, 16, "2 times the shard's bytes, for memory"),
-        (2, 4, 8, "2 times the shard's bytes, for memory (the fewest)"),
+        (8, 1, 11, "all pushes of an iteration fit"),
+        (8, 4, 35, "all pushes of an iteration fit"),
+        (40, 1, 11, "8 chunks of each group, 1 of them, and 3 to spare"),
+        (40, 4, 35, "8 chunks of each group, 4 of them, and 3 to spare"),
+        (8, 16, 64, "64 MiB, for memory"),
+        (31, 1000, 64, "64 MiB, for memory"),
+        (33, 1000, 66, "2 times the shard's bytes, for memory"),
         (40, 1000, 80, "2 times the shard's bytes, for memory"),
-        (1, 1000, 8, "2 times the shard's bytes, for memory (the fewest)"),
     ],
 )
-def test_slots_are_for_what_groups_send_ahead_but_not_more_than_two_shards(
+def test_slots_are_for_what_groups_send_ahead_but_not_for_more_than_memory(
     chunks: int, groups: int, slots: int, why: str
 ) -> None:
     assert auto_receive_buffers([MIB] * chunks, num_groups=groups, slot_bytes=MIB) == (slots, why)
 
 
+def test_of_chunks_that_are_large_there_are_eight_slots_at_least() -> None:
+    found = auto_receive_buffers([16 * MIB] * 3, num_groups=4, slot_bytes=16 * MIB)
+    assert found == (8, "the fewest, for memory")
+    assert auto_receive_buffers([16 * MIB] * 1, num_groups=4, slot_bytes=16 * MIB).number == 7
+
+
 def test_slots_larger_than_this_servers_chunks_count_as_what_they_are() -> None:
     # float16 on the wire, float32 in the slot; or the model's largest chunk is another server's.
-    assert auto_receive_buffers([MIB] * 16, num_groups=8, slot_bytes=2 * MIB).number == 16
-    assert auto_receive_buffers([MIB] * 16, num_groups=8, slot_bytes=4 * MIB).number == 8
+    assert auto_receive_buffers([MIB] * 40, num_groups=16, slot_bytes=2 * MIB).number == 40
+    assert auto_receive_buffers([MIB] * 40, num_groups=16, slot_bytes=4 * MIB).number == 20
+    assert auto_receive_buffers([MIB] * 16, num_groups=16, slot_bytes=4 * MIB).number == 16
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3, 17, 100])
@@ -43,9 +51,9 @@ def test_slots_larger_than_this_servers_chunks_count_as_what_they_are() -> None:
 def test_there_are_as_many_slots_as_pushing_needs_and_no_more_than_pushes(
     chunks: int, groups: int
 ) -> None:
-    slots = auto_receive_buffers([4096] * chunks, num_groups=groups, slot_bytes=4096).number
+    slots = auto_receive_buffers([MIB] * chunks, num_groups=groups, slot_bytes=MIB).number
     assert 3 <= slots <= groups * chunks + 3
-    assert slots <= max(8, 2 * chunks)
+    assert slots <= max(64, 2 * chunks)
 
 
 @pytest.mark.parametrize(
