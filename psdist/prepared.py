@@ -71,6 +71,8 @@ from psdist.workers.trainer import Trainer
 
 logger = logging.getLogger("psdist")
 
+_MOVES_BY_LR_TIMES_GRADIENT: Final = "torch.optim.SGD"
+
 Setting = Literal["auto", "off", "strict", "full"]
 """Of ``overlap``."""
 
@@ -542,6 +544,12 @@ class ParameterSets:
         is_alone = self._context.network is not None
         is_pipelined = config.pipeline > 0 and not is_alone
         push_codec, _ = coded(config)
+        if push_codec.skip is not None and description.optimizer != _MOVES_BY_LR_TIMES_GRADIENT:
+            raise OptimizerRefusedError(
+                f"push_codec = {text_of(push_codec)} with {description.optimizer} on servers: skip "
+                "compares lr x gradient with the parameters, which is what SGD moves them by, and "
+                "no other optimizer; train with torch.optim.SGD, or leave skip out"
+            )
         # Servers see what a codec has made of gradients: their joint norm is not known.
         mode = judging_mode(config)
         clips_itself = mode != "sync" or not push_codec.is_none
@@ -560,6 +568,7 @@ class ParameterSets:
             is_alone=is_alone,
             pipeline=config.pipeline,
             local_steps=config.local_steps,
+            has_skip=push_codec.skip is not None,
         )
         device = description.parameters[0].device.type
         why_not = never or why_not_here(

@@ -34,6 +34,7 @@ from psdist.protocol.control import Metrics, Moved, Setup, StateHeld, StateValue
 from psdist.protocol.events import Arrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizers import lr_of_groups
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
@@ -170,6 +171,7 @@ class WorkerLoop:
         self._state_sink: StateSink | None = None
         self.encoder: PushEncoder | None = None
         """Of pushes that are not raw."""
+        self._has_skip = False
         self._rates: dict[bytes, list[float]] = {}
         """Packed hyperparameters -> lr of each optimizer group."""
         self._replies: ChunkCodings | None = None
@@ -242,7 +244,9 @@ class WorkerLoop:
                 seed=wire.seed,
                 group=self.core.seat.group,
                 has_feedback=wire.has_feedback,
+                skip=wire.skip,
             )
+            self._has_skip = wire.skip is not None
         self._alters_pushes = self.encoder is not None or wire.checks != NO_CHECKS
         if wire.is_relative:
             self._held = {index: Held() for index in self.core.mine}
@@ -353,12 +357,16 @@ class WorkerLoop:
     def _terms(self, header: Header, optimizer_group: int) -> PushTerms:
         """Under which this push was made."""
         hyper, absent = self.core.settings_of(header.settings)
+        return PushTerms(self._lr(hyper)[optimizer_group] * header.weight, absent)
+
+    def _lr(self, hyper: bytes) -> list[float]:
+        """Of each optimizer group."""
         rates = self._rates.get(hyper)
         if rates is None:
             if len(self._rates) > _MOST_RATES:  # a schedule that never repeats
                 self._rates.clear()
             rates = self._rates[hyper] = lr_of_groups(hyper)
-        return PushTerms(rates[optimizer_group] * header.weight, absent)
+        return rates
 
     def _send_pull(self, action: SendPull) -> None:
         chunk = action.header.chunk
@@ -458,6 +466,32 @@ class WorkerLoop:
         ``empty`` are pushed without bytes."""
         self.begin_iteration(clock=clock, hyper=hyper, absent=absent, weight=weight)
         self.finish_push(empty=empty)
+
+    def left_for_later(
+        self, *, clock: int, hyper: bytes, weight: float, empty: Collection[int]
+    ) -> set[int]:
+        """Of the slice's chunks, without those in ``empty``, the ones whose push is left for later
+        (``skip``): they are to be pushed without bytes. Gradients lie where pushes take them."""
+        if not self._has_skip:
+            return set()
+        assert self.encoder is not None
+        assert self._frames is not None
+        found: set[int] = set()
+        for index in self.core.mine:
+            chunk = self._chunks[index]
+            frames = self._frames.gradient_frame(chunk), self._frames.parameter_frame(chunk)
+            gradient, parameters = (
+                as_tensor(each.payload, chunk.dtype, chunk.length) if each.payload else None
+                for each in frames
+            )
+            if index in empty or gradient is None or parameters is None:
+                continue
+            lr = self._lr(hyper)[chunk.optimizer_group]
+            rate = lr * weight
+            if self.encoder.leaves(index, gradient, parameters, clock=clock, lr=lr, rate=rate):
+                found.add(index)
+                self.bytes_before_coding[0] += chunk.num_bytes
+        return found
 
     def begin_iteration(
         self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float

@@ -79,6 +79,8 @@ class WorkerStatistics:
     """Squares of what codecs have left out of pushes, by bins of iterations,"""
     coding_wanted: tuple[float, ...] = ()
     """and of all that was to be pushed."""
+    pushes_skipped: int = 0
+    """Of chunks, that were left for later as a whole."""
 
     def as_told(self) -> dict[str, Any]:
         """As a control message carries it."""
@@ -483,6 +485,9 @@ class Trainer:
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, empty=empty)
+        empty |= self._loop.left_for_later(
+            clock=self.clock, hyper=reduced.hyper, weight=weight, empty=empty
+        )
         self._record_push(reduced.weight, weight, empty)
         self._loop.begin_push(
             clock=self.clock,
@@ -634,4 +639,5 @@ class Trainer:
             bytes_before_coding=(before[0], before[1]),
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),
+            pushes_skipped=encoder.num_skipped if encoder is not None else 0,
         )

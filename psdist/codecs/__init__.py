@@ -1,7 +1,8 @@
 """Codecs: how the values of a chunk lie in a frame, between flat memory and the network.
 
 ``base`` is the seam. ``casts``, ``quantized`` (over ``blocks``), ``sign``, ``sparse`` and
-``low_rank`` are codecs, ``own`` has those of users, ``raw`` is none, and ``named`` has them by what
+``low_rank`` are codecs, ``own`` has those of users, ``plain`` gives values
+as they are and ``raw`` is none, and ``named`` has them by what
 the configuration says. ``layout`` and
 ``chunks`` make a chunk's payload of what a codec gives, ``feedback`` keeps what a worker's pushes
 leave out, ``frames`` is where encoded bytes meet values, ``wire`` what a run's two directions use,

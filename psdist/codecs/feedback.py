@@ -9,7 +9,9 @@ the step that a gradient makes has another size now, e is as much larger or smal
 so that what was left out under one learning rate moves parameters later by what it would have moved
 them then. Where nothing would be moved now (lr or weight 0) the gradient goes as it is and e stays.
 Pieces without a gradient are left out of the payload; their e stays. What a codec of matrices goes
-on from is kept beside e. One payload in so many carries the CRC-32 of what its sender has decoded.
+on from is kept beside e. A chunk's push may be left for later as a whole (``skip``), while what it
+would move is small against the parameters (Hsieh et al., Gaia, NSDI 2017): nothing is sent, e = p.
+One payload in so many carries the CRC-32 of what its sender has decoded.
 
     encoder = PushEncoder(codings, mine=[3], seed=0, group=1, has_feedback=True)
     num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=PushTerms(1e-3, set()))
@@ -27,6 +29,7 @@ import torch
 from psdist.codecs.base import MatrixCodec
 from psdist.codecs.chunks import ChunkCodings, taken
 from psdist.codecs.seeds import seed_of
+from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ class Residual(NamedTuple):
     """float32, of the chunk."""
     rate: float
     """lr x weight of the push that left it."""
+    skipped: int = 0
+    """How many pushes running have been left for later as a whole."""
 
 
 _MOST_BINS = 64
@@ -84,6 +89,7 @@ class PushEncoder:
         seed: int,
         group: int,
         has_feedback: bool,
+        skip: Skip | None = None,
         compare_every: int = 64,
     ) -> None:
         """``mine``: the chunks of this worker; ``group``: whose gradients these are; different ones
@@ -94,10 +100,43 @@ class PushEncoder:
         self._seed = seed
         self._group = group
         self._has_feedback = has_feedback
+        self._skip = skip
+        self.num_skipped = 0
+        """Pushes that were left for later as a whole."""
         self._compare_every = compare_every
         self._residuals: dict[int, Residual] = {}
         self._starts: dict[int, dict[int, Tensor | None]] = {}
         """By chunk and segment, of codecs of matrices."""
+
+    def leaves(
+        self,
+        chunk: int,
+        gradient: Tensor,
+        parameters: Tensor,
+        *,
+        clock: int,
+        lr: float,
+        rate: float,
+    ) -> bool:
+        """Whether the push of ``chunk`` is left for later: the next one brings it as well.
+        ``gradient``, ``parameters``: of the chunk, in the workers' dtype. Raises
+        :class:`NonFiniteGradientError`."""
+        skip, last = self._skip, self._residuals.get(chunk)
+        num_before = last.skipped if last is not None else 0
+        if skip is None or num_before == skip.most or not rate > 0 or not math.isfinite(rate):
+            return False
+        wanted = gradient.to(torch.float32)
+        if last is not None:
+            wanted = wanted + last.values * (last.rate / rate)
+        size, held = (float(each.norm(dtype=torch.float64)) for each in (wanted, parameters))
+        if not math.isfinite(size):
+            raise self._non_finite(chunk, clock)
+        if not lr * size < skip.threshold * held:
+            return False
+        self.errors.add(clock, size * size, size * size)
+        self._residuals[chunk] = Residual(wanted.clone(), rate, num_before + 1)
+        self.num_skipped += 1
+        return True
 
     def encode(
         self, chunk: int, gradient: Tensor, into: memoryview, *, clock: int, terms: PushTerms
@@ -114,8 +153,10 @@ class PushEncoder:
             wanted = wanted + kept
         seed = seed_of(self._seed, self._group, chunk, clock)
         starts = self._starts.setdefault(chunk, {})
+        # Of exact pieces nothing is left out but by pushes that were left for later.
+        whole = gradient if self._skip is None else wanted
         num_bytes = coding.encode(
-            wanted, into, whole=gradient, seed=seed, absent=terms.absent, starts=starts
+            wanted, into, whole=whole, seed=seed, absent=terms.absent, starts=starts
         )
         content = coding.read(into[:num_bytes])
         if content.coded and (chunk + clock) % self._compare_every == 0:
@@ -124,11 +165,7 @@ class PushEncoder:
         missed = asked - content.decoded
         square = float(torch.dot(missed, missed))
         if not math.isfinite(square) and not bool(missed.isfinite().all()):
-            raise NonFiniteGradientError(
-                f"iteration {clock}: the gradient of chunk {chunk} with what codec "
-                f"{self.codings.codec.name} has left out before is not finite; nothing of it was "
-                "pushed. Lower the learning rate, or choose a codec that leaves out less"
-            )
+            raise self._non_finite(chunk, clock)
         self.errors.add(clock, square, float(torch.dot(asked, asked)))
         if self._has_feedback:
             left = torch.zeros(coding.chunk.length, dtype=torch.float32)
@@ -143,6 +180,13 @@ class PushEncoder:
                         left[place] = kept[place]
             self._residuals[chunk] = Residual(left, rate)
         return num_bytes
+
+    def _non_finite(self, chunk: int, clock: int) -> NonFiniteGradientError:
+        return NonFiniteGradientError(
+            f"iteration {clock}: the gradient of chunk {chunk} with what codec "
+            f"{self.codings.codec.name} has left out before is not finite; nothing of it was "
+            "pushed. Lower the learning rate, or choose a codec that leaves out less"
+        )
 
     @property
     def num_residual_bytes(self) -> int:
@@ -177,7 +221,8 @@ class PushEncoder:
             if chunk not in self._mine:
                 return False
             if "values" in each:
-                residuals[chunk] = Residual(each["values"], each["rate"])
+                skipped = each.get("skipped", 0)
+                residuals[chunk] = Residual(each["values"], each["rate"], skipped)
                 if len(each["values"]) != self.codings[chunk].chunk.length:
                     return False
             if isinstance(self.codings.codec, MatrixCodec):

@@ -9,6 +9,7 @@ from psdist.codecs.base import Codec
 from psdist.codecs.casts import Cast
 from psdist.codecs.low_rank import LowRank
 from psdist.codecs.own import own_codec
+from psdist.codecs.plain import Plain
 from psdist.codecs.quantized import Quantized
 from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.sign import Sign
@@ -33,4 +34,6 @@ def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
         return LowRank(spec.rank)
     if spec.name == OWN:
         return own_codec(spec.target)
+    if spec.name == "none":
+        return Plain()
     return Sign()

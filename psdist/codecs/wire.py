@@ -13,6 +13,7 @@ from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
 from psdist.codecs.layout import Layouts
 from psdist.codecs.raw import RAW, Raw
+from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule
 
@@ -34,6 +35,8 @@ class Wire:
     has_copies: bool = False
     """Of relative replies: whether servers keep what each reader holds, since groups have had
     different ones (ssp, async); else all have had the same (sync)."""
+    skip: Skip | None = None
+    """Which pushes are left for later."""
     compare_every: int = 64
     """Of relative replies one in so many carries the checksum of what its reader holds then."""
     exact_in_pushes: tuple[str, ...] = ()

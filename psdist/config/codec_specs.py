@@ -19,6 +19,8 @@ QUANTIZED: Final = ("int8", "int4", "int2")
 SPARSE: Final = ("topk", "randk")
 LOW_RANK: Final = "lowrank"
 OWN: Final = "own"
+SKIP: Final = "skip"
+MOST_SKIPPED: Final = 1000
 MOST_RANK: Final = 256
 _STOCHASTIC: Final = "stochastic"
 _OTHERS: Final = ("none", "sign", *CASTS)
@@ -28,8 +30,23 @@ _OWN: Final = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 ALLOWED: Final = (
     "none, fp16, bf16, int8, int4, int2 (each of these three also as int8:stochastic), sign, "
     "topk:R or randk:R (R: the part of the values that is sent, such as 0.01), lowrank:K (pushes "
-    f"alone; K: 1 to {MOST_RANK}), or module:name of your own"
+    f"alone; K: 1 to {MOST_RANK}), or module:name of your own; of pushes also skip:THETA, or "
+    "skip:THETA:ROUNDS, alone or behind a codec: int8+skip:0.001"
 )
+
+
+class Skip(NamedTuple):
+    """A push of a chunk is left for later while what it would move is small."""
+
+    threshold: float
+    """||lr p|| / ||parameters||, below which it is."""
+    most: int = 10
+    """How many rounds running, at most."""
+
+    def __str__(self) -> str:
+        """As users write it."""
+        most = "" if self.most == Skip(0).most else f":{self.most}"
+        return f"{SKIP}:{self.threshold:g}{most}"
 
 
 class CodecSpec(NamedTuple):
@@ -42,10 +59,12 @@ class CodecSpec(NamedTuple):
     """Of lowrank."""
     target: str = ""
     """Of the user's own: ``module:name``."""
+    skip: Skip | None = None
+    """Which pushes are left for later; the codec is of the others."""
 
     @property
     def is_none(self) -> bool:
-        return self.name == "none"
+        return self.name == "none" and self.skip is None
 
     @property
     def is_cast(self) -> bool:
@@ -54,7 +73,22 @@ class CodecSpec(NamedTuple):
 
 def parse_codec(text: str) -> CodecSpec:
     """Raises :class:`ValueError`, whose text names what is wrong and what is allowed."""
-    name, colon, argument = text.partition(":")
+    spec = _parse(text)
+    if spec is None:
+        raise ValueError(f"{text!r:.60} is no codec; a codec is {ALLOWED}")
+    return spec
+
+
+def _parse(text: str) -> CodecSpec | None:
+    base, plus, rest = text.rpartition("+")
+    name, colon, argument = rest.partition(":")
+    if name == SKIP:
+        spec, skip = _parse(base) if plus else CodecSpec("none"), _skip(argument)
+        # none+skip would be another name of skip, and nothing is left for later twice.
+        is_whole = spec is not None and spec.skip is None and skip and base != "none"
+        return spec._replace(skip=skip) if spec is not None and is_whole else None
+    if plus:
+        return None
     if name in QUANTIZED and (not colon or argument == _STOCHASTIC):
         return CodecSpec(name, is_stochastic=bool(colon))
     if name in _OTHERS and not colon:
@@ -67,9 +101,20 @@ def parse_codec(text: str) -> CodecSpec:
         and int(argument) <= MOST_RANK
     ):
         return CodecSpec(name, rank=int(argument))
-    if name not in (*QUANTIZED, *_OTHERS, *SPARSE, LOW_RANK) and _OWN.fullmatch(text):
+    if name not in (*QUANTIZED, *_OTHERS, *SPARSE, LOW_RANK, SKIP) and _OWN.fullmatch(text):
         return CodecSpec(OWN, target=text)
-    raise ValueError(f"{text!r:.60} is no codec; a codec is {ALLOWED}")
+    return None
+
+
+def _skip(text: str) -> Skip | None:
+    threshold, colon, most = text.partition(":")
+    number = _number(threshold)
+    if number is None or not 0 < number < 1:
+        return None
+    if not colon:
+        return Skip(number)
+    is_count = re.fullmatch("[1-9][0-9]{0,3}", most) and int(most) <= MOST_SKIPPED
+    return Skip(number, int(most)) if is_count else None
 
 
 def parse_codecs(text: str) -> tuple[str, str]:

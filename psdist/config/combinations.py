@@ -17,7 +17,7 @@ Mode: TypeAlias = Literal["sync", "ssp", "async"]
 MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 EXAMPLES: Final = (
     *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
-    *("topk:0.01", "randk:0.01", "lowrank:4", "module:name"),
+    *("topk:0.01", "randk:0.01", "lowrank:4", "module:name", "skip:0.001", "int8+skip:0.001"),
 )
 """One of each kind, for the table."""
 
@@ -50,10 +50,21 @@ def refusal(
     has_copies: bool = False,
     pipeline: int = 0,
     has_float64: bool = False,
+    has_feedback: bool = True,
 ) -> str:
     """Why a run cannot have these, and what to do; "" where it can. ``has_copies``: the setting
     ``pull_copies``; ``has_float64``: whether the model has such parameters, which is known when it
     is prepared."""
+    if pull.skip is not None:
+        return (
+            f"pull_codec = {text_of(pull)}: only pushes are left for later; set another pull_codec "
+            "(a server answers with nothing where nothing has changed)"
+        )
+    if push.skip is not None and not has_feedback:
+        return (
+            f"push_codec = {text_of(push)} with feedback = off: what is left for later would be "
+            "lost; set feedback = on"
+        )
     if pull.rank:
         return (
             f"pull_codec = {text_of(pull)}: goes with pushes alone, since it goes on from its last "
@@ -81,6 +92,9 @@ def refusal(
 
 def text_of(spec: CodecSpec) -> str:
     """As users write it."""
+    if spec.skip is not None:
+        plain = spec._replace(skip=None)
+        return f"{spec.skip}" if plain.is_none else f"{text_of(plain)}+{spec.skip}"
     if spec.target:
         return spec.target
     if spec.rank:

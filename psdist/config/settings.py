@@ -412,7 +412,11 @@ def contradiction(config: RunConfig) -> str:
         )
     for mode in modes_that_may_come(config):
         if wrong := refusal(
-            *coded(config), mode=mode, has_copies=has_copies, pipeline=config.pipeline
+            *coded(config),
+            mode=mode,
+            has_copies=has_copies,
+            pipeline=config.pipeline,
+            has_feedback=config.feedback == "on",
         ):
             return wrong
     if config.pipeline and any(

@@ -97,6 +97,8 @@ class CodecCode(IntEnum):
     LOW_RANK = 9
     OWN = 10
     """One of the user's own, which all ranks have from their configuration."""
+    PLAIN = 11
+    """float32, as they are."""
 
 
 # One field per line, in wire order; see Header for their meaning.

@@ -35,6 +35,7 @@ def wire_of(config: RunConfig) -> Wire:
         seed=config.seed,
         checks=Checks(config.checksum, config.checksum_every),
         has_feedback=has_feedback,
+        skip=push.skip,
         is_relative=is_relative,
         has_copies=has_copies and is_relative,
         exact_in_pushes=exact(push),

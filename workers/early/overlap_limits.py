@@ -11,15 +11,18 @@ def why_never(
     is_alone: bool,
     pipeline: int = 0,
     local_steps: int = 1,
+    has_skip: bool = False,
 ) -> str:
     """Why no gradient of the job may leave before step(); nothing where it may. ``max_norm``: to
-    which workers clip, 0 for none."""
+    which workers clip, 0 for none; ``has_skip``: pushes may be left for later."""
     if is_alone:
         return "one process has no communication to hide"
     if pipeline:
         return "with pipeline = 1 everything has the next iteration to hide behind"
     if local_steps > 1:
         return "gradients of local steps stay in the group; what is pushed is made in step()"
+    if has_skip:
+        return "with skip step() decides which chunks are pushed"
     if on_nonfinite == "skip":
         return "on_nonfinite = skip leaves out whole iterations, which step() decides"
     if max_norm:

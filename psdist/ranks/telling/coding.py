@@ -25,6 +25,7 @@ def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
     return {
         "bytes_pushed_before": sum(pushed for pushed, _ in before),
         "bytes_pulled_before": sum(pulled for _, pulled in before),
+        "pushes_skipped": sum(each["pushes_skipped"] for each in workers.values()),
         "missed": _quarters(missed),
         "wanted": _quarters(wanted),
         **_errors(_quarters(missed), _quarters(wanted)),
@@ -40,7 +41,7 @@ def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] 
     return {
         **{
             key: sum(each[key] for each in known)
-            for key in ("bytes_pushed_before", "bytes_pulled_before")
+            for key in ("bytes_pushed_before", "bytes_pulled_before", "pushes_skipped")
         },
         "missed": missed,
         "wanted": wanted,
@@ -60,6 +61,8 @@ def coding_line(summary: Mapping[str, Any]) -> list[str]:
     if coding["error"] is not None:
         trend = ", ".join(f"{error:.2f}" for error in coding["errors"] if error is not None)
         parts.append(f"left out of a push {coding['error']:.2f} (by quarter {trend})")
+    if skipped := coding["pushes_skipped"]:
+        parts.append(f"{skipped} pushes of chunks left for later")
     return [f"  codecs         {'; '.join(parts)}"]
 
 

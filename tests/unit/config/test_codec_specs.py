@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
+from psdist.config.codec_specs import CodecSpec, Skip, parse_codec, parse_codecs
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
         ("lowrank:4", CodecSpec("lowrank", rank=4)),
         ("lowrank:256", CodecSpec("lowrank", rank=256)),
         ("my_codecs:Halves", CodecSpec("own", target="my_codecs:Halves")),
+        ("skip:0.01", CodecSpec("none", skip=Skip(0.01, 10))),
+        ("skip:0.01:4", CodecSpec("none", skip=Skip(0.01, 4))),
+        ("topk:0.01+skip:1e-3", CodecSpec("topk", ratio=0.01, skip=Skip(0.001))),
+        ("a.b:C+skip:0.5:1000", CodecSpec("own", target="a.b:C", skip=Skip(0.5, 1000))),
+        ("fp16+skip:0.5", CodecSpec("fp16", skip=Skip(0.5))),
         ("a.b2:Outer.Inner", CodecSpec("own", target="a.b2:Outer.Inner")),
     ],
 )
@@ -35,7 +40,10 @@ def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
      "topk:", "topk:0", "topk:1.5", "topk:-1", "topk:nan", "topk:inf", "randk:x", "none:1",
      "int8/sign", " int8", "lowrank", "lowrank:0", "lowrank:-1", "lowrank:1.5", "lowrank:257",
      "lowrank:04", "lowrank:K", "topk:R", "a:", ":b", "a:b:c", "a-b:c", "a:b()", "a.:b", "9a:b",
-     "a:b ", "a:b\n"],
+     "a:b ", "a:b\n",
+     "skip", "skip:", "skip:0", "skip:1", "skip:nan", "skip:0.1:", "skip:0.1:0", "skip:0.1:1001",
+     "skip:0.1:2:3", "+skip:0.1", "none+skip:0.1", "int9+skip:0.1", "skip:0.1+int8",
+     "int8+skip:0.1+skip:0.1", "int8+sign"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no codec; a codec is none, fp16, .*topk:R") as seen:

@@ -12,6 +12,11 @@ from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
 
+PUSHES_ALONE = {
+    "lowrank:4": "goes with pushes alone",
+    "skip:0.001": "only pushes are left for later",
+    "int8+skip:0.001": "only pushes are left for later",
+}
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "communication.md"
 
 
@@ -27,6 +32,8 @@ def test_one_codec_is_for_both_directions_and_each_may_have_its_own() -> None:
     assert names("int8", "topk:0.01", None) == ("topk:0.01", "int8")
     assert names("int8", None, "none") == ("int8", "none")
     assert names(None, "int4:stochastic", "fp16") == ("int4:stochastic", "fp16")
+    assert names("skip:0.01/sign", None, None) == ("skip:0.01", "sign")
+    assert names(None, "int2+skip:0.01:5", None) == ("int2+skip:0.01:5", "none")
     assert names("lowrank:2/a.b:c", None, None) == ("lowrank:2", "a.b:c")
 
 
@@ -37,10 +44,10 @@ def test_pushes_take_any_codec_and_pulls_in_ssp_and_async_casts(
     push: str, pull: str, mode: str
 ) -> None:
     wrong = refusal(parse_codec(push), parse_codec(pull), mode=mode)
-    is_known = pull in ("none", "fp16", "bf16") or (mode == "sync" and pull != "lowrank:4")
+    is_known = pull in ("none", "fp16", "bf16") or (mode == "sync" and pull not in PUSHES_ALONE)
     assert bool(wrong) != is_known
-    if pull == "lowrank:4":
-        assert wrong.startswith("pull_codec = lowrank:4: goes with pushes alone")
+    if pull in PUSHES_ALONE:
+        assert wrong.startswith(f"pull_codec = {pull}: {PUSHES_ALONE[pull]}")
     elif wrong:
         assert wrong.startswith(f"pull_codec = {pull} with mode = {mode}: ")
     config = RunConfig(push_codec=push, pull_codec=pull, mode=mode)  # type: ignore[arg-type]
@@ -48,7 +55,7 @@ def test_pushes_take_any_codec_and_pulls_in_ssp_and_async_casts(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("pull", [each for each in EXAMPLES if each != "lowrank:4"])
+@pytest.mark.parametrize("pull", [each for each in EXAMPLES if each not in PUSHES_ALONE])
 def test_with_copies_pulls_take_any_codec_but_not_a_pipeline(pull: str, mode: str) -> None:
     none, spec = parse_codec("none"), parse_codec(pull)
     assert not refusal(none, spec, mode=mode, has_copies=True)
@@ -57,6 +64,14 @@ def test_with_copies_pulls_take_any_codec_but_not_a_pipeline(pull: str, mode: st
     pipelined = config.model_copy(update={"pipeline": 1})
     wrong = contradiction(pipelined)
     assert wrong.startswith(f"pipeline = 1 with {'mode = sync' if mode == 'sync' else 'pull_cop'}")
+
+
+@pytest.mark.parametrize("push", ["skip:0.001", "int8+skip:0.001:3"])
+def test_what_is_left_for_later_needs_feedback(push: str) -> None:
+    config = RunConfig(push_codec=push)
+    assert not contradiction(config)
+    wrong = contradiction(config.model_copy(update={"feedback": "off"}))
+    assert wrong.startswith(f"push_codec = {push} with feedback = off: what is left for later")
 
 
 def test_float64_has_no_codec() -> None:

@@ -9,8 +9,15 @@ import pytest
 from psdist.ranks.telling.coding import coding_line, coding_of, coding_together
 
 
-def worker(before: tuple[int, int], missed: tuple[float, ...] = (), wanted: Any = ()) -> Any:
-    return {"bytes_before_coding": before, "coding_missed": missed, "coding_wanted": wanted}
+def worker(
+    before: tuple[int, int], missed: tuple[float, ...] = (), wanted: Any = (), skipped: int = 0
+) -> Any:
+    return {
+        "bytes_before_coding": before,
+        "coding_missed": missed,
+        "coding_wanted": wanted,
+        "pushes_skipped": skipped,
+    }
 
 
 def test_without_codecs_there_is_nothing_to_say() -> None:
@@ -34,6 +41,20 @@ def test_errors_are_of_all_workers_together_in_all_and_by_quarter() -> None:
     assert both is not None
     assert both["bytes_pushed_before"] == 1000
     assert both["errors"] == pytest.approx(coding["errors"])
+
+
+def test_pushes_that_were_left_for_later_are_counted() -> None:
+    workers = {0: worker((400, 0), skipped=3), 1: worker((400, 0), skipped=4)}
+    coding = coding_of(workers)
+    assert coding is not None
+    assert coding["pushes_skipped"] == 7
+    both = coding_together([coding, coding])
+    assert both is not None
+    assert both["pushes_skipped"] == 14
+    summary = {"coding": coding, "bytes_pushed": 80, "bytes_pulled": 5}
+    assert coding_line(summary) == [
+        "  codecs         pushed 10.0 x fewer bytes; 7 pushes of chunks left for later"
+    ]
 
 
 def test_the_report_says_how_much_less_was_sent_and_what_was_left_out() -> None:
