@@ -19,7 +19,7 @@ GROUPS = ((0,), (1, 2), (3,))
 STEPS, WIDTH = 40, 32
 
 
-def train(job: Job, stage: Stage, *, adam: bool = False) -> Result:
+def train(job: Job, stage: Stage, *, adam: bool = False, breaks_at: int = -1) -> Result:
     """Two linear maps, of which one has gradients a thousand times smaller."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict(
@@ -29,11 +29,13 @@ def train(job: Job, stage: Stage, *, adam: bool = False) -> Result:
     model, optimizer = job.prepare(model, chosen(model.parameters(), lr=0.01))
     generator = torch.Generator().manual_seed(job.worker)
     losses = []
-    for _ in range(STEPS):
+    for step in range(STEPS):
         x = torch.randn(16, WIDTH, generator=generator)
         optimizer.zero_grad()
         loss = (model["large"](x) - x).square().mean() + 1e-3 * model["small"](x).square().mean()
         (WIDTH * loss).backward()
+        if step == breaks_at:
+            model["small"].weight.grad[0, 0] = torch.nan
         optimizer.step()
         losses.append(loss.item())
         stage.sleep(1e-3 * (1 + job.worker % 2))
@@ -44,6 +46,10 @@ def train(job: Job, stage: Stage, *, adam: bool = False) -> Result:
 
 def train_by_adam(job: Job, stage: Stage) -> Result:
     return train(job, stage, adam=True)
+
+
+def train_with_a_gradient_that_is_not_finite(job: Job, stage: Stage) -> Result:
+    return train(job, stage, breaks_at=5)
 
 
 def play(path: Path, *, servers: int = 2, script: Any = train, **settings: Any) -> Outcome:
@@ -85,6 +91,16 @@ def test_groups_that_do_not_wait_leave_small_pushes_for_later(mode: str, tmp_pat
     assert outcome.summary["coding"]["pushes_skipped"] > 0
     losses = outcome.results[0]["losses"]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
+def test_an_iteration_that_is_left_out_leaves_nothing_for_later(tmp_path: Path) -> None:
+    script = train_with_a_gradient_that_is_not_finite
+    codec, path = "skip:0.002", tmp_path / "run"
+    outcome = play(path, script=script, push_codec=codec, on_nonfinite="skip")
+    outcome.checked()
+    for tensor in outcome.results[0]["saved"].values():
+        assert tensor.isfinite().all()
+    assert outcome.summary["coding"]["pushes_skipped"] > 0
 
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
