@@ -81,4 +81,4 @@ def test_a_users_codec_that_breaks_in_the_run_ends_it_in_one_line(tmp_path: Path
     with pytest.raises(
         CodecError, match=r"^codec tests\..*:Tiring: encode of \d+ values raised Val"
     ):
-        play(tmp_path / "run", push_codec="tests.support.own_codecs:Tiring")
+        play(tmp_path / "run", push_codec="tests.support.own_codecs:Tiring", record=False)
