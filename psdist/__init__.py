@@ -17,6 +17,7 @@ from psdist.version import VERSION
 if TYPE_CHECKING:
     from psdist.errors import BuriedError as BuriedError
     from psdist.errors import CheckpointError as CheckpointError
+    from psdist.errors import CodecError as CodecError
     from psdist.errors import CollectiveError as CollectiveError
     from psdist.errors import ConfigError as ConfigError
     from psdist.errors import HistoryError as HistoryError
@@ -44,6 +45,7 @@ __version__ = VERSION
 __all__ = [
     "BuriedError",
     "CheckpointError",
+    "CodecError",
     "CollectiveError",
     "ConfigError",
     "HistoryError",

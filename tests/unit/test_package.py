@@ -35,6 +35,7 @@ def test_the_public_names_are_these() -> None:
     assert psdist.__all__ == [
         "BuriedError",
         "CheckpointError",
+        "CodecError",
         "CollectiveError",
         "ConfigError",
         "HistoryError",
