@@ -196,6 +196,7 @@ class Job:
             collective=self._collective,
             on_iteration=self._end_iteration,
             on_use=self._on_use,
+            on_missed=self._loaders.miss,
         )
         self._is_finished = False
         self._cut_at: Pass | None = None
@@ -446,7 +447,7 @@ class Job:
             )
         self._has_trained = True
         self._checkpoints.tell()
-        self._loaders.seen.end_iteration()
+        self._loaders.end_iteration()
 
     def _tell_chief(self, line: str) -> None:
         if self.is_chief:

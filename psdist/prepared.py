@@ -199,9 +199,12 @@ class ParameterSets:
         collective: Callable[[str, bytes], Brought],
         on_iteration: Callable[[], None],
         on_use: Callable[[], None],
+        on_missed: Callable[[int], None],
     ) -> None:
         """``on_iteration()``: an iteration of any set has ended; ``on_use()``: before a forward
-        pass with gradients of any prepared model."""
+        pass with gradients of any prepared model; ``on_missed(rounds)``: so many rounds behind an
+        iteration that is about to end are missed."""
+        self._tell_missed = on_missed
         self._on_iteration = on_iteration
         self._on_use = on_use
         self.sets: list[ParameterSet] = []
@@ -370,6 +373,11 @@ class ParameterSets:
                 "job.prepare(max_grad_norm=...) in a run whose mode may change between sync, where "
                 "servers clip the joint gradient, and others, where each group clips its own: call "
                 "job.clip_grad_norm_ before each step, or keep to one of them"
+            )
+        if self._config.backup and len(self.sets) + len(optimizers) > 1:
+            raise UsageError(
+                "job.prepare of a second optimizer with backup groups: a group would miss rounds "
+                "of each that are not the same; prepare one optimizer, or set backup = 0"
             )
         restored = self._context.restored
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
@@ -552,14 +560,17 @@ class ParameterSets:
             )
         # Servers see what a codec has made of gradients: their joint norm is not known.
         mode = judging_mode(config)
-        clips_itself = mode != "sync" or not push_codec.is_none
+        # And where groups may miss rounds, no server waits for the norm of others.
+        clips_itself = mode != "sync" or not push_codec.is_none or config.backup > 0
         is_own_norm = clips_itself and mode == "sync"
         if max_norm and is_own_norm:
             logger.info(
                 "parameter set %d: max_grad_norm clips each group's own gradient, not the joint "
-                "one: push_codec = %s changes its norm on the way",
+                "one: %s",
                 index,
-                text_of(push_codec),
+                "groups may miss rounds (backup)"
+                if config.backup
+                else f"push_codec = {text_of(push_codec)} changes its norm on the way",
             )
         never = why_never(
             mode=mode,
@@ -569,6 +580,7 @@ class ParameterSets:
             pipeline=config.pipeline,
             local_steps=config.local_steps,
             has_skip=push_codec.skip is not None,
+            backup=config.backup,
         )
         device = description.parameters[0].device.type
         why_not = never or why_not_here(
@@ -616,6 +628,8 @@ class ParameterSets:
             module=model,
             is_pipelined=is_pipelined,
             rounds=rounds,
+            may_miss=config.backup > 0,
+            on_missed=self._on_missed,
         )
         self._restore_residuals(loop)
         setup = Setup(
@@ -663,6 +677,10 @@ class ParameterSets:
     def _end_iteration(self, set_index: int) -> None:
         self._tell_standing(set_index)
         self._on_iteration()
+
+    def _on_missed(self, rounds: int) -> None:
+        self._standing.miss(rounds)
+        self._tell_missed(rounds)
 
     def _tell_standing(self, set_index: int) -> None:
         self._standing.end_iteration(self.trainers, set_index)

@@ -46,9 +46,11 @@ from psdist.servers.protocol.actions import (
     HeldBlocks,
     Hold,
     Inherit,
+    LeftOut,
     Load,
     LoadState,
     MembershipEvent,
+    Missed,
     ModeEvent,
     Receipt,
     Reply,
@@ -212,12 +214,14 @@ class SetLoop:
             EmptyStep: self._empty_step,
             Reply: self._reply,
             Unchanged: self._unchanged,
+            LeftOut: self._left_out,
             Receipt: self._receipt,
             SendControl: self._send_control,
             TakeSnapshot: self._take_snapshot,
             WriteSnapshots: self._write_snapshots,
             MembershipEvent: self._record_membership,
             ModeEvent: self._record_mode,
+            Missed: self._missed,
             Inherit: self._inherit,
             Fail: self._fail,
         }
@@ -502,6 +506,20 @@ class SetLoop:
             free = self._reply_frames[key] = []
         return free.pop() if free else self._new_reply_frame(key, free)
 
+    def _left_out(self, action: LeftOut) -> None:
+        frame = self._reply_frame(_HEADERS)
+        frame.token = _NO_BUFFER
+        Header(
+            kind=Kind.MISSED,
+            sender=self._me,
+            chunk=action.chunk,
+            clock=action.clock,
+            min_done=action.joins_at,
+            generation=self.core.generation,
+            set_index=self.set_index,
+        ).pack_into(frame.header)
+        self._transport.send(action.peer, frame)
+
     def _receipt(self, action: Receipt) -> None:
         frame = self._reply_frame(_HEADERS)
         frame.token = _NO_BUFFER
@@ -538,6 +556,9 @@ class SetLoop:
 
     def _record_mode(self, action: ModeEvent) -> None:
         self._log.mode(action.round, action.mode, action.staleness)
+
+    def _missed(self, action: Missed) -> None:
+        self._log.missed(action.chunk, action.round, action.groups)
 
     def _inherit(self, action: Inherit) -> None:
         self._log.inherit(action.chunk, action.group, action.clock)

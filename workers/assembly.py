@@ -74,6 +74,8 @@ def make_trainer(
     module: torch.nn.Module | None = None,
     is_pipelined: bool = False,
     rounds: Rounds | None = None,
+    may_miss: bool = False,
+    on_missed: Callable[[int], None] = lambda _rounds: None,
 ) -> Trainer:
     """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
     behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
@@ -83,8 +85,8 @@ def make_trainer(
     none of them for ascending; ``beside``: another end of ``group``, over which gradients are
     reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from;
     ``module``: whose parameters are awaited where they are read, after step(); ``rounds``: of
-    several local steps each, of a trainer that clips nothing and sends nothing early; the rest as
-    in :class:`Trainer`.
+    several local steps each, of a trainer that clips nothing and sends nothing early; the rest,
+    ``may_miss`` and ``on_missed`` too, as in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters, allocate=group.allocate)
     sums = None
@@ -122,5 +124,7 @@ def make_trainer(
         "first_clock": first_clock,
         "module": module,
         "is_pipelined": is_pipelined,
+        "may_miss": may_miss,
+        "on_missed": on_missed,
     }
     return Trainer(**options) if rounds is None else LocalTrainer(rounds=rounds, **options)

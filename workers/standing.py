@@ -69,6 +69,10 @@ class Standing:
         self._position = position
         self._passes.on_batch(position.batches)
 
+    def miss(self, rounds: int) -> None:
+        """The iteration that is about to end is followed by so many that the group misses."""
+        self._passes.miss(rounds)
+
     def end_iteration(self, trainers: Sequence[Trainer], set_index: int) -> None:
         """An iteration of this set is finished; the first one's clock is the job's."""
         if not set_index:

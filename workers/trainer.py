@@ -73,6 +73,8 @@ class WorkerStatistics:
     """Of the script's own optimizer, where a round has several."""
     rounds_cut: int = 0
     """Rounds that ended before all of their local steps were made."""
+    rounds_missed: int = 0
+    """Rounds that had closed without this worker's group, or that it has left out behind one."""
     bytes_before_coding: tuple[int, int] = (0, 0)
     """What pushes and pulls that a codec has coded would be without it."""
     coding_missed: tuple[float, ...] = ()
@@ -113,6 +115,8 @@ class Trainer:
         first_clock: int = 0,
         module: torch.nn.Module | None = None,
         is_pipelined: bool = False,
+        may_miss: bool = False,
+        on_missed: Callable[[int], None] = lambda _rounds: None,
     ) -> None:
         """``order``: in which all groups send the chunks, none of them for ascending;
         ``look_for_changes(flat, clock)`` raises where the model is not what was prepared;
@@ -122,7 +126,9 @@ class Trainer:
         then, but not while the model is evaluated (``is_training()``); in a group of several
         ``beside`` reduces them, and they are pushed out of ``sums``; with overlap = full ``module``
         is the model whose parameters are awaited where they are read; ``is_pipelined``: the next
-        step awaits the replies to this one's push (with overlap = off)."""
+        step awaits the replies to this one's push (with overlap = off); ``may_miss``: rounds may
+        close without this group, and ``on_missed(rounds)`` hears how many it leaves out behind
+        such a one."""
         self.clock = first_clock
         self._partition = partition
         self._flat = flat
@@ -136,6 +142,9 @@ class Trainer:
         self._clips_to = max_norm if clips_itself else 0.0
         self._history = history
         self._on_iteration = on_iteration
+        self._may_miss = may_miss
+        self._on_missed = on_missed
+        self._rounds_missed = 0
         slices = partition.slices(group.size, order)
         self._mine = slices[group.place]
         self._batches = Batches()
@@ -458,9 +467,40 @@ class Trainer:
         """Until the new parameters are in place."""
         pushed_s = time.monotonic()
         yield self._loop.wait_for_replies()
+        joins_at = 0
+        if self._may_miss:
+            joins_at = yield from self._joining()
+        if joins_at:
+            yield from self._miss_until(joins_at)
         self._waited_s += time.monotonic() - pushed_s
         yield from self._values.take_new(call, self._overlap.move_values)
         self._end_iteration()
+        self.clock = max(self.clock, joins_at)
+
+    def _joining(self) -> Generator[Wait, None, int]:
+        """The round with which the group goes on, if it has missed this one; else 0. Only who
+        pushes something has been told."""
+        joins_at = self._loop.core.take_joining()
+        if self._group.size == 1:
+            return joins_at
+        call = "optimizer.step"
+        told = yield from in_group(self._group.agree(call, [joins_at]), call)
+        return max(int(each) for (each,) in told)
+
+    def _miss_until(self, joins_at: int) -> Generator[Wait, None, None]:
+        """This round had closed without the group, which begins round ``joins_at`` together with
+        the others: the parameters of that are brought."""
+        skipped = range(self.clock + 1, joins_at)
+        self._rounds_missed += 1 + len(skipped)
+        if self._history is not None:
+            for clock in skipped:
+                self._history.push(
+                    clock, 0.0, 0.0, set(self._mine), len(self._mine), is_corrected=False
+                )
+        self._loop.core.miss_until(joins_at)
+        self._on_missed(len(skipped))
+        self._loop.begin_pull(clock=joins_at, chunks=self._mine, is_fresh=False)
+        yield self._loop.wait_for_replies()
 
     def _end_iteration(self) -> None:
         self._values.commit(self.clock)
@@ -636,6 +676,7 @@ class Trainer:
             staleness=dict(sorted(self._values.staleness_seen.items())),
             early_pushes=self._overlap.early.num_pushed,
             overlap_corrections=self._overlap.corrections,
+            rounds_missed=self._rounds_missed,
             bytes_before_coding=(before[0], before[1]),
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),

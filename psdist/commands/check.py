@@ -41,6 +41,13 @@ from psdist.history.rules.memberships import (
     leave_clocks,
     unfinished_groups,
 )
+from psdist.history.rules.missed import (
+    Missed,
+    check_missed,
+    check_own_round,
+    check_same_missed,
+    rounds_missed,
+)
 from psdist.history.rules.modes import (
     changes_of,
     check_modes,
@@ -223,6 +230,8 @@ class _Checking:
         """For each chunk the clocks at which its values were set."""
         self.changes: dict[int, tuple[tuple[int, int], ...]] = {}
         """For each server the changes of the mode."""
+        self.missed: dict[int, Missed] = {}
+        """By chunk, who has missed which rounds."""
         self.modes: tuple[tuple[int, str], ...] = ()
         """The mode of every round, by the first server's log."""
         self.kept: list[KeptByServer] = []
@@ -238,8 +247,11 @@ class _Checking:
         self.kept.append(check_kept(replay, findings))
         check_steps(replay, findings)
         check_scales(replay, findings)
+        self.missed |= check_missed(replay, findings)
         unsaid = check_weights(replay, self.claims, self.is_whole, findings)
         uses, num_beyond = self.uses.of_server(replay, findings)
+        if run.backup:
+            check_own_round(replay, uses, findings)
         check_modes(replay, uses, findings)
         self.changes[server] = changes_of(replay)
         self.modes = self.modes or replay.rules.in_words()
@@ -248,7 +260,7 @@ class _Checking:
         check_sampled_replies(sums, findings)
         compared, unknown = check_uses(sums, uses, findings)
 
-        self.num_applies += replay.num_rows
+        self.num_applies += replay.num_applies
         self.num_compared += compared
         self.staleness += _counts(staleness)
         is_told = ~np.isin(uses.group, sorted(dead_groups(replay)))
@@ -285,9 +297,11 @@ class _Checking:
                     Rule.MEMBERSHIP, f"group {group} left different servers at clocks {clocks}"
                 )
         group_of = run.group_of_worker()
+        all_missed = frozenset[tuple[int, int]]().union(*self.missed.values())
         for log in self.history.workers:
             group = int(group_of[log.worker])
-            check_worker(run, log, self.leaves[group], findings)
+            missed = {clock for each, clock in all_missed if each == group}
+            check_worker(run, log, self.leaves[group], findings, missed=missed)
             check_num_iterations(log, self.leaves[group], self.claims, findings)
             if log.is_complete:
                 continue
@@ -299,18 +313,22 @@ class _Checking:
                 self.is_complete = False
             self.notes.append(line)
         check_same_versions(self.history, findings)
-        check_same_cut(run.set_index, self.kept, findings)
+        check_same_cut(run.set_index, self.kept, findings, may_miss=run.backup > 0)
         if all(log.is_complete for log in self.history.servers):
             check_same_modes(self.changes, findings)
             check_same_loads(self.loads, findings)
+            check_same_missed(self.missed, findings)
 
     def compare(self, summary: Summary, servers: tuple[ShownServer, ...]) -> None:
+        run = self.history.run
+        clocks = tuple(
+            next(iter(self.leaves[group].values()), None) for group in range(len(run.groups))
+        )
+        missed = self.missed[min(self.missed)] if self.missed else frozenset()
         shown = Shown(
             servers=servers,
-            clocks=tuple(
-                next(iter(self.leaves[group].values()), None)
-                for group in range(len(self.history.run.groups))
-            ),
+            clocks=clocks,
+            rounds_missed=tuple(rounds_missed(run, missed, clocks).tolist()),
             staleness=self.staleness_told,
             max_staleness=self.most_told,
             num_corrections=self._corrections(but_of=self.dead),

@@ -109,6 +109,10 @@ def run(
         str | None,
         typer.Option(metavar="ROUND:MODE;...", help='Modes by round: "0: ssp:8; 5000: sync".'),
     ] = None,
+    backup: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Sync: a round closes without the N slowest groups."),
+    ] = None,
     local_steps: Annotated[
         str | None, typer.Option(metavar="H", help="Steps on each group between two exchanges.")
     ] = None,
@@ -191,6 +195,7 @@ def run(
         "mode": mode,
         "staleness": staleness,
         "schedule": schedule,
+        "backup": backup,
         "local_steps": local_steps,
         "outer": outer,
         "servers": servers,

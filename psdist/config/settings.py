@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from psdist.config.backup import contradiction_of_backup
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
 from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal
@@ -142,6 +143,16 @@ class RunConfig(BaseModel):
         0,
         allowed="0 or 1",
         description="Modes ssp, async: 1: the next step awaits the replies, not the one that asks.",
+    )
+    backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        0,
+        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        description="Mode sync: a round closes when all groups have come but so many.",
+    )
+    backup_every: Annotated[int, Field(ge=2, le=_COUNT_MAX)] = _setting(
+        20,
+        allowed=f"a whole number from 2 to {_COUNT_MAX}",
+        description="With backup: a group contributes to one round in so many; it is waited for.",
     )
     local_steps: _Count = _setting(
         1,
@@ -398,6 +409,8 @@ def allowed_values(key: str) -> str:
 def contradiction(config: RunConfig) -> str:
     """Settings that do not go together, and what to do; "" where all do."""
     if wrong := contradiction_of_modes(config):
+        return wrong
+    if wrong := contradiction_of_backup(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
         return (

@@ -60,6 +60,8 @@ class EventKind(IntEnum):
     MODE = 12
     """From round ``clock`` on the mode is another one: ``weight`` is the bound of ssp, or SYNC, or
     ASYNC."""
+    MISSED = 13
+    """The group has missed round ``clock``: the chunk's next step is made without it."""
 
 
 SYNC, ASYNC = -1, -2
@@ -73,7 +75,7 @@ def code_of(mode: str, staleness: int | None) -> int:
 
 OF_CHUNK = (
     *(EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE),
-    EventKind.INHERIT,
+    *(EventKind.INHERIT, EventKind.MISSED),
 )
 """Events about a chunk."""
 OF_MEMBERSHIP = (

@@ -53,6 +53,10 @@ class RunRecord(BaseModel):
     """Where psdist chooses between sync and ssp, the bound of that."""
     schedule: tuple[ModeSince, ...] = ()
     """The mode of every round, where a schedule says it."""
+    backup: _Count = 0
+    """So many groups may miss a round,"""
+    backup_every: _Count = 0
+    """each of them fewer than so many rounds running."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]

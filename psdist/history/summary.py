@@ -69,6 +69,8 @@ class SetSummary(_Told):
     per_server: tuple[ServerSummary, ...]
     overlap_corrections: _Count | None = 0
     """Iterations of which something was sent too soon; 0 where a run does not know of any."""
+    rounds_missed: tuple[_Count, ...] | None = None
+    """By group; null where no group may miss any."""
     modes: tuple[ModeTold, ...] = ()
     """The mode of every round; nothing where a run does not say it."""
 
@@ -91,6 +93,8 @@ class Summary(_Told):
     per_server: tuple[ServerSummary, ...]
     overlap_corrections: _Count | None = 0
     """Iterations of which something was sent too soon; 0 where a run does not know of any."""
+    rounds_missed: tuple[_Count, ...] | None = None
+    """By group; null where no group may miss any."""
     modes: tuple[ModeTold, ...] = ()
     """The mode of every round; nothing where a run does not say it."""
     sets: tuple[SetSummary, ...] = ()

@@ -86,6 +86,9 @@ class EventCount:
     def inherit(self, _chunk: int, _group: int, _clock: int) -> None:
         self.position += 1
 
+    def missed(self, _chunk: int, _round: int, groups: Sequence[int]) -> None:
+        self.position += len(groups)
+
     def taken_over(self, _host: int) -> None:
         self.position += 1
 
@@ -163,6 +166,12 @@ class ServerHistory:
         """The update ``clock`` of ``group``, whose DEATH follows, has arrived whole: the chunk will
         contain it."""
         self._event(EventKind.INHERIT, chunk, group, clock, 0.0, 1.0, 0)
+
+    def missed(self, chunk: int, round_number: int, groups: Sequence[int]) -> None:
+        """These groups, ascending, have missed the round in which the chunk is stepped next; call
+        it before :meth:`step`."""
+        for group in groups:
+            self._event(EventKind.MISSED, chunk, group, round_number, 0.0, 1.0, EventFlag.NONE)
 
     def taken_over(self, host: int) -> None:
         """The server has died: what follows is done by its buddy, server ``host``."""

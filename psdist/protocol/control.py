@@ -187,6 +187,18 @@ class SumsOfSquares(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CloseRound(Control):
+    """Where groups may miss rounds, the server that decides to every other one that holds chunks of
+    the set: decision ``number`` (0, 1, 2 ...) is that ``round`` is stepped with the updates of
+    ``groups``, ascending, without those of ``missed``."""
+
+    number: int
+    round: int
+    groups: _Numbers
+    missed: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Leave(Control):
     """A group's leader to every server: the group's script has finished after ``clock``
     iterations."""

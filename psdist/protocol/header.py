@@ -51,6 +51,9 @@ class Kind(IntEnum):
     or a gradient, and behind them the record (psdist.servers.protocol.replication.records)."""
     RECORDED = 8
     """The buddy holds all records up to the ``clock``-th; no payload."""
+    MISSED = 9
+    """In place of the reply to a push: the round had closed without the group, which goes on in
+    round ``min_done``; no payload."""
 
 
 class Flag:

@@ -52,7 +52,7 @@ from psdist.ranks.telling.deaths import DeathReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
-from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, together
+from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, share_line, together
 from psdist.ranks.wire import wire_of
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
@@ -186,6 +186,8 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             first=context.first_clocks(set_index),
             survives_workers=context.survives_workers,
             picture=picture,
+            backup=config.backup,
+            wait_every=config.backup_every,
         )
 
     def make_history(set_index: int, number: int = server) -> ServerHistory | None:
@@ -366,6 +368,7 @@ class Reporter:
             BuiltSet(
                 partition=partition,
                 empty_servers=empty,
+                may_miss=context.config.backup > 0,
                 promised=promised,
             )
         )
@@ -410,6 +413,8 @@ class Reporter:
             owners=owners,
             checksum_every=context.config.checksum_every,
             pipeline=context.config.pipeline,
+            backup=context.config.backup,
+            backup_every=context.config.backup_every if context.config.backup else 0,
             has_copies=wire_of(context.config).has_copies,
             begins_with_state=bool(setup.state),
             restored=first.checkpoint if first is not None else "",
@@ -657,6 +662,7 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
         f"{summary['bytes_pushed'] / 2**20:.1f} MiB, pulled "
         f"{summary['bytes_pulled'] / 2**20:.1f} MiB",
         *coding_line(summary),
+        *share_line(summary),
         f"  run directory  {run_dir}",
     ]
 

@@ -193,6 +193,16 @@ class Unchanged(NamedTuple):
     version: int
 
 
+class LeftOut(NamedTuple):
+    """Tell a worker that its push of the chunk came after the round had closed, and in which round
+    its group goes on: a header alone."""
+
+    peer: int
+    chunk: int
+    clock: int
+    joins_at: int
+
+
 @dataclass(slots=True)
 class Receipt:
     """Tell a worker that its push of the chunk has been received, or (``pull_number``) that the
@@ -248,6 +258,15 @@ class ModeEvent:
 
 
 @dataclass(slots=True)
+class Missed:
+    """For the history: these groups have missed the round that the chunk is stepped in next."""
+
+    chunk: int
+    round: int
+    groups: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class Inherit:
     """For the history: this update of a group that has died has arrived whole, and the chunk will
     contain it."""
@@ -298,12 +317,14 @@ Action = (
     | EmptyStep
     | Reply
     | Unchanged
+    | LeftOut
     | Receipt
     | SendControl
     | TakeSnapshot
     | WriteSnapshots
     | MembershipEvent
     | ModeEvent
+    | Missed
     | Inherit
     | TellResumed
     | TellBuried

@@ -50,11 +50,14 @@ class Membership:
         groups: Sequence[tuple[int, ...]],
         first: Sequence[int] = (),
         resumed_up_to: int = 0,
+        may_miss: bool = False,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
         ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
-        that were over before."""
+        that were over before; ``may_miss``: groups may have missed rounds that they have not heard
+        of yet when they stop."""
         self._server = server
+        self._may_miss = may_miss
         self._groups = groups
         self.group_of = {
             worker_id(worker): group for group, workers in enumerate(groups) for worker in workers
@@ -266,7 +269,9 @@ class Membership:
         if standing is not Standing.ACTIVE:
             self._refuse(peer, f"{verb} group {group}, which {standing.value}")
         contained, new = self.limits.contained[group], clock - self.limits.first[group]
-        if new < 0 or new * (num_chunks or 0) != contained or (new and num_chunks is None):
+        expected = new * (num_chunks or 0)
+        is_all = contained >= expected if self._may_miss else contained == expected
+        if new < 0 or not is_all or (new and num_chunks is None):
             self._refuse(
                 peer,
                 f"{verb} group {group} after {clock} iterations; the {num_chunks or 0} chunks here "

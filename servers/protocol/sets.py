@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
+    CloseRound,
     Leave,
     Register,
     Settings,
@@ -34,6 +35,7 @@ _BEGINS_A_SET = (Setup, Register)
 _OF_A_SET = (
     *_BEGINS_A_SET,
     *(StateValues, StateWanted, Settings, Suspend, Leave, SumsOfSquares, WhoIsMissing),
+    CloseRound,
 )
 
 

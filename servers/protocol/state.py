@@ -30,6 +30,7 @@ from psdist.errors import PeerLostError, ProtocolError, PsdistError
 from psdist.protocol.checkpoints import FirstClocks, number_of
 from psdist.protocol.control import (
     Bury,
+    CloseRound,
     Leave,
     Missing,
     Register,
@@ -57,6 +58,7 @@ from psdist.servers.protocol.actions import (
     Held,
     HoldRounds,
     Inherit,
+    LeftOut,
     Load,
     MembershipEvent,
     ModeEvent,
@@ -70,6 +72,7 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.servers.protocol.chunks.backed import Backed, RoundClock
 from psdist.servers.protocol.chunks.by_round import ByRound
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading, PendingReply, Push
 from psdist.servers.protocol.chunks.clipping import Clipped
@@ -102,14 +105,20 @@ class ServerCore:
         survives_workers: bool = False,
         picture: ShardPicture | None = None,
         changes: Sequence[ChangeMode] = (),
+        backup: int = 0,
+        wait_every: int = 0,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
         on from a checkpoint; ``survives_workers``: the registrar decides what follows from the
         death of a worker, which otherwise is an error; ``picture``: where it goes on in place of a
         server that has died; ``changes``: what the policy changes at known rounds, for the
-        history."""
+        history; ``backup``: so many groups may miss a round (sync), none more than ``wait_every``
+        - 1 rounds running."""
         self._server = server
+        self._backup, self._wait_every = backup, wait_every
+        self._backed: Backed | None = None
+        """``_updates``, where groups may miss rounds."""
         self._restores = first.checkpoint if first is not None else ""
         self._chunks: dict[int, ChunkState] = {}  # ascending
         self._membership = Membership(
@@ -117,6 +126,7 @@ class ServerCore:
             groups=groups,
             first=first.clocks if first is not None else (),
             resumed_up_to=resumed_up_to,
+            may_miss=backup > 0,
         )
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
@@ -182,6 +192,7 @@ class ServerCore:
             Resume: self._on_resume,
             Leave: self._on_leave,
             SumsOfSquares: self._on_sums_of_squares,
+            CloseRound: self._on_close_round,
             Bury: self._on_bury,
             WhoIsMissing: self._on_who_is_missing,
             StateValues: self._on_state_values,
@@ -191,6 +202,15 @@ class ServerCore:
     def _make_updates(self, policy: Policy) -> Updates:
         if policy.applying is Applying.BY_ROUND:
             return ByRound(membership=self._membership, replies=self._replies, policy=policy)
+        if self._backup:
+            self._backed = Backed(
+                membership=self._membership,
+                replies=self._replies,
+                server=self._server,
+                backup=self._backup,
+                wait_every=self._wait_every,
+            )
+            return self._backed
         kind = Gathered if policy.applying is Applying.GATHERED else OnArrival
         return kind(membership=self._membership, replies=self._replies)
 
@@ -237,6 +257,8 @@ class ServerCore:
             )
         if message.max_norm and self._policy.applying is Applying.BY_ROUND:
             self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
+        if message.max_norm and self._backed is not None:
+            self._refuse(peer, "sent Setup with a norm to clip to; groups may miss rounds")
         self._told_order = message.order
         if message.max_norm and self._policy.applying is Applying.GATHERED:
             self._updates = self._clipped = Clipped(
@@ -256,6 +278,11 @@ class ServerCore:
             self._refuse(peer, "sent sums of squares of a set whose gradients nobody clips here")
         return self._clipped.on_squares(peer, message)
 
+    def _on_close_round(self, peer: int, message: CloseRound) -> list[Action]:
+        if self._backed is None:
+            self._refuse(peer, "closed a round of a set in which all groups are waited for")
+        return self._backed.on_closed(peer, message)
+
     def _hold(self, event: Offered | Arrived) -> list[Action]:
         """Data that comes before the shard is built: handled when it is."""
         num_held = self._num_before_built.get(event.peer, 0) + 1
@@ -271,8 +298,9 @@ class ServerCore:
         except ValueError as error:
             self._refuse(CHIEF, f"sent Setup with an order that {error}")
         picture = self._picture
+        clock = ChunkClock if self._backed is None else RoundClock
         self._chunks = {
-            index: ChunkState(index, ChunkClock(self._limits), is_loaded=bool(self._restores))
+            index: ChunkState(index, clock(self._limits), is_loaded=bool(self._restores))
             if picture is None
             else ChunkState(
                 index,
@@ -297,6 +325,8 @@ class ServerCore:
         self._updates.build(in_order, event.slots)
         if self._clipped is not None:
             self._clipped.share(event.blocks)
+        if self._backed is not None:
+            self._backed.share(event.blocks.owners, first=order.chunks[0])
         self._state.expect(event.state, lengths=event.lengths)
         if picture is not None:
             self._state.take_over()
@@ -406,7 +436,11 @@ class ServerCore:
             for index, chunk in replies.blocked.items()
             if chunk.has_waiting or holds(index)
         }
-        return tuple(chunk for chunk in replies.blocked.values() if chunk.clock.min_done == clock)
+        return tuple(
+            chunk
+            for chunk in replies.blocked.values()
+            if self._backed is not None or chunk.clock.min_done == clock
+        )
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != REGISTRAR:
@@ -575,9 +609,12 @@ class ServerCore:
                 chunk.contained_offers.add(group)
         elif event.kind != Kind.INIT or peer != self._membership.chief:
             self._refuse_kind(peer, event.kind)
-        return self._updates.pool.offer(index, group, event.ticket, peer) or self._on_held(
+        actions = self._updates.pool.offer(index, group, event.ticket, peer) or self._on_held(
             peer, index, group
         )
+        if self._backed is None or group is None:
+            return actions
+        return actions + self._backed.on_offered(chunk, group, event.clock)
 
     def _refuse_order(self, peer: int, index: int, clock: int) -> NoReturn:
         newest, rank = self._newest[peer]
@@ -620,7 +657,9 @@ class ServerCore:
         if header.generation > self._membership.generation:
             self._refuse_generation(peer, header)
         pushed = chunk.newest_round_of(group) + 1
-        if not 0 <= header.clock <= pushed + self._ahead or not header.pull_number:
+        # Who has missed rounds may know of more of them than this server.
+        highest = pushed + self._ahead if self._backed is None else NEVER
+        if not 0 <= header.clock <= highest or not header.pull_number:
             self._refuse(
                 peer,
                 f"sent pull {header.pull_number} of chunk {chunk.index} at iteration "
@@ -669,7 +708,8 @@ class ServerCore:
         """The chief sets values, while all workers are in a collective: nothing is under way."""
         group = self._membership.require_worker(peer)
         clock, done = header.clock, chunk.clock.done[group]
-        if not chunk.is_loaded or chunk.loading or chunk.has_updates or clock != done:
+        is_behind = clock < done if self._backed is None else False  # rounds that it has missed
+        if not chunk.is_loaded or chunk.loading or chunk.has_updates or clock > done or is_behind:
             self._refuse(
                 peer,
                 f"set values of chunk {chunk.index} at iteration {clock}, in the middle of updates "
@@ -732,6 +772,11 @@ class ServerCore:
         if self._group_of.get(peer) != group:
             self._refuse(peer, f"pushed for group {group}, which is not its own")
         self._replies.close_implied(chunk, peer, clock)
+        if self._backed is not None and self._backed.has_missed(group, clock):
+            dropped = self._backed.on_late(chunk, peer, group, clock, slot)
+            if not _answers(dropped, peer, header):
+                dropped.append(Receipt(peer, chunk.index, clock))
+            return dropped
         is_again = header.flags & Flag.AGAIN and chunk.is_first_again(peer, clock)
         newest = chunk.newest_round_of(group)
         if clock <= newest:
@@ -766,9 +811,11 @@ class ServerCore:
         self._pushes += 1
         settings = self._settings.of(peer, header.settings)
         push = Push(peer, group, clock, weight, settings, slot, header.chunk_version)
-        if not header.flags:
+        if not header.flags and self._backed is None:
             return self._updates.on_arrived(chunk, push)
         actions = self._updates.on_arrived(chunk, push)
+        if self._backed is not None and slot is None:  # it was not offered
+            actions += self._backed.on_offered(chunk, group, clock)
         if not _answers(actions, peer, header):
             actions.append(Receipt(peer, chunk.index, clock))
         return actions
@@ -828,7 +875,7 @@ class ServerCore:
         return ServerStatistics(
             num_chunks=len(self._chunks),
             updates=self._num_updates(),
-            pushes=self._pushes,
+            pushes=self._pushes - (self._backed.num_taken_back if self._backed else 0),
             steps=self._updates.num_steps,
             replies=self._replies.num_made,
             duplicates=self._duplicates,
@@ -861,7 +908,10 @@ def _answers(actions: Sequence[Action], peer: int, push: Header) -> bool:
         return True
     owed = peer, push.chunk, push.clock
     for each in actions:
-        if isinstance(each, Reply | Unchanged) and not each.flags & Flag.FOR_PULL:
+        if isinstance(each, LeftOut):
+            if (each.peer, each.chunk, each.clock) == owed:
+                return True
+        elif isinstance(each, Reply | Unchanged) and not each.flags & Flag.FOR_PULL:
             to = each.token if isinstance(each, Reply) else each
             if (to.peer, to.chunk, each.clock) == owed:
                 return True

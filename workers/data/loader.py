@@ -45,6 +45,14 @@ class Watch(Protocol):
         """The script asks for the next one; what it has done with the last one is over."""
         ...
 
+    def leaves_out(self, a_pass: Pass) -> bool:
+        """Whether the next batch is not handed out, being of a round that the group has missed."""
+        ...
+
+    def leave_out(self, a_pass: Pass) -> None:
+        """That batch was passed over."""
+        ...
+
     def hand_out(self, a_pass: Pass) -> None:
         """It gets one."""
         ...
@@ -56,6 +64,11 @@ class Watch(Protocol):
 
 class Unwatched:
     def before_batch(self, a_pass: Pass) -> None: ...
+
+    def leaves_out(self, a_pass: Pass) -> bool:  # noqa: ARG002 - nobody misses a round
+        return False
+
+    def leave_out(self, a_pass: Pass) -> None: ...
 
     def hand_out(self, a_pass: Pass) -> None: ...
 
@@ -292,6 +305,8 @@ class EpochLoader:
             for _ in islice(sized_batches, skip):
                 pass
             while True:
+                while self._watch.leaves_out(a_pass) and next(sized_batches, None) is not None:
+                    self._watch.leave_out(a_pass)
                 # With nothing left to give, training still goes on here: what the script does
                 # behind its loop belongs to no checkpoint yet.
                 if a_pass.seen != a_pass.num_batches or a_pass.is_resume_point:

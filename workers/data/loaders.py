@@ -9,6 +9,7 @@ sampler = loaders.sampler(dataset)
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -56,6 +57,10 @@ class Loaders:
         self._num_epochs = num_epochs
         self._global_batch = global_batch
         self.seen = SeenPasses()
+        self._num_in_round = 0
+        """Batches for training that were handed out since the last iteration ended."""
+        self._left_out: Counter[tuple[int, bool]] = Counter()
+        """By dataset (as in a pass): batches of rounds that the group has missed."""
 
     def make(
         self,
@@ -113,6 +118,17 @@ class Loaders:
                 "the random numbers of torch, numpy and Python and its own generator"
             )
 
+    def end_iteration(self) -> None:
+        self._num_in_round = 0
+        self.seen.end_iteration()
+
+    def miss(self, rounds: int) -> None:
+        """The group misses so many rounds behind this iteration, which is about to end: as many
+        batches, for each of them as many as this one has had, are not handed out, so that the
+        group's passes end with the others'."""
+        if (of := self.seen.newest) is not None:
+            self._left_out[of.dataset, of.is_shared] += rounds * max(1, self._num_in_round)
+
     def sampler(
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
     ) -> WorkerSampler:
@@ -167,8 +183,17 @@ class Loaders:
         if a_pass.is_resume_point or (self._is_training() and self.seen.may_cut_at(a_pass)):
             self._on_boundary(a_pass)
 
+    def leaves_out(self, a_pass: Pass) -> bool:
+        return self._left_out[a_pass.dataset, a_pass.is_shared] > 0
+
+    def leave_out(self, a_pass: Pass) -> None:
+        self._left_out[a_pass.dataset, a_pass.is_shared] -= 1
+        a_pass.seen += 1
+
     def hand_out(self, a_pass: Pass) -> None:
-        self.seen.hand_out(a_pass, is_training=self._is_training())
+        is_training = self._is_training()
+        self._num_in_round += is_training
+        self.seen.hand_out(a_pass, is_training=is_training)
 
     def end(self, a_pass: Pass) -> None:
         self.seen.end(a_pass)

@@ -27,6 +27,11 @@ class EqualPasses:
         """A batch for training, of a loader with ``num_batches`` in a pass."""
         self._in_iteration.add(num_batches)
 
+    def miss(self, rounds: int) -> None:
+        """The group misses so many rounds, and leaves out their batches."""
+        if not self._is_over and self.until > self._first:
+            self.until += rounds
+
     def end_iteration(self) -> None:
         used, self._in_iteration = self._in_iteration, set()
         if self._is_over:

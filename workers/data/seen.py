@@ -154,6 +154,11 @@ class SeenPasses:
         self._last = None
 
     @property
+    def newest(self) -> Pass | None:
+        """Whose batch was handed out last, for training."""
+        return self._last
+
+    @property
     def open_pass(self) -> Pass | None:
         """That trains, and has more to give."""
         last = self._last

@@ -12,6 +12,7 @@ def why_never(
     pipeline: int = 0,
     local_steps: int = 1,
     has_skip: bool = False,
+    backup: int = 0,
 ) -> str:
     """Why no gradient of the job may leave before step(); nothing where it may. ``max_norm``: to
     which workers clip, 0 for none; ``has_skip``: pushes may be left for later."""
@@ -23,6 +24,8 @@ def why_never(
         return "gradients of local steps stay in the group; what is pushed is made in step()"
     if has_skip:
         return "with skip step() decides which chunks are pushed"
+    if backup:
+        return "with backup groups a round closes when gradients are sent in step()"
     if on_nonfinite == "skip":
         return "on_nonfinite = skip leaves out whole iterations, which step() decides"
     if max_norm:

@@ -408,6 +408,15 @@ class WorkerCore:
             transfers.begin_rest(settings=self._settings.version)
         return told + transfers.finish_push(empty=empty)
 
+    def take_joining(self) -> int:
+        """The round with which the group goes on, if the one that was pushed last had closed
+        without it; else 0. Once."""
+        return self._transfers.take_joining()
+
+    def miss_until(self, clock: int) -> None:
+        """The group goes on with round ``clock``: of those before nothing is pushed."""
+        self._transfers.miss_until(clock)
+
     def count_coded(self, num_bytes: int) -> None:
         """A codec has made the payload of a push longer by so many bytes (shorter: negative)."""
         self._transfers.bytes_pushed += num_bytes

@@ -51,6 +51,7 @@ _PUSH = int(Kind.PUSH)
 _PULL = int(Kind.PULL)
 _REPLY = int(Kind.REPLY)
 _RECEIPT = int(Kind.RECEIPT)
+_MISSED = int(Kind.MISSED)
 
 
 @dataclass(slots=True)
@@ -144,7 +145,10 @@ class Transfers:
         """Chunks whose awaited reply is on its way into memory. Nothing else ever lands there: what
         a server calls unchanged must be what it has sent last."""
         self.clock = first_clock
-        """Iterations whose push has begun."""
+        """Iterations whose push has begun, and rounds that were missed."""
+        self._joins_at = 0
+        """Where the group goes on, because the round that it has pushed had closed without it; 0
+        where that is not so."""
         self.versions: dict[int, Version] = {}
         """By chunk, once a reply has brought it."""
         self.bytes_pushed = 0
@@ -401,6 +405,8 @@ class Transfers:
         peer, header = event.peer, event.header
         if header.kind == _RECEIPT:
             return self._on_receipt(peer, header)
+        if header.kind == _MISSED:
+            return self._on_missed(peer, header)
         chunk = header.chunk
         if self.awaited.get(chunk) != (header.clock, header.pull_number):
             self._check_late(peer, header)
@@ -440,6 +446,43 @@ class Transfers:
             return [*restored, *self._send_next(server)]
         decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
         return [decode, *self._send_next(server)]
+
+    def _on_missed(self, peer: int, header: Header) -> list[Action]:
+        """The round of a push had closed without the group: what it brought is dropped."""
+        chunk, clock, joins_at = header.chunk, header.clock, header.min_done
+        is_of_server = chunk in self._own and peer == server_id(self.owners[chunk])
+        is_pushed = is_of_server and 0 <= clock < self._num_pushed(chunk)
+        if not is_pushed or joins_at <= clock or header.length:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} says that this group has "
+                f"missed round {clock} of chunk {chunk}, to go on with round {joins_at}, which "
+                "this worker has not pushed to it, or which makes no sense"
+            )
+        if self.awaited.get(chunk) != (clock, 0):
+            self.duplicates += 1
+            return []
+        server = self.owners[chunk]
+        del self.awaited[chunk]
+        if chunk in self._received:
+            self._received.remove(chunk)
+        else:
+            self._outstanding[server] -= 1
+        self._joins_at = max(self._joins_at, joins_at)
+        return self._send_next(server)
+
+    def take_joining(self) -> int:
+        """The round with which the group goes on, if it has missed the last one; else 0."""
+        joins_at, self._joins_at = self._joins_at, 0
+        return joins_at
+
+    def miss_until(self, clock: int) -> None:
+        """Nothing is pushed of the rounds before ``clock``; nothing is under way."""
+        if self.awaited or self.is_pushing or clock < self.clock:
+            raise InvariantError(
+                f"worker {self._seat.worker} goes on with round {clock} after {self.clock}, "
+                f"{len(self.awaited)} replies outstanding"
+            )
+        self.clock = clock
 
     def _on_receipt(self, peer: int, header: Header) -> list[Action]:
         chunk, clock, load = header.chunk, header.clock, header.pull_number

@@ -33,7 +33,7 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
         limit = replay.limits_at(epochs, replay.chunk)[at, replay.group]
     findings.add_each(
         Rule.APPLIES,
-        np.flatnonzero(limit <= replay.clock),
+        np.flatnonzero((limit <= replay.clock) & ~replay.is_missed),
         lambda row: (
             f"{replay.line(row)}: applied while others wait for its first {limit[row]} updates "
             "only (not joined, suspended, left or dead)"
@@ -117,9 +117,12 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
         same[replay.position[same] != replay.position[same - 1] + 1],
         lambda row: f"{replay.line(row)}: other events stand between it and the step it belongs to",
     )
+    # Who has missed the round stands in front of who has contributed.
+    is_first = ~replay.is_missed[same] & replay.is_missed[same - 1]
+    is_behind = replay.is_missed[same] & ~replay.is_missed[same - 1]
     findings.add_each(
         Rule.STEPS,
-        same[replay.group[same] <= replay.group[same - 1]],
+        same[((replay.group[same] <= replay.group[same - 1]) & ~is_first) | is_behind],
         lambda row: f"{replay.line(row)}: summed after group {replay.group[row - 1]}",
     )
     findings.add_each(
@@ -156,6 +159,10 @@ def _check_contributors(replay: ServerReplay, findings: Findings, starts: Ints, 
         row = np.arange(len(step)) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)
         is_in = np.zeros_like(is_due)
         is_in[step, replay.group[row]] = True
+        # The server that decides who has missed a round may not have heard of a stop.
+        has_missed = np.zeros_like(is_due)
+        has_missed[step, replay.group[row]] = replay.is_missed[row]
+        is_due |= has_missed & (counts == clock)
 
         def wrong(i: int, first: Ints = first, due: Ints = is_due, seen: Ints = is_in) -> str:
             return (

@@ -135,6 +135,7 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     is_alive = np.ones(len(run.groups), np.bool_)
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
     is_due = is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group]
+    is_due &= ~replay.is_missed  # whose replies bring nothing
     due = np.flatnonzero(is_due & (replay.position > replay.taken_over_at))
     worker = run.slice_owner(replay.group[due], replay.chunk[due])
     taken, wanted = _numbered(

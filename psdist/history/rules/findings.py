@@ -21,6 +21,9 @@ class Rule(Enum):
     LOADS = "values are set chunk by chunk, of the whole model, where no update is under way"
     KEPT = "a checkpoint is one cut of all chunks, and who goes on from it begins with it"
     MODES = "the mode changes as it may, on all servers alike, ahead of the rounds concerned"
+    MISSED = (
+        "as few groups miss a round as backup says, of all chunks the same, not always the same"
+    )
     STEPS = "optimizer steps are whole, in group order, of the right groups"
     SCALES = "the learning rate is scaled by the group's share of the active workers"
     WEIGHTS = "what was applied weighs what its workers say they brought"

@@ -107,6 +107,7 @@ def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
     for group, (rows, stated) in enumerate(
         zip(replay.rows_of_group, stated_by_group(replay), strict=True)
     ):
+        rows = rows[~replay.is_missed[rows]]  # of rounds that it may not have heard of
         positions, highest = replay.position[rows], np.maximum.accumulate(replay.clock[rows])
         for index in stated:
             position, clock = replay.member_position[index], replay.members["clock"][index]

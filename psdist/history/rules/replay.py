@@ -44,7 +44,7 @@ class ServerReplay:
         self.first = run.first.astype(np.int32)
         """[groups]: updates that every chunk contains from the start, of a checkpoint."""
 
-        is_apply = events["kind"] == EventKind.APPLY
+        is_apply = np.isin(events["kind"], (EventKind.APPLY, EventKind.MISSED))
         positions = np.flatnonzero(is_apply)
         self.num_rows = len(positions)
         order = np.argsort(events["chunk"][positions], kind="stable")
@@ -57,7 +57,9 @@ class ServerReplay:
         self.weight: Ints = applies["weight"]
         self.lr_scale: Ints = applies["lr_scale"]
         self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
-        self.is_empty: Ints = (applies["flags"] & EventFlag.EMPTY) != 0
+        self.is_missed: Ints = applies["kind"] == EventKind.MISSED
+        """Whether the group has missed the round: it counts as contained, and brought nothing."""
+        self.is_empty: Ints = self.is_missed | ((applies["flags"] & EventFlag.EMPTY) != 0)
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
         """Of every chunk."""
         self.rows_of_group: list[Ints] = self._split_by_group()
@@ -113,6 +115,10 @@ class ServerReplay:
     def num_changes(self) -> int:
         """Optimizer steps to which somebody brought a gradient."""
         return int(self._num_changes[-1])
+
+    @property
+    def num_applies(self) -> int:
+        return int(np.count_nonzero(~self.is_missed))
 
     def line(self, row: int) -> str:
         """The row in words."""

@@ -58,8 +58,8 @@ class ShownServer:
             num_chunks=num_chunks,
             num_events=replay.num_events,
             num_checksums=num_checksums,
-            num_applies=replay.num_rows,
-            num_answered=int(np.count_nonzero(is_alive[replay.group])),
+            num_applies=replay.num_applies,
+            num_answered=int(np.count_nonzero(is_alive[replay.group] & ~replay.is_missed)),
             num_steps=replay.num_changes,
             num_updates=int(fewest.sum()),
             is_taken_over=replay.taken_over_at >= 0,
@@ -79,6 +79,8 @@ class Shown:
     """Of all uses."""
     num_corrections: int = 0
     """Iterations that workers say were corrected."""
+    rounds_missed: tuple[int, ...] = ()
+    """By group, before it left."""
     modes: tuple[tuple[int, str], ...] = ()
     """The mode of every round, each from its first one on."""
 
@@ -161,6 +163,8 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
         ("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness),
         ("overlap_corrections", summary.overlap_corrections, shown.num_corrections),
     ]
+    if summary.rounds_missed is not None:
+        pairs.append(("rounds_missed", summary.rounds_missed, shown.rounds_missed))
     if summary.max_staleness_seen is not None:
         seen = Counter({str(key): count for key, count in shown.staleness.items()})
         pairs += [

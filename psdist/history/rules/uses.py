@@ -8,6 +8,7 @@ Owns rules 2 and 3 of docs/history.md. Pure: reads replays and workers' uses, ad
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -143,10 +144,16 @@ def _find_missing(
 
 
 def check_worker(
-    run: RunRecord, log: WorkerLog, leave_clocks: dict[int, int], findings: Findings
+    run: RunRecord,
+    log: WorkerLog,
+    leave_clocks: dict[int, int],
+    findings: Findings,
+    *,
+    missed: Collection[int] = (),
 ) -> None:
     """Every iteration used every chunk, versions never went back, and there are as many
-    iterations as each server says that the group finished (``leave_clocks``: by server)."""
+    iterations as each server says that the group finished (``leave_clocks``: by server).
+    ``missed``: rounds of which the group need not have used anything."""
     uses, who = log.uses, f"worker {log.worker}"
     iteration, chunk = uses["iteration"].astype(np.int64), uses["chunk"].astype(np.int64)
     findings.add_each(
@@ -178,6 +185,9 @@ def check_worker(
     num = int(iteration.max(initial=begin - 1)) + 1
     is_new = np.append(True, iteration[1:] != iteration[:-1])[: len(iteration)]
     used = np.unique(iteration[is_new])  # few: repetitions first
+    left_out = np.setdiff1d(np.asarray(sorted(missed), np.int64), used)
+    num = _with_missed(num, left_out, leave_clocks)
+    used = np.union1d(used, left_out[left_out < num])
     if len(used) < num - begin:
         expected = np.arange(begin, begin + len(used) + 1)
         missing = int(expected[np.flatnonzero(np.append(used, num) != expected)[0]])
@@ -199,6 +209,14 @@ def check_worker(
                 f"{who}: used parameters in {num} iterations, its group left server {server} "
                 f"after {clock}",
             )
+
+
+def _with_missed(num: int, left_out: Ints, leave_clocks: dict[int, int]) -> int:
+    """``num``, and the rounds behind that the group has left out before it left."""
+    behind, until = set(left_out.tolist()), max(leave_clocks.values(), default=num)
+    while num < until and num in behind:
+        num += 1
+    return num
 
 
 def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:

@@ -45,6 +45,7 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
     nothing, because its record ends early; ``is_whole`` [workers]: does not."""
     weight, is_empty = replay.weight, replay.is_empty
     is_good = np.isfinite(weight) & ((weight > 0) | (is_empty & (weight == 0)))
+    is_good &= ~replay.is_missed | (weight == 0)
     findings.add_each(
         Rule.WEIGHTS,
         np.flatnonzero(~is_good),
@@ -52,7 +53,7 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
     )
     worker = replay.run.slice_owner(replay.group, replay.chunk)
     entry, is_said = claims.index_of(worker, replay.clock)
-    said = np.flatnonzero(is_said)
+    said = np.flatnonzero(is_said & ~replay.is_missed)
     brought = claims.weight[entry[said]]
     findings.add_each(
         Rule.WEIGHTS,
@@ -74,10 +75,10 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
     )
     findings.add_each(
         Rule.WEIGHTS,
-        np.flatnonzero(~is_said & is_whole[worker]),
+        np.flatnonzero(~is_said & is_whole[worker] & ~replay.is_missed),
         lambda row: f"{replay.line(row)}: worker {worker[row]} says that it never pushed it",
     )
-    return int(np.count_nonzero(~is_said & ~is_whole[worker]))
+    return int(np.count_nonzero(~is_said & ~is_whole[worker] & ~replay.is_missed))
 
 
 def _or_empty(is_empty: bool) -> str:

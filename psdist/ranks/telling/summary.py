@@ -38,6 +38,8 @@ class BuiltSet:
 
     partition: Partition
     empty_servers: list[int]
+    may_miss: bool
+    """Whether rounds may close without some groups."""
     promised: RunRecord | None
     """What its history says was promised, where there is one."""
 
@@ -101,10 +103,32 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
         "overlap_corrections": _sum(workers, "overlap_corrections") if is_known else None,
         "local_steps": _sum(workers, "local_steps") if is_known else None,
         "rounds_cut": _sum(workers, "rounds_cut") if is_known else None,
+        "rounds_missed": _rounds_missed(told, workers, built) if is_known else None,
         "coding": coding_of(workers) if is_known else None,
         "recorded": built and built.promised and built.promised.model_dump(include=_TOLD_TWICE),
         "per_server": servers,
     }
+
+
+def _rounds_missed(
+    told: Told, workers: Mapping[int, Mapping[str, Any]], built: BuiltSet | None
+) -> list[int] | None:
+    """By group; None where no group may miss any."""
+    if built is None or not built.may_miss:
+        return None
+    return [workers[members[0]]["rounds_missed"] for members in told.roles.groups]
+
+
+def share_line(summary: Mapping[str, Any]) -> list[str]:
+    """For the report: to which part of its rounds each group has contributed; nothing where all
+    were waited for."""
+    missed = summary["rounds_missed"]
+    if missed is None:
+        return []
+    pairs = zip(missed, summary["clocks"], strict=True)
+    shares = [100 * (1 - number / clock) if clock else 100.0 for number, clock in pairs]
+    told = ", ".join(f"{share:.0f}%" for share in shares[:16]) + " ..." * (len(shares) > 16)
+    return [f"  contributed    {told} of the rounds (by group)"]
 
 
 def _sum(workers: Mapping[int, Mapping[str, Any]], key: str) -> int:
@@ -127,6 +151,7 @@ def together(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "coding": coding_together([each["coding"] for each in sets]),
         "clocks": first["clocks"],
         "modes": first["modes"],
+        "rounds_missed": first["rounds_missed"],
         "max_staleness_seen": None if None in most else max(most),
         "staleness_seen": {str(key): staleness[str(key)] for key in sorted(map(int, staleness))},
         "recorded": first["recorded"],

@@ -25,6 +25,12 @@ class Frontier:
         if chunks:
             self._search()
 
+    @staticmethod
+    def stands_at(chunk: ChunkState) -> int:
+        """Iterations that the chunk is through."""
+        chunk.clock.catch_up()
+        return chunk.clock.min_done
+
     @property
     def chunk(self) -> ChunkState | None:
         """None on a server that holds nothing."""
@@ -46,9 +52,7 @@ class Frontier:
         chunks, now = self._chunks, self._clock
         before = at = self._at
         while at < len(chunks):
-            clock = chunks[at].clock
-            clock.catch_up()
-            if clock.min_done <= now:
+            if self.stands_at(chunks[at]) <= now:
                 break
             at += 1
         if at == before:
@@ -67,11 +71,7 @@ class Frontier:
         return self._chunks[0]
 
     def _search(self) -> None:
-        clocks: list[int] = []
-        for chunk in self._chunks:
-            clock = chunk.clock
-            clock.catch_up()
-            clocks.append(clock.min_done)
+        clocks = [self.stands_at(chunk) for chunk in self._chunks]
         self._clock = min(clocks)
         self._at = clocks.index(self._clock)
 

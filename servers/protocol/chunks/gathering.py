@@ -103,14 +103,7 @@ class Gathered(Updates):
         hyper, absent = push.settings
         first = next(iter(gathering.pushes.values()), push)
         if hyper != first.settings.hyper:
-            different = difference(
-                unpack_hyperparameters(first.settings.hyper), unpack_hyperparameters(hyper)
-            )
-            raise HyperparameterError(
-                f"sync iteration {push.clock}: groups {first.group} and {push.group} disagree on "
-                f"hyperparameters: {different}; in sync mode every worker must use the same "
-                "schedule"
-            )
+            self._require_agreement(first, push)
         gathering.pushes[push.group] = push
         gathering.weight += push.weight
         if push.slot is None:
@@ -122,13 +115,26 @@ class Gathered(Updates):
         fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
         return [fold, *self.pool.release(push.slot)]
 
+    def _require_agreement(self, first: Push, push: Push) -> None:
+        """They were made under different hyperparameters."""
+        one, other = (unpack_hyperparameters(each.settings.hyper) for each in (first, push))
+        raise HyperparameterError(
+            f"sync iteration {push.clock}: groups {first.group} and {push.group} disagree on "
+            f"hyperparameters: {difference(one, other)}; in sync mode every worker must use the "
+            "same schedule"
+        )
+
+    def _hyper_of(self, chunk: ChunkState, pushes: Sequence[Push]) -> bytes:  # noqa: ARG002
+        """With which these are stepped: all have the same."""
+        return pushes[0].settings.hyper
+
     def _step(self, chunk: ChunkState) -> list[Action] | None:
         """All have contributed: one step on the weighted mean; None where it must wait."""
         target = chunk.target_buffer()
         if target is None:
             return None  # on_free_buffer comes back
         gathering, chunk.gathering = chunk.gathering, Gathering()
-        first, *_ = pushes = tuple(gathering.pushes.values())
+        pushes = tuple(gathering.pushes.values())
         contributions = tuple(
             [
                 Contribution(push.group, push.clock, push.weight, push.slot is None)
@@ -146,7 +152,7 @@ class Gathered(Updates):
                 content=SlotContent.SUM,
                 gradient_scale=1.0 / gathering.weight,
                 lr_scale=1.0,
-                hyper=first.settings.hyper,
+                hyper=self._hyper_of(chunk, pushes),
                 absent=gathering.absent,
                 source=chunk.current,
                 target=target,

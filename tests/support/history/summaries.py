@@ -55,6 +55,11 @@ def _of_set(job: SetOfJob) -> dict[str, Any]:
         "overlap_corrections": sum(each.overlap_corrections for each in trained),
         "local_steps": sum(each.local_steps for each in trained),
         "rounds_cut": sum(each.rounds_cut for each in trained),
+        "rounds_missed": (
+            tuple(trained[members[0]].rounds_missed for members in job.groups)
+            if run.backup
+            else None
+        ),
         "coding": coding_of({at: each.as_told() for at, each in enumerate(trained)}),
         "modes": [since(each).model_dump() for each in job.modes],
         "recorded": {"pipeline": run.pipeline, "checksum_every": run.checksum_every},

@@ -216,6 +216,8 @@ class SetOfJob:
             owners=self.owners,
             checksum_every=int(not self.holds_sizes_alone),
             has_copies=self.wire.has_copies,
+            backup=schedule.backup,
+            backup_every=schedule.backup_every if schedule.backup else 0,
         )
         workers = [worker.history for worker in self.workers]
         history = collect(record, self.server_histories, workers)
@@ -285,6 +287,7 @@ class VirtualJob(SetOfJob):
             Watch(self.network, credits=schedule.credits, orders=orders) if is_watched else None
         )
         if self.watch is not None:
+            self.watch.may_miss = schedule.backup > 0
             self.watch.out = lambda: {worker_id(worker) for worker in self.out_of_the_job}
         self.groups: list[tuple[int, ...]] = []
         for size in schedule.group_sizes:
@@ -436,6 +439,8 @@ class VirtualJob(SetOfJob):
             survives_workers=self.max_deaths > 0,
             picture=picture,
             changes=[ChangeMode(*each) for each in self.schedule.later],
+            backup=self.schedule.backup,
+            wait_every=self.schedule.backup_every,
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core

@@ -53,6 +53,12 @@ class Schedule:
     """How often the script sets another mode behind a collective."""
     is_auto: bool = False
     """Whether psdist chooses between sync and ssp."""
+    backup: int = 0
+    """So many groups may miss a round (sync),"""
+    backup_every: int = 2
+    """each fewer than so many rounds running."""
+    leaves_out_batches: bool = True
+    """Whether scripts leave out the batches of rounds that they have missed, as job.loader does."""
     proposals: tuple[int, ...] = ()
     """When the network has delivered so many events, the registrar changes the mode if it can."""
     servers: int = 1
@@ -355,6 +361,38 @@ def small_partition(num_chunks: int, *, elements: int = 64, optimizer_groups: in
             )
             left -= span
     return Partition.cut(pieces, chunk_bytes=4 * elements)
+
+
+def with_backup(seed: int, *, size: Size = "small") -> Schedule:
+    """A schedule in sync in which groups may miss rounds; nobody dies or makes a mistake."""
+    base = Schedule.from_seed(seed, size=size)
+    pick = random.Random(f"{size} {seed} backup")
+    sizes = base.group_sizes if len(base.group_sizes) > 1 else (*base.group_sizes, 1, 1)
+    num_groups, num_more = len(sizes), len(sizes) - len(base.group_sizes)
+    iterations = (*base.iterations, *[base.iterations[0]] * num_more)
+    collectives = (*base.collectives, *[base.collectives[0]] * num_more)
+    if pick.random() < 0.5:
+        most = 6 if size == "large" else 12
+        iterations = (pick.randint(2, most),) * num_groups
+    return replace(
+        base,
+        mode="sync",
+        later=(),
+        more_sets=(),
+        group_sizes=sizes,
+        iterations=iterations,
+        collectives=collectives,
+        compute_s=tuple(10 ** pick.uniform(-5, -2) for _ in sizes),
+        backup=pick.randint(1, max(1, num_groups - 1)),
+        backup_every=pick.choice([2, 2, 3, 5, 100]),
+        leaves_out_batches=pick.random() < 0.7,
+        has_model=True,
+        single_rate=0.0,
+        middle_rate=0.0,
+        clipping=0.0,
+        death=None,
+        mistake="",
+    )
 
 
 def smaller(schedule: Schedule) -> Iterator[Schedule]:

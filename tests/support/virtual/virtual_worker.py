@@ -91,6 +91,8 @@ class VirtualWorker:
         self.num_meetings = 0
         """Collectives that were put off to the middle of the next iteration."""
         self.clock = 0
+        self.left_out = 0
+        """Rounds behind one that the group had missed."""
         self.lr = schedule.lr
         self.batch = (0, 0)
         self.draws: list[Draw] = []
@@ -156,7 +158,15 @@ class VirtualWorker:
 
     def options(self) -> dict[str, Any]:
         """Of the trainer, what a test may have otherwise."""
-        return {"on_nonfinite": "skip"}
+        return {
+            "on_nonfinite": "skip",
+            "may_miss": self.job.schedule.backup > 0,
+            "on_missed": self.leave_out,
+        }
+
+    def leave_out(self, rounds: int) -> None:
+        """The group leaves out so many rounds: its script gets no batches of them."""
+        self.left_out += rounds
 
     @property
     def staleness_seen(self) -> Collection[int]:
@@ -174,7 +184,7 @@ class VirtualWorker:
             is_last = each is (self, *self.others)[-1]
             yield from self._collective("prepare", PREPARED if is_last else b"")
         collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
-        for clock in range(schedule.iterations[self.group]):
+        while (clock := self.num_batches) < schedule.iterations[self.group]:
             while collectives and collectives[0] <= clock:
                 collectives.pop(0)
                 yield from self.meet(is_last=not collectives)
@@ -197,6 +207,11 @@ class VirtualWorker:
         loop.finish({})
         yield from self._until(lambda: self.core.is_stopped)
 
+    @property
+    def num_batches(self) -> int:
+        """That the script has had, or that were left out."""
+        return self.clock - (0 if self.job.schedule.leaves_out_batches else self.left_out)
+
     def enter(self) -> Iterator[float | None]:
         """Come into the set."""
         if self.seat.is_chief:
@@ -213,7 +228,9 @@ class VirtualWorker:
         self.record_use()
         yield schedule.compute_s[self.group] * (0.5 + self.job.random.random())
         yield from self.iterate()
-        self.clock += 1
+        self.clock = self.trainer.clock
+        # What a group would have brought to rounds that it has left out nobody asks for.
+        self.draws += self.draws[-1:] * (self.clock - len(self.draws))
 
     def _meet_only(self) -> Iterator[float | None]:
         """A script without a model."""
@@ -499,7 +516,8 @@ class VirtualWorker:
 
     def report(self) -> None:
         """Tell the registrar where this worker stands."""
-        uses_loader = self.job.schedule.has_every_worker_in_step
+        schedule = self.job.schedule
+        uses_loader = schedule.has_every_worker_in_step and schedule.leaves_out_batches
         progress = Progress(
             worker=self.worker,
             clock=self.clock,

@@ -101,6 +101,12 @@ class Watch:
         """(set, chunk) -> those that its server has made, and how often its values were set."""
         self._held: dict[tuple[int, int, int], int] = {}
         """(worker, set, chunk) -> the version that it has said last to hold."""
+        self.may_miss = False
+        """Whether updates may come after their round has closed."""
+        self._dropped: set[tuple[int, int, int, int]] = set()
+        """(worker, set, chunk, clock) of updates that were received and not used,"""
+        self._missed: set[tuple[int, int, int, int]] = set()
+        """and of those whose senders were told that their round had closed without them."""
         self.num_unchanged = 0
         """Replies without payload."""
 
@@ -111,7 +117,9 @@ class Watch:
 
     def on_send(self, sender: int, peer: int, frame: Frame) -> None:
         header = Header.unpack(frame.header)
-        if header.kind == Kind.REPLY:
+        if header.kind == Kind.MISSED:
+            self._missed.add((peer, header.set_index, header.chunk, header.clock))
+        elif header.kind == Kind.REPLY:
             self._check_reply(sender, peer, header)
         sets_values = header.kind == Kind.INIT and header.pull_number > 0
         if header.kind not in (Kind.PUSH, Kind.PULL) and not sets_values:
@@ -186,12 +194,20 @@ class Watch:
         if slot is None:
             return
         is_given_up = slot.use in (Use.RECEIVING, Use.FULL) and slot.sender in self.out()
-        is_used = slot.use is Use.FULL and slot.is_repeated
+        is_used = slot.use is Use.FULL and (slot.is_repeated or self._is_dropped(slot))
         assert slot.use is Use.FREE or is_used or is_given_up, (
             f"{describe_peer(me)} receives into a slot that {slot.use.value}: {slot}"
         )
         slot.free()
         slot.use, slot.sender = Use.RECEIVING, sender
+
+    def _is_dropped(self, slot: Slot) -> bool:
+        """Whether it is an update that may come too late; then its sender is to be told so."""
+        header = slot.header
+        if not self.may_miss or header is None or header.kind != Kind.PUSH:
+            return False
+        self._dropped.add((slot.sender, header.set_index, header.chunk, header.clock))
+        return True
 
     # -- at a server's memory ------------------------------------------------------------------
 
@@ -317,7 +333,10 @@ class Watch:
         assert not owed, f"never answered: {owed}"
         held = [slot for slot in self._slots.values() if slot.use is not Use.FREE]
         lost = [slot for slot in held if not slot.is_repeated and slot.use is not Use.RECEIVING]
+        lost = [slot for slot in lost if not self._is_dropped(slot)]
         assert not lost, f"received and never used: {lost}"
+        untold = self._dropped - self._missed
+        assert not untold, f"dropped, and nobody was told: {untold}"
 
 
 def _brought(slot: Slot, weight: float) -> tuple[int, int, float]:

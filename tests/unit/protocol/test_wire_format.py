@@ -73,7 +73,7 @@ def test_the_numbers_of_the_wire() -> None:
     assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (9, 0x31534450, 128, 2**62)
     assert {each.name: each.value for each in Kind} == {
         "PUSH": 1, "REPLY": 2, "PULL": 3, "INIT": 4, "CONTROL": 5, "RECEIPT": 6,
-        "RECORD": 7, "RECORDED": 8,
+        "RECORD": 7, "RECORDED": 8, "MISSED": 9,
     }  # fmt: skip
     assert {each.name: each.value for each in Dtype} == {
         "NONE": 0, "FLOAT32": 1, "FLOAT64": 2, "FLOAT16": 3, "BFLOAT16": 4,
@@ -95,7 +95,7 @@ def test_what_a_header_does_not_say_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "known"), [("kind", range(1, 9)), ("dtype", range(5)), ("flags", range(64, 128))]
+    ("field", "known"), [("kind", range(1, 10)), ("dtype", range(5)), ("flags", range(64, 128))]
 )
 def test_every_known_value_of_a_field_is_taken_and_the_next_is_not(
     field: str, known: range

@@ -1,0 +1,127 @@
+"""The rules on rounds that groups have missed (backup groups, docs/backup.md).
+
+Owns rule 9 of docs/history.md; that a step was made of all others is the matter of
+:mod:`psdist.history.rules.applies`. Pure: reads replays and uses, adds to the findings.
+
+    by_chunk = check_missed(replay, findings)           # of one server
+    check_own_round(replay, uses, findings)
+    check_same_missed({0: {(1, 5)}, 1: {(1, 5)}}, findings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from psdist.history.records import Ints
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.uses import Uses
+from psdist.history.run_record import RunRecord
+
+Missed = frozenset[tuple[int, int]]
+"""(group, round)"""
+
+
+def check_missed(replay: ServerReplay, findings: Findings) -> dict[int, Missed]:
+    """At most ``backup`` groups miss a round, none of them ``backup_every`` rounds running. Who has
+    missed which rounds, by chunk of this server."""
+    run, missed = replay.run, np.flatnonzero(replay.is_missed)
+    owned = np.flatnonzero(np.asarray(run.owners) == replay.server).tolist()
+    if not len(missed):
+        return dict.fromkeys(owned, frozenset())
+    if not run.backup:
+        findings.add(
+            Rule.MISSED,
+            f"{replay.line(int(missed[0]))}: missed in a run in which all groups are waited for",
+        )
+    starts, counts = np.unique(replay.step_of[missed], return_counts=True)
+    findings.add_each(
+        Rule.MISSED,
+        np.flatnonzero(counts > run.backup),
+        lambda i: (
+            f"{replay.line(int(starts[i]))}: {counts[i]} groups have missed the round, backup is "
+            f"{run.backup}"
+        ),
+    )
+    for group, rows in enumerate(replay.rows_of_group):
+        _check_running(replay, group, rows[np.argsort(replay.chunk[rows], kind="stable")], findings)
+    pairs = zip(
+        replay.chunk[missed].tolist(),
+        replay.group[missed].tolist(),
+        replay.clock[missed].tolist(),
+        strict=True,
+    )
+    found: dict[int, set[tuple[int, int]]] = {chunk: set() for chunk in owned}
+    for chunk, group, clock in pairs:
+        found.setdefault(chunk, set()).add((group, clock))
+    return {chunk: frozenset(each) for chunk, each in found.items()}
+
+
+def _check_running(replay: ServerReplay, group: int, rows: Ints, findings: Findings) -> None:
+    """``rows``: of the group, by chunk and then in the order of the log."""
+    is_missed, chunk = replay.is_missed[rows], replay.chunk[rows]
+    # Rounds since the group contributed last, or since the chunk's first one.
+    at = np.arange(len(rows))
+    is_break = ~is_missed | np.append(True, chunk[1:] != chunk[:-1])[: len(rows)]
+    last = np.maximum.accumulate(np.where(is_break, at, 0))
+    running = at - last + is_missed[last]
+    most = replay.run.backup_every
+    findings.add_each(
+        Rule.MISSED,
+        np.flatnonzero(is_missed & (running == most)),
+        lambda i: (
+            f"{replay.line(int(rows[i]))}: missed, the {most}th round running of group {group}; "
+            f"it contributes to one in {most}"
+        ),
+    )
+
+
+def check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
+    """What contributes to a round was computed on the parameters of that round: of later ones only
+    who has missed it."""
+    rows = replay.row_of(uses.chunk, uses.position)
+    own = np.zeros(len(rows), np.int64)
+    for part, counts in replay.counts(uses.chunk, rows):
+        own[part] = counts[np.arange(len(counts)), uses.group[part]]
+    num_groups = len(replay.run.groups)
+
+    def keys(chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
+        found: Ints = ((chunks.astype(np.int64) * num_groups + groups) << 32) + clocks
+        return found
+
+    at = np.flatnonzero(replay.is_missed)
+    missed = keys(replay.chunk[at], replay.group[at], replay.clock[at])
+    contributed = keys(replay.chunk, replay.group, replay.clock)
+    mine = keys(uses.chunk, uses.group, uses.iteration)
+    is_wrong = (own > uses.iteration) & ~np.isin(mine, missed) & np.isin(mine, contributed)
+    findings.add_each(
+        Rule.MISSED,
+        np.flatnonzero(is_wrong),
+        lambda use: (
+            f"{uses.line(use)}: contributed, and was computed on parameters of round {own[use]}"
+        ),
+    )
+
+
+def check_same_missed(by_chunk: Mapping[int, Missed], findings: Findings) -> None:
+    """Of all chunks, here of closed logs, the same groups have missed the same rounds."""
+    first = min(by_chunk, default=0)
+    for chunk, missed in sorted(by_chunk.items()):
+        for group, clock in sorted(missed ^ by_chunk[first]):
+            has = chunk if (group, clock) in missed else first
+            findings.add(
+                Rule.MISSED,
+                f"group {group} has missed round {clock} of chunk {has}, and not of chunk "
+                f"{first if has == chunk else chunk}",
+            )
+
+
+def rounds_missed(run: RunRecord, missed: Missed, clocks: tuple[int | None, ...]) -> Ints:
+    """[groups]: how many rounds each has missed before it left."""
+    found = np.zeros(len(run.groups), np.int64)
+    for group, clock in missed:
+        until = clocks[group]
+        found[group] += until is not None and clock < until
+    return found
