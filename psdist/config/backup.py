@@ -92,7 +92,7 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
         codecs = codecs_of(
             codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec
         )
-        return not codecs.push.is_none or codecs.push.skip is not None
+        return not codecs.push.is_none
     found = getattr(config, key)
     if isinstance(value, int) and not isinstance(value, bool):
         return bool(found >= value)
