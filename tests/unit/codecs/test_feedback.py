@@ -93,7 +93,7 @@ def test_what_was_left_out_under_one_rate_moves_later_by_what_it_would_have_move
     assert torch.allclose(moved + rates[-1] * sender.left(), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("rate", [0.0, float("nan")])
+@pytest.mark.parametrize("rate", [0.0, float("nan"), float("inf")])
 def test_where_nothing_would_move_the_gradient_goes_as_it_is(rate: float) -> None:
     sender, (first, second, third) = Sender(encoder_of(Sign())), gradients(3)
     sender.push(first, 2.0)

@@ -262,6 +262,31 @@ def test_what_is_copied_when_an_iteration_ends_is_not_the_nexts(pushes: Pushes) 
     assert before.after.isdisjoint(pushes.flat.copies[0].after)
 
 
+def test_a_copy_waits_for_nothing_that_was_written_in_the_iteration_before(pushes: Pushes) -> None:
+    pushes.early.allow(PIECES)
+    pushes.begin()
+    pushes.add(1)
+    pushes.early.push_ready()
+    pushes.early.reset()
+    before = pushes.flat.num_marks
+    pushes.begin()
+    pushes.add(0, 1)
+    pushes.early.push_ready()
+    assert set(pushes.flat.copies) == {0, 1}
+    assert all(mark > before for copy in pushes.flat.copies.values() for mark in copy.after)
+
+
+def test_pieces_of_chunks_that_stay_are_absent_where_they_are_said_to_get_no_gradient(
+    pushes: Pushes,
+) -> None:
+    pushes.early.allow(2)
+    terms = Terms(clock=7, hyper=b"h", weight=1.0)
+    pushes.early.begin(terms, frozen=frozenset({1}), expected=frozenset({3}))
+    pushes.add(0)
+    pushes.early.push_ready()
+    assert [begun["absent"] for begun in pushes.loop.begun] == [[1, 3]]
+
+
 def test_what_is_stopped_while_it_is_copied_stays(pushes: Pushes) -> None:
     pushes.flat.is_on_host = False
     pushes.early.allow(PIECES)
