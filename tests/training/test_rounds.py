@@ -457,6 +457,29 @@ def test_a_frozen_part_stays_whatever_the_outer_momentum(tmp_path: Path) -> None
     assert all(each["is_same"] for each in outcome.results)
 
 
+def test_what_has_moved_in_any_step_of_a_round_counts_in_it(tmp_path: Path) -> None:
+    def moved(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> Tensor:
+        for step, (x, y) in enumerate(PROBLEM.batches(size=SIZE, count=8)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            if step % 4 == 3:
+                model[0].weight.grad = None
+            optimizer.step()
+        return flat(model)
+
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        moved(model, optimizer)
+        job.barrier()
+        return {"parameters": flat(model)}
+
+    model = PROBLEM.model()
+    wanted = moved(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (result,) = run(script, tmp_path, groups=((0,),)).results
+    assert torch.allclose(result["parameters"], wanted, rtol=1e-6, atol=1e-7)
+
+
 def test_hooks_schedulers_and_state_are_those_of_the_script_s_optimizer(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
