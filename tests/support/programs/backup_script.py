@@ -2,7 +2,8 @@
 number of rounds, seconds of a usual one, and who is slow, ten times as slow as usual:
 backup_script.py FOLDER 60 0.02 random, or always, or nobody.
 
-random: one group in twelve rounds, drawn by the run's seed; always: the last group, in every round.
+random: one group in twelve rounds, drawn by the last word where that is seed=N; always: the last
+group, in every round.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ model, optimizer = job.prepare(
 )
 num_samples = 4 * job.num_workers * num_rounds
 data = torch.utils.data.TensorDataset(torch.randn(num_samples, 64), torch.arange(num_samples))
+seed = sys.argv[-1] if sys.argv[-1].startswith("seed=") else ""
 slow_blocks: set[int] = set()
 
 
@@ -46,7 +48,7 @@ def seconds(round_number: int) -> float:
     if who == "nobody" or block in slow_blocks:
         return usual_s
     slow_blocks.add(block)
-    is_slow = random.Random(f"slow {block}").randrange(job.num_groups) == job.group
+    is_slow = random.Random(f"slow {seed}{block}").randrange(job.num_groups) == job.group
     return usual_s * (TIMES if is_slow else 1)
 
 
