@@ -246,10 +246,10 @@ class _Checking:
         self.loads |= check_loads(replay, findings)
         self.kept.append(check_kept(replay, findings))
         check_steps(replay, findings)
-        check_scales(replay, findings)
         self.missed |= check_missed(replay, findings)
         unsaid = check_weights(replay, self.claims, self.is_whole, findings)
         uses, num_beyond = self.uses.of_server(replay, findings)
+        check_scales(replay, uses, findings)
         if run.backup:
             check_own_round(replay, uses, findings)
         check_modes(replay, uses, findings)

@@ -7,22 +7,12 @@ python -m psdist.config.backup             # the table
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from psdist.config.combinations import codecs_of
+from psdist.config.beside import Other, first_refused, table, told
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
-
-
-class Other(NamedTuple):
-    """A setting beside ``backup``."""
-
-    given: dict[str, object]
-    """As an example."""
-    why_not: str
-    """"" where both go together."""
-    remedy: str = ""
 
 
 OTHERS: Final = (
@@ -76,38 +66,14 @@ def contradiction_of_backup(config: RunConfig) -> str:
     """What does not go with backup groups, and what to do; "" where all does."""
     if not config.backup:
         return ""
-    for each in OTHERS:
-        if each.why_not and _is_given(config, each.given):
-            told = ", ".join(f"{key} = {getattr(config, key)}" for key in list(each.given)[:1])
-            return (
-                f"backup = {config.backup} with {told}: {each.why_not}; set {each.remedy}, or "
-                "backup = 0"
-            )
-    return ""
-
-
-def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
-    (key, value), *_ = given.items()
-    if key == "push_codec":
-        codecs = codecs_of(
-            codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec
-        )
-        return not codecs.push.is_none
-    found = getattr(config, key)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return bool(found >= value)
-    return bool(found is not None if key == "schedule" else found == value)
-
-
-def table() -> str:
-    """Of the settings beside ``backup``, as Markdown."""
-    lines = ["| with | |", "|---|---|"]
-    for each in OTHERS:
-        (key, value), *_ = each.given.items()
-        told = str(value).lower() if isinstance(value, bool) else value
-        lines.append(f"| `{key} = {told}` | {each.why_not or 'yes'} |")
-    return "\n".join(lines) + "\n"
+    other = first_refused(config, OTHERS)
+    if other is None:
+        return ""
+    return (
+        f"backup = {config.backup} with {told(config, other)}: {other.why_not}; set "
+        f"{other.remedy}, or backup = 0"
+    )
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(table(OTHERS), end="")

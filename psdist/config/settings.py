@@ -30,6 +30,7 @@ from psdist.config.modes import (
 )
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.outer import parse_outer
+from psdist.config.stale import contradiction_of_stale
 from psdist.errors import ProtocolError
 from psdist.sizes import parse_bytes, parse_interval
 
@@ -143,6 +144,11 @@ class RunConfig(BaseModel):
         0,
         allowed="0 or 1",
         description="Modes ssp, async: 1: the next step awaits the replies, not the one that asks.",
+    )
+    stale_lr: Literal["off", "inverse"] = _setting(
+        "off",
+        allowed="off or inverse",
+        description="Modes ssp, async: inverse: the lr of an update is divided by how stale it is.",
     )
     backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         0,
@@ -411,6 +417,8 @@ def contradiction(config: RunConfig) -> str:
     if wrong := contradiction_of_modes(config):
         return wrong
     if wrong := contradiction_of_backup(config):
+        return wrong
+    if wrong := contradiction_of_stale(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
         return (

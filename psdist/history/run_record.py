@@ -57,6 +57,8 @@ class RunRecord(BaseModel):
     """So many groups may miss a round,"""
     backup_every: _Count = 0
     """each of them fewer than so many rounds running."""
+    stale_lr: Literal["off", "inverse"] = "off"
+    """What the lr of an update is multiplied with, by how stale it is."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]

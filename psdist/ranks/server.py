@@ -188,6 +188,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             picture=picture,
             backup=config.backup,
             wait_every=config.backup_every,
+            has_stale_lr=config.stale_lr != "off",
         )
 
     def make_history(set_index: int, number: int = server) -> ServerHistory | None:
@@ -413,6 +414,7 @@ class Reporter:
             owners=owners,
             checksum_every=context.config.checksum_every,
             pipeline=context.config.pipeline,
+            stale_lr=context.config.stale_lr,
             backup=context.config.backup,
             backup_every=context.config.backup_every if context.config.backup else 0,
             has_copies=wire_of(context.config).has_copies,

@@ -71,6 +71,8 @@ class Membership:
         self.resumed_up_to = resumed_up_to
         self.num_active_workers = 0
         """Workers in groups that have not left: the denominator of a group's weight."""
+        self.num_active_groups = 0
+        """Groups that have not left."""
         self.generation = 0
         """Of the membership: one more with every time that somebody is declared dead."""
         self.dead: frozenset[int] = frozenset()
@@ -111,7 +113,7 @@ class Membership:
                 self.limits.bury(group)
                 continue
             if standing is not Standing.LEFT:
-                self.num_active_workers += len(self._groups[group])
+                self._count_in(group)
             if standing is Standing.ACTIVE:
                 self._let_push(group)
             else:
@@ -142,7 +144,15 @@ class Membership:
             self._refuse(peer, f"registered group {group} twice")
         self._standing[group] = Standing.ACTIVE
         self._let_push(group)
+        self._count_in(group)
+
+    def _count_in(self, group: int) -> None:
         self.num_active_workers += len(self._groups[group])
+        self.num_active_groups += 1
+
+    def _count_out(self, group: int) -> None:
+        self.num_active_workers -= len(self._groups[group])
+        self.num_active_groups -= 1
 
     def require_worker(self, peer: int) -> int:
         """The group of ``peer``, a worker of this run."""
@@ -202,7 +212,7 @@ class Membership:
         self._require_stop(peer, group, message.clock, num_chunks, "took leave of")
         self._standing[group] = Standing.LEFT
         self._stop(group, message.clock)
-        self.num_active_workers -= len(self._groups[group])
+        self._count_out(group)
         return True
 
     def bury(self, peer: int, message: Bury) -> dict[int, bool] | None:
@@ -229,7 +239,7 @@ class Membership:
             self.pushing.difference_update(self.peers_of(group))
             buried[group] = standing is not Standing.UNREGISTERED
             if buried[group]:
-                self.num_active_workers -= len(self._groups[group])
+                self._count_out(group)
         return buried
 
     def _take_out(self, dead: Iterable[int]) -> list[int]:

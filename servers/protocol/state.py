@@ -107,6 +107,7 @@ class ServerCore:
         changes: Sequence[ChangeMode] = (),
         backup: int = 0,
         wait_every: int = 0,
+        has_stale_lr: bool = False,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
@@ -114,8 +115,10 @@ class ServerCore:
         death of a worker, which otherwise is an error; ``picture``: where it goes on in place of a
         server that has died; ``changes``: what the policy changes at known rounds, for the
         history; ``backup``: so many groups may miss a round (sync), none more than ``wait_every``
-        - 1 rounds running."""
+        - 1 rounds running; ``has_stale_lr``: the lr of an update is divided by how stale it is
+        (ssp, async; nobody dies)."""
         self._server = server
+        self._has_stale_lr = has_stale_lr
         self._backup, self._wait_every = backup, wait_every
         self._backed: Backed | None = None
         """``_updates``, where groups may miss rounds."""
@@ -147,7 +150,9 @@ class ServerCore:
         self._settings = SettingsOfWorkers(
             server=server, pipeline=pipeline, is_of_dead=picture is not None
         )
-        self._replies = Replies(server=server, policy=policy, pipeline=pipeline)
+        self._replies = Replies(
+            server=server, policy=policy, pipeline=pipeline, notes_given=has_stale_lr
+        )
         self._policy = policy
         self._changes = changes
         self._updates = self._make_updates(policy)
@@ -212,7 +217,9 @@ class ServerCore:
             )
             return self._backed
         kind = Gathered if policy.applying is Applying.GATHERED else OnArrival
-        return kind(membership=self._membership, replies=self._replies)
+        updates = kind(membership=self._membership, replies=self._replies)
+        updates.has_stale_lr = self._has_stale_lr
+        return updates
 
     # -- the way in ---------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class ServerReplay:
         """Of every event that may change what is waited for."""
         self._turns = events[self._turn_position]
         self.limits = self._replay_membership()
-        self.num_active_workers = self._count_active_workers()
+        self.num_active_groups, self.num_active_workers = self._count_active()
 
         is_inherited = events["kind"] == EventKind.INHERIT
         self.inherited_position: Ints = np.flatnonzero(is_inherited)
@@ -253,19 +253,20 @@ class ServerReplay:
         is_change: Ints = self.is_last & (so_far > (so_far - is_gradient)[self.step_of])
         return is_change
 
-    def _count_active_workers(self) -> Ints:
-        """[epochs]: workers of groups that have joined, and neither left nor died, as the recorded
-        weights say."""
+    def _count_active(self) -> tuple[Ints, Ints]:
+        """[epochs]: groups that have joined, and neither left nor died; their workers, as the
+        recorded weights say."""
         present: dict[int, float] = {}
-        active = [0.0]
+        groups, active = [0], [0.0]
         turns = self._turns[["kind", "group", "weight"]].tolist()
         for kind, group, weight in turns:
             if kind == EventKind.JOIN:
                 present[group] = weight
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
                 present.pop(group, None)
+            groups.append(len(present))
             active.append(sum(present.values()))
-        return np.asarray(active)
+        return np.asarray(groups), np.asarray(active)
 
     def _replay_deaths(self) -> list[tuple[int, int, Counts]]:
         """For each death: the first epoch with it, the group, and [chunks] how many of its updates

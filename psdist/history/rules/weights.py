@@ -2,7 +2,7 @@
 
 Owns rule 5 of docs/history.md. Pure: reads a replay and what workers say, adds to the findings.
 
-    check_scales(replay, findings)
+    check_scales(replay, uses, findings)
     num_unknown = check_weights(replay, claims, whole_workers, findings)
 """
 
@@ -14,11 +14,14 @@ from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.pushes import Claims
 from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.stale import factors_of
+from psdist.history.rules.uses import Uses
 
 
-def check_scales(replay: ServerReplay, findings: Findings) -> None:
-    """lr_scale is weight / active workers in ssp and async; 1 in sync and where the update is
-    empty."""
+def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
+    """lr_scale is weight / active workers in ssp and async, times the factor of how stale the
+    update was where the run has one; 1 in sync and where the update is empty. ``uses``: of this
+    server's chunks."""
     expected = np.ones(replay.num_rows, np.float32)
     active = replay.num_active_workers[replay.epoch_of(replay.position)]
     if len(replay.inherited):
@@ -27,11 +30,19 @@ def check_scales(replay: ServerReplay, findings: Findings) -> None:
         active = np.where(is_alone, sizes[replay.group], active)
     is_gathered = replay.rules.is_gathered(replay.clock)
     with np.errstate(all="ignore"):  # a weight may be anything
-        share = (replay.weight / active).astype(np.float32)
-    expected = np.where(replay.is_empty | is_gathered, expected, share)
+        share = replay.weight / active
+        in_log = share.astype(np.float32)
+    is_known = np.ones(replay.num_rows, np.bool_)
+    if replay.run.stale_lr != "off":
+        factors = factors_of(replay, uses)
+        # Who has not come to the end of its record may have pushed what it does not speak of.
+        is_known = ~np.isnan(factors)
+        with np.errstate(all="ignore"):
+            in_log = (share * factors).astype(np.float32)
+    expected = np.where(replay.is_empty | is_gathered, expected, in_log)
     findings.add_each(
         Rule.SCALES,
-        np.flatnonzero(expected != replay.lr_scale),
+        np.flatnonzero((expected != replay.lr_scale) & (is_known | replay.is_empty)),
         lambda row: (
             f"{replay.line(row)}: lr_scale {replay.lr_scale[row]:g} where {expected[row]:g} "
             f"belongs (weight {replay.weight[row]:g}, {active[row]:g} active workers)"

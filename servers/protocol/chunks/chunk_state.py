@@ -99,6 +99,9 @@ class ChunkState:
     """How many open replies read each of the two buffers."""
     pulls: dict[int, int] = field(default_factory=dict)
     """Peer -> number of the pull whose reply is parked, or waits for the initial values."""
+    given: dict[int, int] = field(default_factory=dict)
+    """Peer -> version of the parameters that were sent into its memory last; only where updates are
+    judged by that."""
     _tokens: dict[int, set[ReplyToken]] = field(default_factory=dict)
     _again: dict[int, int] = field(default_factory=dict)
     """Peer -> the iteration that it has sent again, because a server has died."""

@@ -29,8 +29,12 @@ from psdist.servers.protocol.chunks.reply_window import ReplyWindow
 
 
 class Replies:
-    def __init__(self, *, server: int, policy: Policy, pipeline: int) -> None:
-        """``pipeline``: rounds whose replies a worker may leave outstanding."""
+    def __init__(
+        self, *, server: int, policy: Policy, pipeline: int, notes_given: bool = False
+    ) -> None:
+        """``pipeline``: rounds whose replies a worker may leave outstanding; ``notes_given``:
+        chunks are told which version each worker computes on (:attr:`ChunkState.given`)."""
+        self._notes_given = notes_given
         self._server = server
         self._policy = policy
         self._ahead = 1 + pipeline
@@ -227,6 +231,8 @@ class Replies:
             self.highest_sent = implied_by
         self.num_made += 1
         min_done, version = chunk.clock.min_done, chunk.version
+        if self._notes_given and not flags & Flag.FRESH:  # a fresh one is a copy, made aside
+            chunk.given[peer] = version
         if held == version:
             place = peer, chunk.index, chunk.current
             return Unchanged(*place, clock, min_done, flags, pull_number, version)

@@ -35,6 +35,9 @@ from psdist.servers.protocol.membership import Membership
 class Updates(ABC):
     """The pushes of one server, from their offer to their step."""
 
+    has_stale_lr = False
+    """Whether the lr of an update is divided by how stale it is (stale_lr)."""
+
     def __init__(self, *, membership: Membership, replies: Replies) -> None:
         self._membership = membership
         self._replies = replies
@@ -105,7 +108,7 @@ class Updates(ABC):
             gradient=push.slot,
             content=SlotContent.GRADIENT,
             gradient_scale=1.0,
-            lr_scale=push.weight / sharing,
+            lr_scale=self._staled(chunk, push, push.weight / sharing),
             hyper=hyper,
             absent=absent,
             source=chunk.current,
@@ -115,6 +118,16 @@ class Updates(ABC):
         self._begin_step(step, chunk)
         released = self.pool.release(push.slot)
         return [step, *released, *self._replies.advance(chunk, (push,))]
+
+    def _staled(self, chunk: ChunkState, push: Push, lr_scale: float) -> float:
+        """lr / tau, after Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning"
+        (arXiv 1511.05950). tau: the steps that others have made since the parameters that the
+        gradient was computed on, for each of them; 1 or less where all groups are as fast."""
+        if not self.has_stale_lr:
+            return lr_scale
+        behind = chunk.version - chunk.given[push.peer]
+        others = max(1, self._membership.num_active_groups - 1)
+        return lr_scale * (1.0 / max(1.0, behind / others))
 
     def _begin_step(self, step: Step, chunk: ChunkState) -> None:
         chunk.current = step.target

@@ -216,6 +216,7 @@ class SetOfJob:
             owners=self.owners,
             checksum_every=int(not self.holds_sizes_alone),
             has_copies=self.wire.has_copies,
+            stale_lr=schedule.stale_lr,
             backup=schedule.backup,
             backup_every=schedule.backup_every if schedule.backup else 0,
         )
@@ -441,6 +442,7 @@ class VirtualJob(SetOfJob):
             changes=[ChangeMode(*each) for each in self.schedule.later],
             backup=self.schedule.backup,
             wait_every=self.schedule.backup_every,
+            has_stale_lr=self.schedule.stale_lr != "off",
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core

@@ -112,6 +112,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         ],
         draws=[worker.draws for worker in job.workers],
         pushed=job.workers[0].pushed,
+        used=_used(history) if job.schedule.stale_lr != "off" else None,
         max_norm=job.schedule.max_norm(job.set_index),
     )
     versions: dict[int, Versions] = {}
@@ -130,6 +131,20 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         seen = job.parameters_of(index).numpy()[np.newaxis]
         reference.compare(versions[index], last, seen, f"chunk {index} at its server")
     return reference
+
+
+def _used(history: History) -> dict[tuple[int, int, int], int]:
+    """(chunk, group, iteration) -> position of what the chunk's worker had used last when it ended
+    the iteration."""
+    group_of, used = history.run.group_of_worker(), {}
+    for log in history.workers:
+        group = int(group_of[log.worker])
+        for use in log.uses:
+            chunk = int(use["chunk"])
+            (owner,) = history.run.slice_owner(np.array([group]), np.array([chunk]))
+            if owner == log.worker:
+                used[chunk, group, int(use["iteration"])] = int(use["position"])
+    return used
 
 
 def _compare_uses(

@@ -114,6 +114,9 @@ class Reference:
     """By worker and iteration."""
     pushed: Sequence[Sequence[npt.NDArray[Any]]] = ()
     """The values that the chief has set in the middle, by piece, each time."""
+    used: Mapping[tuple[int, int, int], int] | None = None
+    """(chunk, group, iteration) -> position of what the update was computed on, where lr is divided
+    by how stale it is."""
     max_norm: float = 0.0
     """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
     largest_error: float = 0.0
@@ -237,9 +240,13 @@ class Reference:
             lr_scale = 1.0
             gradient = _weighted_mean(updates, chunk) * self._coefficient_of(tuple(contributions))
         else:
-            ((group, _clock),) = contributions
+            ((group, clock),) = contributions
             sharing = sum(active.values()) or len(self.groups[group])  # all have left, or died
             lr_scale = sum(update.weight for update in updates) / sharing
+            if self.used is not None:
+                used = versions.index_at(self.used[chunk.index, group, clock])
+                tau = (len(versions.positions) - 1 - used) / max(1, len(active) - 1)
+                lr_scale /= max(1.0, tau)
             (update,) = full
             gradient = update.mean[chunk.buffer][chunk.start : chunk.start + chunk.length].copy()
         hyper = full[0].hyper[chunk.optimizer_group]

@@ -53,6 +53,8 @@ class Schedule:
     """How often the script sets another mode behind a collective."""
     is_auto: bool = False
     """Whether psdist chooses between sync and ssp."""
+    stale_lr: Literal["off", "inverse"] = "off"
+    """What the lr of an update is multiplied with, by how stale it is (ssp, async)."""
     backup: int = 0
     """So many groups may miss a round (sync),"""
     backup_every: int = 2
@@ -389,6 +391,29 @@ def with_backup(seed: int, *, size: Size = "small") -> Schedule:
         has_model=True,
         single_rate=0.0,
         middle_rate=0.0,
+        clipping=0.0,
+        death=None,
+        mistake="",
+    )
+
+
+def with_stale_lr(seed: int, *, size: Size = "small") -> Schedule:
+    """A schedule in ssp or async, of groups that differ in speed, in which the lr of an update
+    falls with its staleness; nobody dies or makes a mistake."""
+    base = Schedule.from_seed(seed, size=size)
+    pick = random.Random(f"{size} {seed} stale")
+    later: tuple[ModeFrom, ...] = ()
+    if pick.random() < 0.2:
+        later = (ModeFrom(pick.randint(1, 4), *pick.choice([("ssp", 1), ("async", 0)])),)
+    return replace(
+        base,
+        stale_lr="inverse",
+        mode=pick.choice(["ssp", "async"]),
+        later=later,
+        staleness=pick.choice([0, 1, 3, 6]),
+        iterations=tuple(pick.randint(2, 10) + each for each in base.iterations),
+        compute_s=tuple(10 ** pick.uniform(-5, -2) for _ in base.group_sizes),
+        has_model=True,
         clipping=0.0,
         death=None,
         mistake="",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from psdist.config.backup import OTHERS, Other, table
+from psdist.config.backup import OTHERS
+from psdist.config.beside import Other, table
 from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
@@ -42,4 +43,4 @@ def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
 
 
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
-    assert table() in DOCUMENT.read_text(encoding="utf-8")
+    assert table(OTHERS) in DOCUMENT.read_text(encoding="utf-8")

@@ -1,0 +1,66 @@
+"""Settings beside one that does not go with all of them: who says why, and makes a table of it.
+
+first_refused(config, OTHERS)     # the first that does not go with it, or None
+table(OTHERS)                     # Markdown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from psdist.config.combinations import codecs_of
+from psdist.config.modes import mode_by, modes_that_may_come
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
+
+
+class Other(NamedTuple):
+    """A setting beside the one in question."""
+
+    given: dict[str, object]
+    """As an example; the first of them decides."""
+    why_not: str
+    """"" where both go together."""
+    remedy: str = ""
+
+
+def first_refused(config: RunConfig, others: Sequence[Other]) -> Other | None:
+    """The first of ``others`` that this run has, and that does not go with the setting."""
+    return next((each for each in others if each.why_not and _is_given(config, each.given)), None)
+
+
+def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
+    (key, value), *_ = given.items()
+    if key == "push_codec":
+        codecs = codecs_of(
+            codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec
+        )
+        return not codecs.push.is_none
+    if key == "schedule":
+        return config.schedule is not None
+    if (key, value) == ("mode", "sync"):
+        return "sync" in modes_that_may_come(config)
+    found = getattr(config, key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return bool(found >= value)
+    return bool(found == value)
+
+
+def told(config: RunConfig, other: Other) -> str:
+    """The setting as this run has it."""
+    (key, value), *_ = other.given.items()
+    if (key, value) == ("mode", "sync") and (by := mode_by(config)) in ("schedule", "script"):
+        key = {"schedule": "schedule", "script": "set_mode"}[by]
+    return f"{key} = {getattr(config, key)}"
+
+
+def table(others: Sequence[Other]) -> str:
+    """As Markdown."""
+    lines = ["| with | |", "|---|---|"]
+    for each in others:
+        (key, value), *_ = each.given.items()
+        said = str(value).lower() if isinstance(value, bool) else value
+        lines.append(f"| `{key} = {said}` | {each.why_not or 'yes'} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,56 @@
+"""What a learning rate by staleness goes with, as the settings judge it and the document says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.config.beside import Other, table
+from psdist.config.settings import RunConfig, contradiction
+from psdist.config.sources import resolve
+from psdist.config.stale import OTHERS
+from psdist.errors import ConfigError
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "stale.md"
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: "-".join(other.given))
+def test_what_goes_with_lr_by_staleness_and_what_does_not(other: Other) -> None:
+    given: dict[str, Any] = {**other.given}
+    wrong = contradiction(RunConfig(**given, stale_lr="inverse"))
+    assert bool(wrong) == bool(other.why_not)
+    assert other.why_not in wrong
+    assert other.remedy in wrong
+    assert not contradiction(RunConfig(**given)), "without it it is right"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mode": "sync"}, "with mode = sync: in sync no update is stale"),
+        ({"mode": "auto"}, "with mode = auto: "),
+        ({"schedule": "0: ssp:2; 9: sync"}, "with schedule = 0: ssp:2; 9: sync: "),
+        ({"set_mode": "allowed", "mode": "ssp"}, "with set_mode = allowed: "),
+    ],
+)
+def test_where_sync_may_come_it_is_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(command_line={**given, "stale_lr": "inverse"}, environment={})
+    assert f"stale_lr = inverse {said}" in str(raised.value)
+    assert "or stale_lr = off" in str(raised.value)
+
+
+def test_a_schedule_without_sync_takes_it() -> None:
+    given = {"schedule": "0: ssp:2; 9: async", "stale_lr": "inverse"}
+    assert resolve(command_line=given, environment={}).config.stale_lr == "inverse"
+
+
+def test_what_is_no_such_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stale_lr = half .*off or inverse"):
+        resolve(command_line={"stale_lr": "half", "mode": "ssp"}, environment={})
+
+
+def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
+    assert table(OTHERS) in DOCUMENT.read_text(encoding="utf-8")
