@@ -286,6 +286,37 @@ def test_a_step_clips_the_gradient_of_its_group(
         assert torch.allclose(result["parameters"], wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_a_gradient_is_clipped_once(tmp_path: Path) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        (x, y), *_ = PROBLEM.batches(size=SIZE, count=1)
+        nn.functional.cross_entropy(model(x), y).backward()
+        job.clip_grad_norm_(0.1)
+        job.clip_grad_norm_(0.1)
+        return {"clock": job.clock}
+
+    with pytest.raises(UsageError, match=r"clip_grad_norm_ was called a second time"):
+        fails(script, tmp_path)
+
+
+def test_samples_count_whether_or_not_the_forward_pass_is_the_models_own_call(
+    tmp_path: Path,
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer, loader = job.prepare(
+            model, sgd(model.parameters()), DataLoader(Stream(), batch_size=2)
+        )
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.forward(inputs), labels).backward()
+            optimizer.step()
+        return {"clock": job.clock}
+
+    assert run(script, tmp_path).summary["samples"] == 21
+
+
 def test_a_step_with_nan_is_an_error_or_is_left_out(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
