@@ -289,7 +289,7 @@ def test_a_step_clips_the_gradient_of_its_group(
 def test_a_gradient_is_clipped_once(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
-        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        model, _optimizer = job.prepare(model, sgd(model.parameters()))
         (x, y), *_ = PROBLEM.batches(size=SIZE, count=1)
         nn.functional.cross_entropy(model(x), y).backward()
         job.clip_grad_norm_(0.1)
