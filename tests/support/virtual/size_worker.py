@@ -48,6 +48,9 @@ class SizeWorker(VirtualWorker):
         self.loop.begin_pull(clock=0, chunks=self.mine, is_fresh=False)
         yield from self._until(lambda: self.core.is_idle)
 
+    def next_clock(self) -> int:
+        return self.clock + 1
+
     def record_use(self) -> None:
         versions = [self.core.versions[chunk] for chunk in self.mine]
         self._staleness_seen |= {max(0, self.clock - version.min_done) for version in versions}

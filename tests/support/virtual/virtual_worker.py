@@ -228,9 +228,13 @@ class VirtualWorker:
         self.record_use()
         yield schedule.compute_s[self.group] * (0.5 + self.job.random.random())
         yield from self.iterate()
-        self.clock = self.trainer.clock
+        self.clock = self.next_clock()
         # What a group would have brought to rounds that it has left out nobody asks for.
         self.draws += self.draws[-1:] * (self.clock - len(self.draws))
+
+    def next_clock(self) -> int:
+        """With which the group goes on."""
+        return self.trainer.clock
 
     def _meet_only(self) -> Iterator[float | None]:
         """A script without a model."""
