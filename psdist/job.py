@@ -20,45 +20,39 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
 from psdist.config.combinations import MODES
-from psdist.config.modes import ModeFrom, judging_mode, mode_by, schedule_of
+from psdist.config.modes import ModeFrom, mode_by, schedule_of
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.prepared import ParameterSets
-from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
 from psdist.protocol.modes import SET_MODE, pack_mode
-from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
-from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
+from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
-from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
-from psdist.workers.data.seen import Pass
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
-from psdist.workers.script.occasions import Occasions
-from psdist.workers.script.state import ScriptState
 from psdist.workers.standing import Standing
 from psdist.workers.traced import TracedChannel, span_of_call
 
@@ -91,10 +85,6 @@ def _mpi_of_group(context: RankContext) -> group_tier.GroupMpi | None:
     if context.group_comm is None:
         return None
     return group_tier.GroupMpi(comm=context.group_comm, takes_gpu_memory=takes_gpu_memory)
-
-
-RESIDUALS: Final = "residuals"
-"""In a worker's part of a checkpoint."""
 
 
 class Job:
@@ -165,28 +155,15 @@ class Job:
             on_end=self._sit_out,
             collective=self._collective,
             is_training=self._is_training,
-            on_boundary=self._on_boundary,
-            num_epochs=lambda: self._epochs.current,
+            on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
+            num_epochs=lambda: self._checkpoints.epochs.current,
             global_batch=context.config.global_batch,
-        )
-        self._epochs = Epochs(
-            on_boundary=lambda: self._on_boundary(None),
-            on_start=self._start_epoch,
-            on_resume=lambda: self._script.go_on(),
-        )
-        self._script = ScriptState(
-            device=self.device,
-            loaders=self._loaders,
-            epochs=self._epochs,
-            is_chief=self.worker == 0,
-            tell=self._tell_chief,
         )
         self._standing = Standing(
             self.worker,
             context.transport,
             tells_rounds=mode_by(context.config) == "auto" and place == 0,
         )
-        self._checkpoints = WorkerCheckpoints(context, collect=self._collect)
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
             context,
@@ -195,32 +172,24 @@ class Job:
             self._standing,
             collective=self._collective,
             on_iteration=self._end_iteration,
-            on_use=self._on_use,
+            on_use=lambda: self._checkpoints.on_use(),
             on_missed=self._loaders.miss,
         )
+        self._checkpoints = ScriptCheckpoints(
+            context,
+            self._loop,
+            self._sets,
+            self._loaders,
+            device=self.device,
+            collective=self._collective,
+            checkpoint=self.checkpoint,
+        )
         self._is_finished = False
-        self._cut_at: Pass | None = None
-        self._is_at_boundary = False
-        """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
-        self._has_trained = False
-        """Whether an iteration was made in this process."""
         self._has_batches = self._config.global_batch is None
         """Whether batches are psdist's, where they must be so large as the settings say."""
         self._has_warned_of_clipping = False
         self._prepared_s = time.monotonic()
-        self._occasions = Occasions(
-            every=self._config.checkpoint_every,
-            is_leading=judging_mode(self._config) == "sync" or self.worker == 0,
-            now_s=time.monotonic(),
-        )
-        self._signals = ScriptSignals(
-            self._occasions.ask,
-            on_usr1=self._config.on_usr1,
-            grace_s=self._config.grace_s,
-            parent=context.parent,
-        )
-        self._restore()
-        self._signals.begin()
+        self._checkpoints.begin()
 
     @property
     def is_chief(self) -> bool:
@@ -325,12 +294,13 @@ class Job:
             raise UsageError("job.prepare was given an empty list of optimizers")
         is_first = not self._sets.sets
         chosen = self._config.overlap if overlap is None else self._checked_overlap(overlap)
-        self._script.before_prepare(model)
+        self._checkpoints.script.before_prepare(model)
         served = self._sets.prepare(model, optimizers, max_norm=max_norm, overlap=chosen)
-        self._script.prepared(self._sets.model_of(model, "prepare").for_checkpoints())
+        prepared = self._sets.model_of(model, "prepare")
+        self._checkpoints.script.prepared(prepared.for_checkpoints())
         if is_first:
             self._prepared_s = time.monotonic()
-            self._occasions.begin_at(self.clock)
+            self._checkpoints.occasions.begin_at(self.clock)
         self._context.reach("training")
         return model, (served[0] if is_one else served), *shared
 
@@ -352,7 +322,7 @@ class Job:
         Dicts, lists, tuples, strings, numbers, bools, None, bytes, tensors and numpy arrays. Each
         worker has its own. docs/checkpoints.md says when they are given back.
         """
-        return self._script.values
+        return self._checkpoints.script.values
 
     def attach(self, **objects: Any) -> None:
         """Keep the state of these objects in every checkpoint: schedulers, a GradScaler, anything
@@ -363,80 +333,13 @@ class Job:
         has begun.
         """
         self._require_open("attach")
-        self._script.attached.add(objects, has_begun=self._has_trained)
+        self._checkpoints.script.attached.add(objects, has_begun=self._checkpoints.has_trained)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """``for epoch in job.epochs(10)``: 0 to 9; in a resumed run from the epoch on in which the
         checkpoint was made, whose loader gives the batches that are left."""
         self._require_open("epochs")
-        return self._epochs.loop(num_epochs)
-
-    def _collect(self) -> dict[str, Any]:
-        at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
-        self._script.is_chief = self.is_chief
-        return {**self._script.collect(at=at), RESIDUALS: self._sets.residuals()}
-
-    def _restore(self) -> None:
-        """What a checkpoint has of this script, if the job goes on from one."""
-        restored = self._context.restored
-        tree = self._checkpoints.restored()
-        if restored is not None and tree is not None:
-            self._script.restore(
-                tree, name=restored.checkpoint.name, is_moved=self._checkpoints.is_moved
-            )
-            if self._checkpoints.is_moved and self._config.global_batch is None:
-                self._tell_chief(
-                    f"the checkpoint is of {len(restored.checkpoint.workers)} workers, the job of "
-                    f"{self.num_workers}: batch sizes are per worker, so a joint batch has another "
-                    "number of samples; --global-batch N keeps it at N"
-                )
-            if not self._checkpoints.is_moved:
-                self._sets.go_on_with(tree.get(RESIDUALS, {}))
-            elif tree.get(RESIDUALS):
-                self._tell_chief(
-                    f"checkpoint {restored.checkpoint.name} is of other workers: what codecs have "
-                    "left out of their pushes is dropped"
-                )
-
-    def _start_epoch(self, is_again: bool) -> None:
-        if not is_again:
-            self._script.go_on()
-        self._loaders.seen.start_epoch(is_resumed=is_again)
-
-    def _on_boundary(self, a_pass: Pass | None) -> None:
-        """The script has done all that belongs to its last iteration."""
-        if a_pass is not None and a_pass.is_resume_point:
-            a_pass.is_resume_point = False
-            self._script.go_on()
-        elif a_pass is None and not self._loaders.seen.awaits_pass:
-            self._script.go_on()
-        if self._sets.sets and not self._script.is_resuming:
-            self._signals.has_boundary()
-            self._hold_if_wanted(a_pass)
-
-    def _hold_if_wanted(self, a_pass: Pass | None) -> None:
-        clock = self.clock
-        if self.is_chief:
-            self._occasions.lead(clock=clock, now_s=time.monotonic())
-        reason = self._occasions.reason(clock=clock, now_s=time.monotonic())
-        if not reason and not self._loop.core.meetings.is_open:
-            return
-        self._sets.land_late()  # who waits for others must not hold
-        found = self._loop.hold(reason or "checkpoint", self.clocks)
-        if found is None and self._loop.core.meetings.is_open:
-            return  # others wait for this worker: it holds at its next boundary
-        self._occasions.have_met(clock=clock, now_s=time.monotonic())
-        if found is None:
-            return
-        self._is_at_boundary, self._cut_at = True, a_pass
-        try:
-            self.checkpoint()
-        finally:
-            self._is_at_boundary, self._cut_at = False, None
-        if found != "checkpoint":
-            self._checkpoints.finish()
-            self._collective(WRITTEN)
-            end_behind(found, self._context.folder.latest())
+        return self._checkpoints.epochs.loop(num_epochs)
 
     def _end_iteration(self) -> None:
         if not self._has_batches:
@@ -445,13 +348,7 @@ class Job:
                 "no loader of psdist's has shared out, so nobody knows their size; let job.loader "
                 "or job.prepare share them out, or unset it"
             )
-        self._has_trained = True
-        self._checkpoints.tell()
-        self._loaders.end_iteration()
-
-    def _tell_chief(self, line: str) -> None:
-        if self.is_chief:
-            logger.warning("%s", line)
+        self._checkpoints.end_iteration()
 
     # -- training ------------------------------------------------------------------------------
 
@@ -528,21 +425,6 @@ class Job:
             self._sets.take_over()
             first, *others = self._sets.trainers
             first.sit_out(others)
-
-    def _on_use(self) -> None:
-        """A forward pass with gradients begins."""
-        if self._script.is_resuming:
-            self._go_on_elsewhere()
-
-    def _go_on_elsewhere(self) -> None:
-        """The script trains before it has come to where the checkpoint was made."""
-        if self._loaders.seen.awaits_pass:
-            self._tell_chief(
-                "the script trains before it comes to the loader's pass in which the checkpoint "
-                "was made: batches may be seen twice; loop over job.epochs(n) and over loaders of "
-                "job.prepare or job.loader, as the run that is resumed did"
-            )
-        self._script.go_on()
 
     def _is_training(self) -> bool:
         return bool(self._sets.sets) and torch.is_grad_enabled() and not self._is_finished
@@ -757,13 +639,8 @@ class Job:
 
         Raises :class:`UsageError` between backward() and step() where gradients have left.
         """
-        sets = self._prepared_between_steps("checkpoint")
-        for each in sets.sets:
-            if each.history is not None:
-                each.history.flush()
-        return self._checkpoints.make(
-            self._collective, [trainer.clock for trainer in sets.trainers]
-        )
+        self._prepared_between_steps("checkpoint")
+        return self._checkpoints.make()
 
     @span_of_call(Span.SET_VALUES, _tracer_of)
     def push(self, model: torch.nn.Module | None = None) -> None:
@@ -911,7 +788,7 @@ class Job:
 
     def _end(self) -> None:
         self._is_finished = True
-        self._signals.end()
+        self._checkpoints.end()
         self._sets.end()
         group_tier.stop(self._group)
         self._context.end_job()

@@ -855,7 +855,7 @@ def test_who_holds_alone_for_a_checkpoint_does_not_wait_for_what_others_hold_bac
         def reason(*, clock: int, now_s: float) -> str:  # noqa: ARG001
             return "checkpoint" if job.worker == worker and clock > WATCHED and clock % 2 else ""
 
-        monkeypatch.setattr(job._occasions, "reason", reason)
+        monkeypatch.setattr(job._checkpoints.occasions, "reason", reason)
         return looping(job, stage)
 
     full = both(script, tmp_path)

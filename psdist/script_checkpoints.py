@@ -1,0 +1,225 @@
+"""A job's checkpoints as its script meets them: when one is made, what of the script is in it, and
+how the script goes on from one.
+
+    checkpoints = ScriptCheckpoints(context, loop, sets, loaders, device=device, ...)
+    checkpoints.begin()                    # what the checkpoint has that the job goes on from
+    checkpoints.on_boundary(a_pass)        # the script asks for a batch
+    checkpoints.make()                     # all workers, between iterations: "step-00000100"
+    checkpoints.end_iteration()
+
+What a script's values look like in a checkpoint is psdist.workers.script's, the worker's file and
+signals are psdist.ranks.checkpointing's, who holds for whom is psdist.workers.protocol.meetings's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from psdist.config.modes import judging_mode
+from psdist.prepared import ParameterSets
+from psdist.protocol.checkpoints import WRITTEN
+from psdist.protocol.collected import Brought
+from psdist.protocol.ids import worker_of
+from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
+from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
+from psdist.ranks.context import RankContext
+from psdist.workers.data.epochs import Epochs
+from psdist.workers.data.loaders import Loaders
+from psdist.workers.data.seen import Pass
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.script.occasions import Occasions
+from psdist.workers.script.state import ScriptState
+
+logger = logging.getLogger("psdist")
+
+RESIDUALS: Final = "residuals"
+"""In a worker's part of a checkpoint."""
+
+
+class ScriptCheckpoints:
+    def __init__(
+        self,
+        context: RankContext,
+        loop: WorkerLoop,
+        sets: ParameterSets,
+        loaders: Loaders,
+        *,
+        device: torch.device,
+        collective: Callable[[str, bytes], Brought],
+        checkpoint: Callable[[], str],
+    ) -> None:
+        """``checkpoint()``: ``job.checkpoint``, for those that are made without the script's
+        call."""
+        self._context = context
+        self._config = context.config
+        self._worker = worker_of(context.me)
+        self._loop = loop
+        self._sets = sets
+        self._loaders = loaders
+        self._collective = collective
+        self._checkpoint = checkpoint
+        self.epochs = Epochs(
+            on_boundary=lambda: self.on_boundary(None),
+            on_start=self._start_epoch,
+            on_resume=lambda: self.script.go_on(),
+        )
+        self.script = ScriptState(
+            device=device,
+            loaders=loaders,
+            epochs=self.epochs,
+            is_chief=self._worker == 0,
+            tell=self._tell_chief,
+        )
+        self._files = WorkerCheckpoints(context, collect=self._collect)
+        self._cut_at: Pass | None = None
+        self._is_at_boundary = False
+        """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
+        self.has_trained = False
+        """Whether an iteration was made in this process."""
+        self.occasions = Occasions(
+            every=self._config.checkpoint_every,
+            is_leading=judging_mode(self._config) == "sync" or self._worker == 0,
+            now_s=time.monotonic(),
+        )
+        self._signals = ScriptSignals(
+            self.occasions.ask,
+            on_usr1=self._config.on_usr1,
+            grace_s=self._config.grace_s,
+            parent=context.parent,
+        )
+
+    def begin(self) -> None:
+        """Take what a checkpoint has of this script, if the job goes on from one, and signals."""
+        self._restore()
+        self._signals.begin()
+
+    def end(self) -> None:
+        """The job is closed, or has failed."""
+        self._signals.end()
+
+    # -- what is in one ------------------------------------------------------------------------
+
+    def _collect(self) -> dict[str, Any]:
+        at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
+        self.script.is_chief = self._is_chief
+        return {**self.script.collect(at=at), RESIDUALS: self._sets.residuals()}
+
+    def _restore(self) -> None:
+        restored = self._context.restored
+        tree = self._files.restored()
+        if restored is not None and tree is not None:
+            self.script.restore(tree, name=restored.checkpoint.name, is_moved=self._files.is_moved)
+            if self._files.is_moved and self._config.global_batch is None:
+                self._tell_chief(
+                    f"the checkpoint is of {len(restored.checkpoint.workers)} workers, the job of "
+                    f"{self._context.roles.num_workers}: batch sizes are per worker, so a joint "
+                    "batch has another number of samples; --global-batch N keeps it at N"
+                )
+            if not self._files.is_moved:
+                self._sets.go_on_with(tree.get(RESIDUALS, {}))
+            elif tree.get(RESIDUALS):
+                self._tell_chief(
+                    f"checkpoint {restored.checkpoint.name} is of other workers: what codecs have "
+                    "left out of their pushes is dropped"
+                )
+
+    # -- making them ---------------------------------------------------------------------------
+
+    def make(self) -> str:
+        """All workers do this together, between iterations; the checkpoint's name. Raises
+        :class:`UsageError` for what no checkpoint can keep."""
+        for each in self._sets.sets:
+            if each.history is not None:
+                each.history.flush()
+        return self._files.make(self._collective, self._clocks)
+
+    def tell(self) -> None:
+        """The registrar is told of a file of this worker's that is there by now."""
+        self._files.tell()
+
+    def finish(self) -> None:
+        """No file is being written any more."""
+        self._files.finish()
+
+    def end_iteration(self) -> None:
+        """One of any set has ended."""
+        self.has_trained = True
+        self._files.tell()
+        self._loaders.end_iteration()
+
+    def on_boundary(self, a_pass: Pass | None) -> None:
+        """The script has done all that belongs to its last iteration, and asks for the next batch
+        of this pass, or (None) begins one."""
+        if a_pass is not None and a_pass.is_resume_point:
+            a_pass.is_resume_point = False
+            self.script.go_on()
+        elif a_pass is None and not self._loaders.seen.awaits_pass:
+            self.script.go_on()
+        if self._sets.sets and not self.script.is_resuming:
+            self._signals.has_boundary()
+            self._hold_if_wanted(a_pass)
+
+    def _hold_if_wanted(self, a_pass: Pass | None) -> None:
+        clock = self._clocks[0]
+        if self._is_chief:
+            self.occasions.lead(clock=clock, now_s=time.monotonic())
+        reason = self.occasions.reason(clock=clock, now_s=time.monotonic())
+        if not reason and not self._loop.core.meetings.is_open:
+            return
+        self._sets.land_late()  # who waits for others must not hold
+        found = self._loop.hold(reason or "checkpoint", self._clocks)
+        if found is None and self._loop.core.meetings.is_open:
+            return  # others wait for this worker: it holds at its next boundary
+        self.occasions.have_met(clock=clock, now_s=time.monotonic())
+        if found is None:
+            return
+        self._is_at_boundary, self._cut_at = True, a_pass
+        try:
+            self._checkpoint()
+        finally:
+            self._is_at_boundary, self._cut_at = False, None
+        if found != "checkpoint":
+            self._files.finish()
+            self._collective(WRITTEN, b"")
+            end_behind(found, self._context.folder.latest())
+
+    # -- going on from one ---------------------------------------------------------------------
+
+    def _start_epoch(self, is_again: bool) -> None:
+        if not is_again:
+            self.script.go_on()
+        self._loaders.seen.start_epoch(is_resumed=is_again)
+
+    def on_use(self) -> None:
+        """A forward pass with gradients begins."""
+        if self.script.is_resuming:
+            self._go_on_elsewhere()
+
+    def _go_on_elsewhere(self) -> None:
+        """The script trains before it has come to where the checkpoint was made."""
+        if self._loaders.seen.awaits_pass:
+            self._tell_chief(
+                "the script trains before it comes to the loader's pass in which the checkpoint "
+                "was made: batches may be seen twice; loop over job.epochs(n) and over loaders of "
+                "job.prepare or job.loader, as the run that is resumed did"
+            )
+        self.script.go_on()
+
+    # -- this worker ---------------------------------------------------------------------------
+
+    @property
+    def _clocks(self) -> list[int]:
+        return [trainer.clock for trainer in self._sets.trainers]
+
+    @property
+    def _is_chief(self) -> bool:
+        return self._loop.core.chief == self._worker
+
+    def _tell_chief(self, line: str) -> None:
+        if self._is_chief:
+            logger.warning("%s", line)
