@@ -18,7 +18,6 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -182,22 +181,23 @@ def describe_script(resolved: Resolved) -> list[str]:
 
 
 def describe(resolved: Resolved) -> list[str]:
-    """A line for each setting that was chosen, ``mode = ssp  (command line)``, then the defaults
-    in a few lines together."""
+    """A line for each setting that was chosen: ``mode = ssp  (command line)``."""
     values = resolved.config.model_dump()
     chosen = [key for key in KEYS if resolved.sources[key] != "default"]
     key_width = max((len(key) for key in chosen), default=0)
     value_width = min(max((len(_shown(values[key])) for key in chosen), default=0), 40)
-    lines = [
+    return [
         f"{key:<{key_width}} = {_shown(values[key]):<{value_width}}  ({resolved.sources[key]})"
         for key in chosen
     ]
-    defaults = ", ".join(f"{key} = {_shown(values[key])}" for key in KEYS if key not in chosen)
-    if defaults:
-        lines += textwrap.wrap(
-            f"defaults: {defaults}", width=90, subsequent_indent="  ", break_on_hyphens=False
-        )
-    return lines
+
+
+def describe_defaults(resolved: Resolved) -> str:
+    """All other settings, in one line: ``mode = sync, staleness = 3, ...``."""
+    values = resolved.config.model_dump()
+    return ", ".join(
+        f"{key} = {_shown(values[key])}" for key in KEYS if resolved.sources[key] == "default"
+    )
 
 
 def _file_of_environment(environment: Mapping[str, str]) -> Path | None:

@@ -34,6 +34,7 @@ from psdist.install.quirks.pmi import readable_lines
 from psdist.install.quirks.pmix import wait_for_all_ranks
 from psdist.protocol.roles import Place
 from psdist.ranks.failure import printable, wait_until_read
+from psdist.ranks.mpi_end import end_is_ours, finalize_at_exit
 from psdist.topology.machine.gpus import visible_gpus
 from psdist.version import VERSION
 
@@ -56,7 +57,7 @@ def start_mpi() -> MPI.Intracomm:
         import mpi4py
 
         mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = True
+        mpi4py.rc.finalize = not end_is_ours(os.environ)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
@@ -71,6 +72,7 @@ def start_mpi() -> MPI.Intracomm:
         speaks_pmi1 = is_by_srun and family_of(library) == "mpich"
         with readable_lines(os.environ) if speaks_pmi1 else nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        finalize_at_exit()
     size = MPI.COMM_WORLD.Get_size()
     singleton = explain_singleton(os.environ, world_size=size, library_version=library)
     if singleton:

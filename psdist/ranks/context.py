@@ -35,7 +35,7 @@ from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
-from psdist.config.sources import Resolved
+from psdist.config.sources import Resolved, describe_defaults
 from psdist.errors import (
     BuriedError,
     ConfigError,
@@ -61,6 +61,7 @@ from psdist.ranks.failure import (
     printable,
     wait_until_read,
 )
+from psdist.ranks.mpi_end import leave_out
 from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.run_files import Begun, create_run_directory
@@ -337,11 +338,9 @@ class RankContext:
         self._ends_without_mpi = survives and bool(self.transport.lost or self.transport.moved)
 
     def end_process(self) -> None:
-        """The last that this process does. Where ranks have died MPI's own end is left out: with
-        two of five gone Open MPI 5.0.11 was seen to wait in it for ever."""
+        """The last that this process does: where ranks have died MPI's own end is left out."""
         if self._ends_without_mpi:
-            flush_output()
-            os._exit(0)
+            leave_out()
 
     def fail(self, text: str, status: int) -> NoReturn:
         """End the job: ``text`` is printed once, by the registrar if that still answers."""
@@ -582,6 +581,8 @@ def _connect(
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
     start_logs(path, rank=rank, who=context._who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
+    if context.me == REGISTRAR:
+        _log_defaults(resolved)
     if pairs is not None:
         _tell_of_pairs(context, pairs)
     return context
@@ -692,7 +693,12 @@ def _connect_alone(
     )
     context.go_on(begun.checkpoint, begun.attempt)
     start_logs(begun.path, rank=0, who=context._who_in_logs)
+    _log_defaults(outcome)
     return context
+
+
+def _log_defaults(resolved: Resolved) -> None:
+    logger.info("defaults: %s", describe_defaults(resolved))
 
 
 def _network_alone() -> tuple[VirtualNetwork, Transport]:

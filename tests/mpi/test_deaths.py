@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,39 @@ def test_the_others_train_on(mode: str, dies: str, servers: int, tmp_path: Path)
             done.stderr,
             re.MULTILINE,
         ), done.text
+
+
+TELLS_STATUS = "import subprocess, sys; print('ended with', subprocess.call(sys.argv[1:]))"
+PLAIN = """
+import os, signal, sys, torch, psdist
+
+job = psdist.init()
+worker = job.worker
+model = torch.nn.Linear(2, 2)
+model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for clock in range(5):
+    if clock == 3 and worker == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+job.close()
+if worker == 2:
+    raise SystemExit(4)
+sys.exit(3)
+"""
+
+
+def test_a_plain_script_ends_with_its_own_status_though_a_worker_has_died(tmp_path: Path) -> None:
+    """A process around each rank tells its status: mpirun's own is of all together."""
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_MAX_DEATHS": "1"}
+    env |= {"PSDIST_GROUP": "rank", "PSDIST_SERVERS": "1", "PYTHONPATH": str(REPOSITORY)}
+    words = ["-c", TELLS_STATUS, sys.executable, str(script)]
+    done = run_mpi(4, words, timeout_s=TIMEOUT_S, env=env, launcher_args=ULFM)
+    told = re.findall(r"^ended with (-?\d+)$", done.stdout, re.MULTILINE)
+    assert sorted(map(int, told)) == [-9, 0, 3, 4], done.text
+    assert summary_of(tmp_path)["exit"] == "completed"
 
 
 @pytest.mark.slow
