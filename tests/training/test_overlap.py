@@ -379,6 +379,34 @@ def test_it_stays_off_where_gradients_are_not_left_alone(
     assert all("stays off" in each and reason in each for each in said)
 
 
+class Unused(nn.Module):
+    """A layer behind the last that no forward pass comes to: its gradient would leave first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = PROBLEM.model()
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+def test_people_are_told_once_of_the_unused_parameter_that_keeps_everything_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    auto, _ = both(training(make=Unused), tmp_path)
+    assert auto.summary["early_pushes"] == 0
+    (told,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert "parameter unused.weight has got no gradient" in told.getMessage()
+
+
+def test_people_are_not_told_of_gradients_that_are_accumulated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both(training(between=accumulate), tmp_path)
+    assert not [each for each in caplog.records if each.levelno == logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("settings", "prepared", "reason"),
     [

@@ -100,6 +100,8 @@ class Overlap:
         """Of the iteration that is watched: seconds from its first gradient to ``step()``."""
         self._held: set[int] = set()
         """Pieces whose gradient did not come exactly once in each watched iteration."""
+        self._unused: set[int] = set()
+        """Those of them that had none in step(), in an iteration in which others had."""
         self.absent: Collection[int] = ()
         """Pieces of which the group had no gradient in the last iteration."""
         self.is_changed = False
@@ -444,11 +446,20 @@ class Overlap:
         num_chunks = self.early.whole(num_chunks)
         is_frozen = [not parameter.requires_grad for parameter in self._flat.parameters]
         if all(is_frozen[piece] for chunk in order[:num_chunks] for piece in pieces_of[chunk]):
-            first = [piece for chunk in order[num_chunks:] for piece in pieces_of[chunk]]
-            held = [self._partition.pieces[each].name for each in first if each in self._held]
-            name = held[0] if held else "any parameter"
+            behind = [piece for chunk in order[num_chunks:] for piece in pieces_of[chunk]]
+            held = next((piece for piece in behind if piece in self._held), None)
+            name = self._partition.pieces[held].name if held is not None else "any parameter"
             self._reason = f"the gradient of {name}, which leaves first, does not come once a step"
             self._switch_off()
+            if held in self._unused and self._loop.core.seat.is_chief:
+                logger.warning(
+                    "parameter %s has got no gradient in some of the first steps, and would leave "
+                    "first: nothing of parameter set %d leaves during backward. Freeze it before "
+                    'job.prepare (requires_grad_(False)) if it is not used; overlap="off" says '
+                    "that nothing is to leave",
+                    name,
+                    self._loop.core.set_index,
+                )
             return
         self.early.allow(num_chunks)
         mine = self._loop.core.mine
@@ -475,7 +486,14 @@ class Overlap:
         if first is not None and (first.hyper, first.weight) != (now.hyper, now.weight):
             self._reason = "hyperparameters or the batch change between backward and step()"
             return
-        for piece, parameter in enumerate(self._flat.parameters):
+        parameters = self._flat.parameters
+        if any(parameter.grad is not None for parameter in parameters):
+            self._unused.update(
+                piece
+                for piece, parameter in enumerate(parameters)
+                if parameter.requires_grad and parameter.grad is None
+            )
+        for piece, parameter in enumerate(parameters):
             if self._hooks.counts[piece] != 1:
                 if parameter.requires_grad or parameter.grad is not None:
                     self._held.add(piece)
