@@ -2,8 +2,8 @@
 
     main(Path("runs/a"))        # 0, or a ConfigError where there is nothing to read
 
-Reads status.json, which the registrar writes about once a second; a file that is old says that the
-registrar is busy, stuck or gone.
+Reads status.json, which the registrar writes about once a second and when the job ends; one that is
+old, of a job that has not ended, says that the registrar is busy, stuck or gone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ def main(run_dir: Path) -> int:
     status = read_status(run_dir)
     for line in lines_of(status, age_s=max(0.0, time.time() - status.at)):
         print(line)
-    if (run_dir / "summary.json").exists():
+    if status.phase != "ended" and (run_dir / "summary.json").exists():
         print("  ended      summary.json is there: the job is over")
     return 0
 
 
 def lines_of(status: Status, *, age_s: float) -> list[str]:
     """``age_s``: how long ago it was written."""
+    has_ended = status.phase == "ended"
     lines = [f"{status.phase}, {status.mode}, {status.num_workers} workers; told {age_s:.0f} s ago"]
-    if age_s > _OLD_S:
+    if has_ended:
+        lines.append(f"  outcome    {status.outcome}")
+    elif age_s > _OLD_S:
         lines.append(
             f"  old        server 0 has told nothing for {age_s:.0f} s: it is busy or stuck, or "
             "the job has ended"
@@ -54,7 +57,8 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
     lines += [
         f"  worker {each.worker:<4} group {each.group}, iteration {each.clock}"
         + (f", epoch {each.epoch} batch {each.batch}" if each.epoch else "")
-        + f"; the same for {each.same_s:.0f} s; waited {each.waited_s:.1f} s in steps"
+        + f"; the same for {each.same_s:.0f} s" * (not has_ended)
+        + f"; waited {each.waited_s:.1f} s in steps"
         for each in shown
     ]
     if len(status.workers) > len(shown):

@@ -17,7 +17,8 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -38,7 +39,7 @@ from psdist.history.writers import (
     write_run,
 )
 from psdist.mode_control import ModeControl
-from psdist.protocol.control import Setup
+from psdist.protocol.control import Progress, Setup
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
@@ -272,6 +273,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         make_set=make_set,
         replication=replication,
     )
+    reporter.contained = lambda: [each.core.contained() for each in loop.sets]
     return loop, reporter
 
 
@@ -330,6 +332,8 @@ class Reporter:
         self._is_active = is_active
         self._registrar = registrar
         self._built: list[BuiltSet] = []
+        self.contained: Callable[[], list[list[int]]] = list
+        """By set, by group: the iterations that the chunks of this server contain."""
         self._files = CheckpointFiles(context)
         self._deaths = DeathReports(
             registrar.progress, started_s=context.started_s, roles=context.roles
@@ -499,6 +503,7 @@ class Reporter:
             self._look_for_empty_servers()
             summary = self._summary("completed")
             self._context.run_directory.write_json("summary.json", summary)
+            self._tell_status(outcome="completed")
             self._context.run_directory.close()
             for each in summary["sets"]:
                 if line := different_clocks_line(each["clocks"]):
@@ -524,6 +529,7 @@ class Reporter:
         elif is_requeue(text, status):
             outcome = "requeue"
         self._context.run_directory.write_json("summary.json", self._summary(outcome))
+        self._tell_status(outcome=outcome)
 
     def on_idle(self) -> None:
         if not self._is_active:
@@ -534,16 +540,32 @@ class Reporter:
             return
         self._shown_s = now_s
         training = self._show(now_s)
-        if self._context.comm is not None and self._status.is_due:
-            registrar = self._registrar
-            self._status.training(
-                progress=registrar.progress,
-                calls=[OpenCall(*each) for each in registrar.open_collectives()],
-                done=registrar.done,
-                out=registrar.out,
-                dead=[each["who"] for each in self._deaths.told()],
-                training=training,
-            )
+        if self._status.is_due:
+            self._tell_status(training)
+
+    def _tell_status(self, training: Training | None = None, *, outcome: str = "") -> None:
+        """To `psdist status`; ``outcome``: how the job has ended."""
+        if self._context.comm is None:
+            return
+        registrar = self._registrar
+        self._status.training(
+            progress=self._last_progress() if outcome else registrar.progress,
+            calls=[OpenCall(*each) for each in registrar.open_collectives()],
+            done=registrar.done,
+            out=registrar.out,
+            dead=[each["who"] for each in self._deaths.told()],
+            training=training,
+            outcome=outcome,
+        )
+
+    def _last_progress(self) -> dict[int, Progress]:
+        """Of a job that has ended: workers that were ended by a failure had no time to tell."""
+        groups, progress = self._context.roles.group_of_worker, self._registrar.progress
+        contained = next(iter(self.contained()), [])
+        return {
+            worker: replace(each, clock=max([each.clock, *contained[groups[worker] :][:1]]))
+            for worker, each in progress.items()
+        }
 
     def _show(self, now_s: float) -> Training | None:
         """On a display, once training has begun."""
@@ -570,6 +592,7 @@ class Reporter:
             workers=registrar.done,
             servers=registrar.servers,
             progress=registrar.progress,
+            contained=self.contained(),
             out=registrar.out,
         )
         restored = context.restored

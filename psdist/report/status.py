@@ -3,8 +3,9 @@
     write_status(run_directory, Status(...))
     read_status(Path("runs/a"))          # ConfigError where there is none, or it is damaged
 
-The registrar writes it about once a second while it has nothing else to do; `psdist status` reads
-it, without MPI. Owns what the file says; what is known is psdist.ranks.telling.status's.
+The registrar writes it about once a second while it has nothing else to do, and when the job ends;
+`psdist status` reads it, without MPI. Owns what the file says; what is known is
+psdist.ranks.telling.status's.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _LIMIT_BYTES: Final = 64 << 20
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
-Phase: TypeAlias = Literal["starting", "training", "ending"]
-_Text: TypeAlias = Annotated[str, Field(max_length=1024)]
+Phase: TypeAlias = Literal["starting", "training", "ending", "ended"]
+MOST_CHARACTERS: Final = 1024
+_Text: TypeAlias = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
 
 class _Told(BaseModel):
@@ -69,6 +71,8 @@ class Status(_Told):
     """The group that others wait for, or that is far behind."""
     others_wait: Annotated[float, Field(ge=0, le=1)]
     """Part of their time that the other groups wait more than it."""
+    outcome: _Text = ""
+    """How the job has ended, as summary.json says it."""
 
 
 def write_status(run_directory: RunDirectory, status: Status) -> None:

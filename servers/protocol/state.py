@@ -891,13 +891,17 @@ class ServerCore:
             copies_on_write=self._updates.num_copies,
         )
 
+    def contained(self) -> list[int]:
+        """By group: how many of its iterations all chunks here contain; nothing where there are no
+        chunks."""
+        clocks = (chunk.clock.done for chunk in self._chunks.values())
+        return [min(its) for its in zip(*clocks, strict=True)]
+
     def _num_updates(self) -> int:
         """Those of a checkpoint that the set goes on from are not counted."""
         if not self._chunks:
             return 0
-        clocks = (chunk.clock.done for chunk in self._chunks.values())
-        contained: int = sum(map(min, zip(*clocks, strict=True)))
-        return contained - sum(self._limits.first)
+        return sum(self.contained()) - sum(self._limits.first)
 
     def check_invariants(self, chunk: int | None = None) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything, or

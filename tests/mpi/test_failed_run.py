@@ -59,4 +59,9 @@ def test_a_failing_run_leaves_every_record_and_is_not_called_complete(
     for unknown in ("max_staleness_seen", "updates_applied", "bytes_pushed", "bytes_pulled",
                     "samples_per_s"):  # fmt: skip
         assert summary[unknown] is None, unknown
+    assert summary["clocks"] == [ITERATIONS] * max(1, ranks - 1)
+    if ranks > 1:
+        told = run_program([sys.executable, "-m", "psdist", "status", str(run_dir)], timeout_s=60)
+        assert told.stdout.count(f", iteration {ITERATIONS};") == ranks - 1, told.text
+        assert "outcome    RuntimeError: lost after the last step" in told.stdout
     assert check_run(run_dir, [history]).verdict == Verdict.INCOMPLETE

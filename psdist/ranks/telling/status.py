@@ -1,8 +1,10 @@
-"""What the registrar knows of how the job stands, put into ``status.json`` about once a second.
+"""What the registrar knows of how the job stands, put into ``status.json``: about once a second,
+and when the job ends.
 
     writer = StatusWriter(run_directory, roles=roles, mode="sync")
     writer.at_start(called=[0, 2], job=1)                       # before the job has begun
-    writer.training(progress=..., open_calls=..., training=...)
+    writer.training(progress=..., calls=..., training=...)
+    writer.training(progress=..., calls=..., outcome="completed")
 
 It decides nothing; a file that cannot be written is left out.
 """
@@ -18,7 +20,14 @@ from psdist.protocol.control import Progress
 from psdist.protocol.roles import Roles
 from psdist.report.facts import Training
 from psdist.report.run_directory import RunDirectory
-from psdist.report.status import Phase, Status, WaitStatus, WorkerStatus, write_status
+from psdist.report.status import (
+    MOST_CHARACTERS,
+    Phase,
+    Status,
+    WaitStatus,
+    WorkerStatus,
+    write_status,
+)
 
 EVERY_S = 1.0
 
@@ -74,9 +83,11 @@ class StatusWriter:
         out: Collection[int] = (),
         dead: Sequence[str] = (),
         training: Training | None = None,
+        outcome: str = "",
     ) -> None:
         """``progress``: what each worker has told last; ``out``: those that are not in the job any
-        more; ``dead``: who has died, in words; ``training``: what a display is told."""
+        more; ``dead``: who has died, in words; ``training``: what a display is told; ``outcome``:
+        how the job has ended."""
         now_s = self._clock()
         workers = []
         for worker, each in sorted(progress.items()):
@@ -98,13 +109,15 @@ class StatusWriter:
                 )
             )
         living = set(range(self._roles.num_workers)) - set(out)
+        phase: Phase = "ending" if living <= set(done) else "training"
         self._write(
-            phase="ending" if living <= set(done) else "training",
+            phase="ended" if outcome else phase,
             calls=calls,
             workers=workers,
             done=done,
             dead=dead,
             training=training,
+            outcome=outcome,
         )
 
     def _write(
@@ -116,6 +129,7 @@ class StatusWriter:
         done: Collection[int] = (),
         dead: Sequence[str] = (),
         training: Training | None = None,
+        outcome: str = "",
     ) -> None:
         now_s = self._written_s = self._clock()
         self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in calls}
@@ -139,6 +153,7 @@ class StatusWriter:
             dead=tuple(dead),
             slowest=training.slowest if training else None,
             others_wait=training.others_wait if training else 0.0,
+            outcome=outcome[:MOST_CHARACTERS],
         )
         with suppress(OSError):  # a full disk is told by whoever needs the file
             write_status(self._run_directory, status)

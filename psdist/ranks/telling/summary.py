@@ -54,6 +54,9 @@ class Told:
     servers: Mapping[int, Mapping[str, Any]]
     """Statistics of servers that have finished; ``sets`` has those of each set."""
     progress: Mapping[int, Progress]
+    contained: Sequence[Sequence[int]] = ()
+    """By set, by group: iterations that the registrar's own chunks contain; none where it has no
+    chunks of a set. Of a run that failed: workers tell how far they are only now and then."""
     out: frozenset[int] = frozenset()
     """Workers that are not in the job any more: what they did is in no sum."""
 
@@ -83,8 +86,11 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
     for each in workers.values():
         staleness.update({int(key): int(n) for key, n in each["staleness"].items()})
     clocks = []
-    for members in told.roles.groups:
+    contained = told.contained[index] if index < len(told.contained) else ()
+    for group, members in enumerate(told.roles.groups):
         known = [workers[w]["clock"] for w in members if w in workers]
+        if not told.all_workers:
+            known += contained[group : group + 1]
         if not index:
             known += [told.progress[w].clock for w in members if w in told.progress]
         clocks.append(max(known, default=0))

@@ -81,6 +81,22 @@ def test_who_waits_in_a_collective_for_whom_and_who_stands_still(tmp_path: Path)
     ]
 
 
+def test_an_ended_job_says_how_and_where_each_worker_was_at_last(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    progress = {w: Progress(worker=w, clock=40, samples=0) for w in range(2)}
+    job.writer.training(progress=progress, calls=[])
+    job.now_s += 0.3
+    last = {w: Progress(worker=w, clock=60, samples=0, epoch=3, batch=w) for w in range(2)}
+    job.writer.training(progress=last, calls=[OpenCall(7, "save", [0], [1])], outcome="E" * 9000)
+    assert job.lines(age_s=3600) == [
+        "ended, sync, 4 workers; told 3600 s ago",
+        f"  outcome    {'E' * 1024}",
+        "  waiting    save, for 0 s: worker 1 missing; worker 0 there",
+        "  worker 0    group 0, iteration 60, epoch 3 batch 0; waited 0.0 s in steps",
+        "  worker 1    group 1, iteration 60, epoch 3 batch 1; waited 0.0 s in steps",
+    ]
+
+
 def test_the_next_call_is_waited_for_from_its_own_beginning(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.writer.training(progress={}, calls=[OpenCall(1, "mean", [0], [1])])
