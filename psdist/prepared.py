@@ -252,6 +252,19 @@ class ParameterSets:
                 index,
             )
 
+    # -- what no step has used yet ---------------------------------------------------------------
+
+    def pending_gradients(self) -> dict[str, dict[int, torch.Tensor | None]]:
+        """For a checkpoint: by set, what is accumulated there; see :class:`PendingGradients`."""
+        found = {str(n): each.optimizer.pending.collect() for n, each in enumerate(self.sets)}
+        return {index: its for index, its in found.items() if its}
+
+    def accumulate(self, pending: Mapping[str, Mapping[int, torch.Tensor | None]]) -> None:
+        """Make them as :meth:`pending_gradients` has told."""
+        for index, its in pending.items():
+            if int(index) < len(self.sets):
+                self.sets[int(index)].optimizer.pending.restore(its)
+
     # -- who uses the loop ---------------------------------------------------------------------
 
     def take_over(self) -> None:

@@ -38,7 +38,9 @@ from psdist.workers.script.state import ScriptState
 logger = logging.getLogger("psdist")
 
 RESIDUALS: Final = "residuals"
-"""In a worker's part of a checkpoint."""
+"""In a worker's part of a checkpoint, what codecs have left out,"""
+PENDING: Final = "pending gradients"
+"""and what is accumulated, of sets that have made no step with it."""
 
 
 class ScriptCheckpoints:
@@ -66,7 +68,7 @@ class ScriptCheckpoints:
         self.epochs = Epochs(
             on_boundary=lambda: self.on_boundary(None),
             on_start=self._start_epoch,
-            on_resume=lambda: self.script.go_on(),
+            on_resume=self._go_on,
         )
         self.script = ScriptState(
             device=device,
@@ -79,6 +81,8 @@ class ScriptCheckpoints:
         self._cut_at: Pass | None = None
         self._is_at_boundary = False
         """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
+        self._pending: dict[str, dict[int, torch.Tensor | None]] = {}
+        """What the checkpoint has of them, until training goes on."""
         self.has_trained = False
         """Whether an iteration was made in this process."""
         self.occasions = Occasions(
@@ -107,7 +111,11 @@ class ScriptCheckpoints:
     def _collect(self) -> dict[str, Any]:
         at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
         self.script.is_chief = self._is_chief
-        return {**self.script.collect(at=at), RESIDUALS: self._sets.residuals()}
+        return {
+            **self.script.collect(at=at),
+            RESIDUALS: self._sets.residuals(),
+            PENDING: self._sets.pending_gradients(),
+        }
 
     def _restore(self) -> None:
         restored = self._context.restored
@@ -120,6 +128,7 @@ class ScriptCheckpoints:
                     f"{self._context.roles.num_workers}: batch sizes are per worker, so a joint "
                     "batch has another number of samples; --global-batch N keeps it at N"
                 )
+            self._pending = tree.get(PENDING, {})
             if not self._files.is_moved:
                 self._sets.go_on_with(tree.get(RESIDUALS, {}))
             elif tree.get(RESIDUALS):
@@ -157,9 +166,9 @@ class ScriptCheckpoints:
         of this pass, or (None) begins one."""
         if a_pass is not None and a_pass.is_resume_point:
             a_pass.is_resume_point = False
-            self.script.go_on()
+            self._go_on()
         elif a_pass is None and not self._loaders.seen.awaits_pass:
-            self.script.go_on()
+            self._go_on()
         if self._sets.sets and not self.script.is_resuming:
             self._signals.has_boundary()
             self._hold_if_wanted(a_pass)
@@ -192,8 +201,29 @@ class ScriptCheckpoints:
 
     def _start_epoch(self, is_again: bool) -> None:
         if not is_again:
-            self.script.go_on()
+            self._go_on()
         self._loaders.seen.start_epoch(is_resumed=is_again)
+
+    def _go_on(self) -> None:
+        """Training goes on where the checkpoint was made."""
+        if not self.script.is_resuming:
+            return
+        self.script.go_on()
+        if self._files.is_moved:
+            self._drop_pending("is of other workers")
+        else:
+            self._sets.accumulate(self._pending)
+        self._pending = {}
+
+    def _drop_pending(self, why: str) -> None:
+        if self._pending:
+            assert self._context.restored is not None
+            sets = " and ".join(sorted(self._pending, key=int))
+            self._tell_chief(
+                f"checkpoint {self._context.restored.checkpoint.name} {why}: gradients that were "
+                f"accumulated when it was made, and that no step had used (parameter set {sets}), "
+                "are dropped"
+            )
 
     def on_use(self) -> None:
         """A forward pass with gradients begins."""
@@ -209,6 +239,9 @@ class ScriptCheckpoints:
                 "job.prepare or job.loader, as the run that is resumed did"
             )
         self.script.go_on()
+        # The script may compute again, from the iteration's beginning, what they are of.
+        self._drop_pending("was made where the script has no loop of psdist's")
+        self._pending = {}
 
     # -- this worker ---------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from psdist.errors import UsageError
 from psdist.protocol.ids import describe_workers
+from psdist.workers.model.pending_gradients import PendingGradients
 
 _LINE: Final = "model, optimizer = job.prepare(model, optimizer)"
 """What a script must have."""
@@ -45,9 +46,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._optimizer_step_post_hooks = original._optimizer_step_post_hooks
         self._original = original
         self._run_step = step
-        self._gradients = _GradientWatch(
-            parameter for group in self.param_groups for parameter in group["params"]
-        )
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        self._gradients = _GradientWatch(parameters)
+        self.pending = PendingGradients(parameters)
+        """What the next ``step()`` has to use already."""
         self._is_ready = True
         # On the object, not its class: a copy of the original is the script's own affair.
         original.step = MethodType(_refuse_step, original)  # type: ignore[method-assign]
@@ -67,6 +69,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         is_skipped = found_inf is not None and float(found_inf) > 0
         has_scaler = found_inf is not None
         self._run_step(1.0 if scale is None else 1.0 / float(scale), is_skipped, has_scaler)
+        self.pending.note_used()
         # A scheduler made on the original looks there for evidence that a step came before it.
         self._original._opt_called = True  # type: ignore[attr-defined] # schedulers add it
         return loss
