@@ -28,8 +28,10 @@ from psdist.protocol.control import (
     CommitMode,
     Control,
     Departed,
+    FillCopy,
     Finish,
     Finished,
+    KeepCopy,
     Leave,
     ModeProposed,
     Moved,
@@ -124,7 +126,10 @@ class ServerLoop:
         self._on_built = on_built
         self._replication: Replication | None = None
         if replication is not None:
-            self._replication = Replication(transport, replication, options, make_executor)
+            buddy = None if is_hosted else replication.buddies[options.server]
+            self._replication = Replication(
+                transport, replication, options, make_executor, buddy=buddy
+            )
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
         self._changed: CommitMode | None = None
         """The mode, where it has changed within the run."""
@@ -198,6 +203,7 @@ class ServerLoop:
                 continue
             for loop in (self, *self.hosted):
                 loop._tell_of_file()
+                loop._go_on_filling()
                 if loop._is_asked_to_finish:
                     loop._finish_if_all_is_over()
             if self.is_finished:  # nothing more will arrive and wake it
@@ -223,6 +229,7 @@ class ServerLoop:
         has_handled = first is not None
         if not has_handled:
             self._tell_of_file()
+            self._go_on_filling()
             self._reserve_snapshot()
         if self._is_asked_to_finish:
             self._finish_if_all_is_over()
@@ -248,7 +255,7 @@ class ServerLoop:
                 raise InvariantError("the network gave back a reply of a server before this one")
             return ((each, each.take_back(frame)),)
         if isinstance(event, PeerLost):
-            if self._replication is not None and self._on_server_lost(event, self._replication):
+            if self._replication is not None and self._on_server_lost(event):
                 return ()
             return self._lose(event)
         index = self._numbers.of(event)
@@ -355,12 +362,16 @@ class ServerLoop:
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""
-        if isinstance(message, TakeOver | Moved | Stop):
-            self._require_registrar(peer, message)
+        if isinstance(message, TakeOver | Moved | KeepCopy | FillCopy | Stop):
+            replication = self._require_registrar(peer, message)
             if isinstance(message, Stop):
                 self._finish()
             elif isinstance(message, TakeOver):
                 self._take_over(message.server)
+            elif isinstance(message, KeepCopy):
+                replication.keep(message)
+            elif isinstance(message, FillCopy):
+                self._fill(message)
             else:
                 self._on_moved(message.server, message.host)
             return True
@@ -433,24 +444,32 @@ class ServerLoop:
 
     # -- deaths of servers that have a buddy ---------------------------------------------------
 
-    def _require_registrar(self, peer: int, message: Control) -> None:
+    def _require_registrar(self, peer: int, message: Control) -> Replication:
         if peer != REGISTRAR or self._replication is None:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent "
                 f"{type(message).__name__}; {describe_peer(REGISTRAR)} declares deaths, where "
                 "servers have buddies"
             )
+        return self._replication
 
-    def _on_server_lost(self, event: PeerLost, replication: Replication) -> bool:
+    def _on_server_lost(self, event: PeerLost) -> bool:
         """Whether that is one of the deaths that replication is for."""
-        if is_worker(event.peer):
+        if is_worker(event.peer) or self._is_hosted:
             return False
-        replication.on_server_lost(event.peer)
+        for each in self._replications:
+            each.on_server_lost(event.peer)
         if self.registrar is not None:
             self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
         elif event.peer == REGISTRAR and self._standby is not None:
             self._succeed(event.who)
         return True
+
+    @property
+    def _replications(self) -> Iterable[Replication]:
+        """Of all shards that are served here."""
+        each = (loop._replication for loop in (self, *self.hosted))
+        return (one for one in each if one is not None)
 
     def _take_over(self, server: int) -> None:
         """Go on with the shard of a server that has died; the registrar's is served already by its
@@ -468,8 +487,9 @@ class ServerLoop:
     ) -> ServerLoop:
         """A loop in place of the dead server's, from the copy that is kept here."""
         assert self._replication is not None
-        replication, options = self._replication, self._replication.options
-        copies = replication.take_over(server)
+        options = self._replication.options
+        kept = self._replication.kept_for(server_id(server))
+        copies = kept.take_over()
         pictures = {index: copy.picture for index, copy in enumerate(copies)}
         logs = [copy.log for copy in copies]
         executors = iter([copy.executor for copy in copies])
@@ -480,7 +500,11 @@ class ServerLoop:
 
         def make_history(set_index: int) -> ServerHistory | EventCount | None:
             known = set_index < len(logs)
-            log = logs[set_index] if known else options.make_history(server, set_index)
+            log: ServerHistory | EventCount | None = (
+                logs[set_index]
+                if known
+                else options.make_history(server, set_index, kept.number, 0)
+            )
             if log is not None:
                 log.taken_over(self._options.server)
             return log
@@ -488,11 +512,12 @@ class ServerLoop:
         hosted = ServerLoop(
             self.transport.host(server_id(server)),
             make_core,
-            replication.copied_options,
+            kept.server_options,
             make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
             make_history=make_history,
             registrar=registrar,
             on_registrar=on_registrar,
+            replication=options,
             is_hosted=True,
         )
         for index, copy in enumerate(copies):
@@ -503,10 +528,26 @@ class ServerLoop:
         return hosted
 
     def _on_moved(self, server: int, host: int) -> None:
-        assert self._replication is not None
         if self.registrar is None:  # who has moved it before everybody was told
             self.transport.move(server_id(server), server_id(host))
-        self._replication.on_moved(server)
+        for each in self._replications:
+            each.on_moved(server)
+
+    def _fill(self, message: FillCopy) -> None:
+        """Another server is to have a copy of a shard that is served here."""
+        served = {loop._options.server: loop for loop in (self, *self.hosted)}
+        loop = served.get(message.server)
+        if loop is None or loop._replication is None:
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(REGISTRAR)} wants a copy of the "
+                f"shard of server {message.server}; served here are those of {sorted(served)}"
+            )
+        loop._replication.fill(loop.sets, keeper=message.keeper, number=message.number)
+
+    def _go_on_filling(self) -> None:
+        """Between messages."""
+        if self._replication is not None:
+            self._replication.go_on_filling()
 
     # -- the end -------------------------------------------------------------------------------
 

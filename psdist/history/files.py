@@ -37,9 +37,18 @@ def history_folder(run_dir: Path, set_index: int) -> Path:
     return path_dir / f"set-{set_index}" if set_index else path_dir
 
 
-def copy_name(server: int) -> str:
-    """The files, but for what they end in, that a server's buddy writes of its shard."""
-    return f"copy-{server}"
+def copy_name(server: int, number: int = 1) -> str:
+    """The files, but for what they end in, that are written by who keeps the ``number``-th copy of
+    a server's shard; the first is its buddy's."""
+    return f"copy-{server}" if number == 1 else f"copy-{server}-{number}"
+
+
+def _numbers_of_copies(path_dir: Path, server: int) -> list[int]:
+    """Those that there are, ascending."""
+    first = path_dir / f"{copy_name(server)}.events"
+    later = (each.stem.rpartition("-")[2] for each in path_dir.glob(f"copy-{server}-*.events"))
+    numbers = sorted(int(each) for each in later if each.isdecimal() and int(each) > 1)
+    return [*([1] if first.exists() else []), *numbers]
 
 
 def read_histories(run_dir: Path) -> tuple[History, ...]:
@@ -73,21 +82,19 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         )
     notes: list[str] = []
     servers, workers = [], []
-    for server in range(run.num_servers):
-        path = path_dir / f"server-{server}"
+
+    def read_log(name: str, server: int) -> ServerLog:
+        path = path_dir / name
         events, is_closed = _read(path.with_suffix(".events"), FileKind.EVENTS, server, notes)
         sums, is_also = _read(path.with_suffix(".checksums"), FileKind.CHECKSUMS, server, notes)
         is_complete = is_closed and is_also
-        log = ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
-        path = path_dir / copy_name(server)
-        if path.with_suffix(".events").exists():
-            events, is_closed = _read(path.with_suffix(".events"), FileKind.EVENTS, server, notes)
-            sums, is_also = _read(path.with_suffix(".checksums"), FileKind.CHECKSUMS, server, notes)
-            is_complete = is_closed and is_also
-            log = joined(
-                log,
-                ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete),
-            )
+        return ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
+
+    for server in range(run.num_servers):
+        log = read_log(f"server-{server}", server)
+        for number in _numbers_of_copies(path_dir, server):
+            name = copy_name(server, number)
+            log = joined(log, read_log(name, server), name=name)
         servers.append(log)
     for worker in range(run.num_workers):
         path = path_dir / f"worker-{worker}"

@@ -62,6 +62,9 @@ class EventKind(IntEnum):
     ASYNC."""
     MISSED = 13
     """The group has missed round ``clock``: the chunk's next step is made without it."""
+    FILLED = 14
+    """Server ``clock`` keeps another copy of the shard from here on, the event at position
+    ``weight``: with it the log of that copy begins."""
 
 
 SYNC, ASYNC = -1, -2
@@ -222,6 +225,8 @@ def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     _refuse(where, "weight", crc, has_bytes & ~is_a_crc)
     is_a_mode = (crc >= ASYNC) & (crc < _CLOCK_LIMIT) & (crc == np.floor(crc))
     _refuse(where, "weight", crc, (kind == EventKind.MODE) & ~is_a_mode)
+    is_here = crc == np.arange(len(events))
+    _refuse(where, "weight", crc, (kind == EventKind.FILLED) & ~is_here)
 
 
 def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:

@@ -67,8 +67,8 @@ class EventCount:
 
     num_checksums = 0
 
-    def __init__(self) -> None:
-        self.position = 0
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
         """Events so far (read only)."""
 
     def step(self, _chunk: int, contributions: Contributions, _lr_scale: float = 1.0) -> None:
@@ -92,6 +92,9 @@ class EventCount:
     def taken_over(self, _host: int) -> None:
         self.position += 1
 
+    def filled(self, _keeper: int, _position: int) -> None:
+        self.position += 1
+
     def mode(self, _round_number: int, _mode: str, _staleness: int) -> None:
         self.position += 1
 
@@ -103,14 +106,18 @@ class ServerHistory:
     made. ``apply`` is on the hot path: it packs 32 bytes into a preallocated buffer.
     """
 
-    def __init__(self, path_dir: Path | None, server: int, *, is_copy: bool = False) -> None:
-        """``is_copy``: its buddy writes it."""
+    def __init__(
+        self, path_dir: Path | None, server: int, *, copy: int = 0, position: int = 0
+    ) -> None:
+        """``copy``: the number of the copy whose keeper writes it, 0 for the server itself;
+        ``position``: of its first event, in the shard's log."""
         self.server = server
-        self.position = 0
+        self.position = position
         """Events so far: a reply made now contains exactly these (read only)."""
         self.num_checksums = 0
         """Checksums so far (read only)."""
-        path = path_dir and path_dir / (copy_name(server) if is_copy else f"server-{server}")
+        name = copy_name(server, copy) if copy else f"server-{server}"
+        path = path_dir and path_dir / name
         self._events = Recorder(path and path.with_suffix(".events"), FileKind.EVENTS, server)
         self._checksums = Recorder(
             path and path.with_suffix(".checksums"), FileKind.CHECKSUMS, server
@@ -176,6 +183,12 @@ class ServerHistory:
     def taken_over(self, host: int) -> None:
         """The server has died: what follows is done by its buddy, server ``host``."""
         self._event(EventKind.TAKEOVER, NO_CHUNK, 0, host, 0.0, 1.0, EventFlag.NONE)
+
+    def filled(self, keeper: int, position: int) -> None:
+        """Server ``keeper`` has another copy of the shard, whose log begins with this event, at
+        ``position`` of this one's."""
+        weight = float(position)
+        self._event(EventKind.FILLED, NO_CHUNK, 0, keeper, weight, 1.0, EventFlag.NONE)
 
     def mode(self, round_number: int, mode: str, staleness: int) -> None:
         """From ``round_number`` on the mode is another one."""

@@ -417,6 +417,42 @@ class TakenOver(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeepCopy(Control):
+    """Registrar to a server: the shard of ``server`` has one copy left; keep another one, the
+    ``number``-th that there is (its buddy's at the start was the first)."""
+
+    server: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepsCopy(Control):
+    """The answer to :class:`KeepCopy`: records of that shard are taken from now on."""
+
+    server: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FillCopy(Control):
+    """Registrar to the process that serves ``server``: fill the ``number``-th copy of that shard,
+    which server ``keeper`` keeps."""
+
+    server: int
+    keeper: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyFilled(Control):
+    """The answer to :class:`FillCopy`: the copy is the shard, and nothing is acknowledged any more
+    that is not in it."""
+
+    server: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Moved(Control):
     """Registrar to everybody: ``server`` has died, and what is sent to it goes to server ``host``
     from now on, which has taken its place."""

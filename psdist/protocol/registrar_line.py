@@ -33,15 +33,19 @@ from psdist.protocol.control import (
     Commit,
     CommitMode,
     Control,
+    CopyFilled,
     Departed,
     Done,
     Enter,
     Failure,
+    FillCopy,
     Finish,
     Finished,
     Follows,
     HeardUpTo,
     Held,
+    KeepCopy,
+    KeepsCopy,
     Metrics,
     ModeProposed,
     Moved,
@@ -67,11 +71,11 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 
 SAID_TO_REGISTRAR: Final = (
     *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Busy),
-    *(Buried, TakenOver, ModeProposed),
+    *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled),
 )
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
-    *(Departed, Bury, Survive, ProposeMode, CommitMode),
+    *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy),
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
 FOR_REGISTRAR: Final = (

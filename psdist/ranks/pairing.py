@@ -18,8 +18,7 @@ def pairs_of(config: RunConfig, roles: Roles, environment: Mapping[str, str]) ->
     """Raises :class:`ConfigError` where a server's death would end the job all the same."""
     if config.replication == "none":
         return None
-    places = [roles.places[rank] for rank in roles.server_ranks]
-    pairs = pair(hosts=[each.host for each in places], racks=list(map(_rack, places)))
+    pairs = pair(hosts=hosts_of(roles), racks=racks_of(roles))
     if not survives_deaths(environment):
         raise ConfigError(
             "replication = buddy needs an MPI that survives the death of a rank, which is Open MPI "
@@ -27,6 +26,16 @@ def pairs_of(config: RunConfig, roles: Roles, environment: Mapping[str, str]) ->
             "the launcher ends the job: set replication = none, and make checkpoints"
         )
     return pairs
+
+
+def hosts_of(roles: Roles) -> list[str]:
+    """By server."""
+    return [roles.places[rank].host for rank in roles.server_ranks]
+
+
+def racks_of(roles: Roles) -> list[str]:
+    """By server, "" where that is not known."""
+    return [_rack(roles.places[rank]) for rank in roles.server_ranks]
 
 
 def _rack(place: Place) -> str:

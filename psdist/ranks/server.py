@@ -47,8 +47,10 @@ from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, 
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
+from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.telling.coding import coding_line
+from psdist.ranks.telling.copies import CopyReports
 from psdist.ranks.telling.deaths import DeathReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.ranks.telling.standing import Standing
@@ -71,7 +73,7 @@ from psdist.servers.protocol.registrar import (
     WriteMetrics,
 )
 from psdist.servers.protocol.replication.picture import ShardPicture
-from psdist.servers.protocol.replication.takeovers import ServerDeath
+from psdist.servers.protocol.replication.takeovers import ServerDeath, ShardAlone, ShardWhole
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
@@ -192,11 +194,13 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             has_stale_lr=config.stale_lr != "off",
         )
 
-    def make_history(set_index: int, number: int = server) -> ServerHistory | None:
+    def make_history(
+        set_index: int, number: int = server, copy: int = 0, position: int = 0
+    ) -> ServerHistory | None:
         if not config.record:
             return None
         folder = history_folder(context.run_directory.path, set_index)
-        history = ServerHistory(folder, number, is_copy=number != server)
+        history = ServerHistory(folder, number, copy=copy, position=position)
         context.flushes.append(history.flush)
         return history
 
@@ -232,7 +236,9 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             make_core=lambda number, index, resumed, picture: make_core(
                 index, resumed, number, picture
             ),
-            make_history=lambda number, index: make_history(index, number),
+            make_history=lambda number, index, copy, position: make_history(
+                index, number, copy, position
+            ),
             make_keeper=make_keeper,
             first_clocks=context.first_clocks,
         )
@@ -293,6 +299,8 @@ def _registrar(context: RankContext) -> Registrar:
         max_deaths=context.config.max_deaths,
         min_groups=context.config.min_groups,
         buddies=context.buddies,
+        hosts=hosts_of(roles),
+        racks=racks_of(roles),
         takes_set_mode=context.config.set_mode == "allowed",
         control=control,
     )
@@ -338,6 +346,7 @@ class Reporter:
         self._deaths = DeathReports(
             registrar.progress, started_s=context.started_s, roles=context.roles
         )
+        self._copies = CopyReports(started_s=context.started_s)
         self._has_looked_for_empty_servers = False
         if is_active:
             context.on_abort = self._on_abort
@@ -439,6 +448,10 @@ class Reporter:
         """On the deputy: the registrar has done this."""
         if isinstance(action, ServerDeath):
             self._deaths.taken_over(action, is_news=False)
+        elif isinstance(action, ShardAlone):
+            self._copies.alone(action, is_news=False)
+        elif isinstance(action, ShardWhole):
+            self._copies.whole(action, is_news=False)
         elif isinstance(action, Death):
             self._deaths.declared(action, is_news=False)
         elif isinstance(action, Survived):
@@ -483,6 +496,10 @@ class Reporter:
             logger.warning("%s", action.text)
         elif isinstance(action, ServerDeath):
             self._on_server_death(action)
+        elif isinstance(action, ShardAlone):
+            self._copies.alone(action)
+        elif isinstance(action, ShardWhole):
+            self._copies.whole(action)
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
         elif isinstance(action, Death):
@@ -554,6 +571,7 @@ class Reporter:
             done=registrar.done,
             out=registrar.out,
             dead=[each["who"] for each in self._deaths.told()],
+            alone=registrar.alone,
             training=training,
             outcome=outcome,
         )
@@ -622,6 +640,7 @@ class Reporter:
             "checkpoints": self._files.num_complete,
             "checkpoints_failed": self._files.num_failed,
             "deaths": self._deaths.told(),
+            "alone": self._copies.told(),
             "sets": sets,
         }
 

@@ -67,6 +67,8 @@ class Status(_Told):
     """Workers whose script has finished."""
     dead: tuple[_Text, ...]
     """Who has died, in words."""
+    alone: tuple[_Count, ...] = ()
+    """Servers of whose shards there is one copy, where each had a second one."""
     slowest: _Count | None
     """The group that others wait for, or that is far behind."""
     others_wait: Annotated[float, Field(ge=0, le=1)]

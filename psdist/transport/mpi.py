@@ -79,6 +79,8 @@ class MpiTransport:
         self._moved: dict[int, int] = {}
         """Peers that have died and go on elsewhere, and what is added to the tags of what they are
         sent."""
+        self._has_hosted: set[tuple[int, int]] = set()
+        """(rank, peer that went on there): what was sent then may come late."""
         self._hosted: dict[int, HostedEndpoint] = {}
         """Those that go on here, by that."""
         self._me = roles.peer_of_rank[comm.Get_rank()]
@@ -196,12 +198,16 @@ class MpiTransport:
     def host(self, peer: int) -> HostedEndpoint:
         added = _MOVED * (1 + peer)
         endpoint = self._hosted[added] = HostedEndpoint(self, peer)
-        self._rank_of[peer], self._moved[peer] = self._comm.Get_rank(), added
-        self.moved[peer] = self.lost.pop(peer, self._roles.describe_rank(self._home[peer]))
+        self._go_on(peer, self._comm.Get_rank())
         return endpoint
 
     def move(self, peer: int, host: int) -> None:
-        self._rank_of[peer], self._moved[peer] = self._rank_of[host], _MOVED * (1 + peer)
+        self._go_on(peer, self._home[host])
+
+    def _go_on(self, peer: int, rank: int) -> None:
+        """``peer`` is found at ``rank`` from now on."""
+        self._rank_of[peer], self._moved[peer] = rank, _MOVED * (1 + peer)
+        self._has_hosted.add((rank, peer))
         self.moved[peer] = self.lost.pop(peer, self._roles.describe_rank(self._home[peer]))
 
     def drain(self, timeout_s: float) -> None:
@@ -331,9 +337,7 @@ class MpiTransport:
     def _header(self, rank: int, data: bytearray) -> Header:
         header = Header.unpack(data)
         peer = self._peer_of[rank]
-        if header.sender != peer and not (
-            header.sender in self._moved and self._rank_of[header.sender] == self._rank_of[peer]
-        ):
+        if header.sender != peer and (rank, header.sender) not in self._has_hosted:
             raise ProtocolError(
                 f"a message from {describe_peer(peer)} says that {describe_peer(header.sender)} "
                 "sent it; were ranks renumbered?"

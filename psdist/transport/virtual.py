@@ -153,12 +153,12 @@ class VirtualNetwork:
         self._dead.add(peer)
         self._actors.pop(peer, None)
         self.endpoint(peer).inbox.clear()
+        here = [peer, *(address for address, host in self._host_of.items() if host == peer)]
         noticed_at_s: dict[int, float] = {}
         for other in self._endpoints:
             delay_s = self._delay(self._link(peer, other)) + self._random.random() * notice_s
-            earliest_s = self._last_delivery.get((peer, other), 0.0)
-            noticed_at_s[other] = max(self.now_s + delay_s, earliest_s)
-        here = [peer, *(address for address, host in self._host_of.items() if host == peer)]
+            last_s = max(self._last_delivery.get((each, other), 0.0) for each in here)
+            noticed_at_s[other] = max(self.now_s + delay_s, last_s)
         self._dead.update(here)
         for address in here:
             for ticket in self._open.pop(address, {}):

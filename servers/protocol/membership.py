@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Bury, Leave, Register, Suspend
+from psdist.protocol.header import NEVER
 from psdist.protocol.ids import (
     REGISTRAR,
     describe_peer,
@@ -29,7 +30,7 @@ from psdist.protocol.ids import (
     worker_id,
     worker_of,
 )
-from psdist.servers.protocol.chunk_clock import Limits
+from psdist.servers.protocol.chunk_clock import DEAD, Limits
 
 
 class Standing(Enum):
@@ -77,6 +78,8 @@ class Membership:
         """Of the membership: one more with every time that somebody is declared dead."""
         self.dead: frozenset[int] = frozenset()
         """Peers of groups that are out."""
+        self.dead_workers: tuple[int, ...] = ()
+        """The workers that the registrar has declared dead."""
         self.chief = worker_id(0)
         """The first worker of the groups that are not out."""
         self._is_of_dead = False
@@ -244,10 +247,23 @@ class Membership:
 
     def _take_out(self, dead: Iterable[int]) -> list[int]:
         """The groups of these workers, ascending, whose peers say nothing that counts any more."""
-        out = sorted({self.group_of[worker_id(worker)] for worker in dead})
+        self.dead_workers = tuple(dead)
+        out = sorted({self.group_of[worker_id(worker)] for worker in self.dead_workers})
         self.dead = frozenset(worker_id(worker) for group in out for worker in self._groups[group])
         self.chief = min(self.group_of.keys() - self.dead, default=self.chief)
         return out
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """By group."""
+        return tuple(self._standing)
+
+    @property
+    def stops(self) -> list[int]:
+        """By group: after how many of its iterations it has stopped, where it does not count; for
+        others where its clock begins."""
+        limits = zip(self.limits.of, self.limits.first, strict=True)
+        return [first if limit in (NEVER, DEAD) else limit for limit, first in limits]
 
     def is_dead(self, group: int) -> bool:
         """Whether it has died before it left."""

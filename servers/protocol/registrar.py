@@ -36,6 +36,7 @@ from psdist.protocol.control import (
     Busy,
     Collected,
     Control,
+    CopyFilled,
     Departed,
     Done,
     Enter,
@@ -43,6 +44,7 @@ from psdist.protocol.control import (
     Finish,
     Finished,
     Held,
+    KeepsCopy,
     Metrics,
     ModeProposed,
     Progress,
@@ -145,7 +147,7 @@ class Registrar:
         *Checkpoints.TAKES,
         *Meetings.TAKES,
         *Deaths.TAKES,
-        TakenOver,
+        *Takeovers.TAKES,
         *ModeChanges.TAKES,
     )
 
@@ -160,6 +162,8 @@ class Registrar:
         max_deaths: int = 0,
         min_groups: int = 1,
         buddies: Sequence[int] = (),
+        hosts: Sequence[str] = (),
+        racks: Sequence[str] = (),
         takes_set_mode: bool = False,
         control: ModeControl | None = None,
     ) -> None:
@@ -168,8 +172,9 @@ class Registrar:
         (ssp), the least that may come; ``groups``: the workers of each; without them every worker
         is one of its own;
         ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
-        has its second copy; nothing where there are none; ``takes_set_mode``: whether scripts may
-        change the mode; ``control``: chooses it, where nobody else does."""
+        has its second copy; nothing where there are none; ``hosts``, ``racks``: by server, where
+        it is; ``takes_set_mode``: whether scripts may change the mode; ``control``: chooses it,
+        where nobody else does."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -199,7 +204,9 @@ class Registrar:
         """Whether everybody has prepared, and nobody prepares more."""
         self._is_finishing = False
         """Whether servers have been told that all workers are done."""
-        self._takeovers = Takeovers(num_workers=num_workers, buddies=buddies)
+        self._takeovers = Takeovers(
+            num_workers=num_workers, buddies=buddies, hosts=hosts, racks=racks
+        )
         self._collectives: dict[int, _Collective] = {}
         self._held: int | None = None
         """Number of a collective to which all have come, and that waits until the checkpoint before
@@ -258,6 +265,10 @@ class Registrar:
         if isinstance(message, TakenOver):
             taken = self._takeovers.on_taken_over(peer, message)
             return [*taken, *self._ask_again(message.server)]
+        if isinstance(message, KeepsCopy):
+            return [*self._takeovers.on_keeps_copy(peer, message)]
+        if isinstance(message, CopyFilled):
+            return [*self._takeovers.on_copy_filled(peer, message)]
         if isinstance(message, Checkpoints.TAKES):
             return [*self._checkpoints.on_told(peer, message), *self._go_on_with_checkpoint()]
         raise InvariantError(f"the registrar was given {type(message).__name__}")
@@ -599,7 +610,7 @@ class Registrar:
             return []
         if not all(worker in self.done for worker in self._deaths.live):
             return []
-        self._is_finishing = True
+        self._is_finishing = self._takeovers.is_ending = True
         return [SendControl(server_id(server), Finish()) for server in range(self._num_servers)]
 
     def _on_finished(self, peer: int, message: Finished) -> list[RegistrarAction]:
@@ -645,6 +656,11 @@ class Registrar:
             for seq, each in sorted(self._collectives.items())
             if not each.error
         ]
+
+    @property
+    def alone(self) -> list[int]:
+        """Servers of whose shards there is one copy, where all had a second one."""
+        return self._takeovers.alone
 
     @property
     def out(self) -> frozenset[int]:

@@ -46,7 +46,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, worker_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, worker_id, worker_of
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
@@ -84,6 +84,7 @@ from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.records import ChunkRecord, FillRecord
 from psdist.servers.protocol.settings import SettingsOfWorkers
 
 CHIEF = worker_id(0)
@@ -585,6 +586,54 @@ class ServerCore:
             pool = self._updates.pool
             return pool.release(event.frame) if pool.has_come(event.frame) else []
         return []
+
+    # -- a copy that is made meanwhile ---------------------------------------------------------
+
+    def fill_record(self) -> FillRecord:
+        """How the set stands beside its chunks; between events."""
+        members = self._membership
+        return FillRecord(
+            standings=[each.name for each in members.standings],
+            stops=members.stops,
+            generation=members.generation,
+            dead=list(members.dead_workers),
+            chief=worker_of(members.chief),
+            resumed_up_to=members.resumed_up_to,
+            is_kept=self._is_kept,
+        )
+
+    def may_copy(self, index: int) -> bool:
+        """Whether all that the chunk is can be told now: it has its values and its optimizer's
+        state, and is not about to be given others."""
+        chunk = self._chunks[index]
+        return chunk.is_loaded and chunk.loading is None and self._state.is_complete
+
+    def chunk_record(self, index: int, *, states: bytes, wholes: bytes) -> ChunkRecord:
+        """What it contains now; between events. ``states``, ``wholes``: of its optimizer."""
+        chunk = self._chunks[index]
+        return ChunkRecord(
+            chunk=index,
+            clocks=list(chunk.clock.done),
+            version=chunk.version,
+            newest_load=chunk.newest_load,
+            states=states,
+            wholes=wholes,
+        )
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Those of this server, ascending, once the set was described."""
+        return tuple(self._chunks)
+
+    @property
+    def num_contained(self) -> int:
+        """Updates that the chunks contain, in all of them together."""
+        return sum(self._limits.contained)
+
+    @property
+    def num_steps(self) -> int:
+        """Those with a gradient."""
+        return self._updates.num_steps
 
     # -- messages about a chunk ---------------------------------------------------------------
 

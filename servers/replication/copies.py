@@ -1,7 +1,8 @@
 """The second copy of another server's part of a parameter set, as its buddy keeps it.
 
 The same executor and the same log as the other server's, changed by the same steps in the same
-order: values and optimizer state are the same bits, positions in the log the same numbers.
+order: values and optimizer state are the same bits, positions in the log the same numbers. A copy
+that is filled later gets each chunk as it is then, and logs from where it is whole.
 
     copy = ShardCopy(options, setup, partition, chunks, make_executor=TensorShard, ...)
     copy.carry_out(record, frame, num_carried)
@@ -10,7 +11,7 @@ order: values and optimizer state are the same bits, positions in the log the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory
@@ -22,6 +23,9 @@ from psdist.servers.protocol.actions import Load, LoadState, SlotContent, Step
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
+    ChunkRecord,
+    FilledRecord,
+    FillRecord,
     MemberRecord,
     Record,
     ResumedRecord,
@@ -30,6 +34,7 @@ from psdist.servers.protocol.replication.records import (
     StepRecord,
     ValuesRecord,
 )
+from psdist.servers.replication.chunk_bytes import unpack_regions
 from psdist.servers.set_loop import ServerOptions, shard_spec, state_parts
 from psdist.servers.shard.executor import MakeExecutor
 
@@ -45,24 +50,30 @@ class ShardCopy:
         set_index: int,
         num_groups: int,
         make_executor: MakeExecutor,
-        history: ServerHistory | None,
+        make_history: Callable[[int], ServerHistory | None],
         first: FirstClocks | None,
+        is_filled: bool = False,
     ) -> None:
-        """``options``: the other server's; ``first``: where the set goes on from a checkpoint."""
+        """``options``: the other server's; ``make_history(position)``: its log from there on, None
+        where nothing is recorded; ``first``: where the set goes on from a checkpoint;
+        ``is_filled``: the set has begun, and the copy is filled."""
         self.setup = setup
         spec = shard_spec(options, setup, partition, chunks)
         self.executor = make_executor(spec)
         self._partition = partition
-        self._history = history
-        self.log = history or EventCount()
+        self._make_history = make_history
+        # Of a copy that is filled there is a log when it is whole.
+        self._history = None if is_filled else make_history(0)
+        self.log: ServerHistory | EventCount = self._history or EventCount()
+        is_restored = bool(setup.restore) and not is_filled
         self.picture = ShardPicture(
             chunks=chunks,
             num_groups=num_groups,
             num_state_parts=len(state_parts(spec)),
             first=first.clocks if first is not None else (),
-            is_restored=bool(setup.restore),
+            is_restored=is_restored,
         )
-        if setup.restore:
+        if is_restored:
             number, keeper = number_of(setup.restore), options.keeper
             assert keeper is not None
             assert number is not None
@@ -96,7 +107,15 @@ class ShardCopy:
             for chunk in record.chunks:
                 crc = self._value_checksum(chunk)
                 self.log.kept(EventKind.SNAPSHOT, chunk, record.number, crc)
-        elif not isinstance(record, ResumedRecord):
+        elif isinstance(record, ChunkRecord):
+            assert frame.payload is not None
+            regions = unpack_regions(record, frame.payload[:num_carried], self._partition)
+            self.executor.restore(record.chunk, regions)
+        elif isinstance(record, FilledRecord):
+            self._history = self._make_history(record.position)
+            self.log = self._history or EventCount(record.position)
+            self.log.filled(record.keeper, record.position)
+        elif not isinstance(record, ResumedRecord | FillRecord):
             raise InvariantError(f"a copy was given {type(record).__name__}")
 
     def close_history(self) -> None:

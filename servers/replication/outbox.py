@@ -25,9 +25,16 @@ from psdist.transport.base import Transport
 
 
 class RecordFrame(Frame):
-    """Memory for a record on its way to the buddy; reused for record after record."""
+    """Memory for a record on its way to the buddy; reused for record after record, but where it
+    tells of a whole chunk with its optimizer's state."""
 
-    __slots__ = ()
+    __slots__ = ("is_reused", "outbox")
+
+    def __init__(self, payload: memoryview, *, outbox: Outbox, is_reused: bool) -> None:
+        super().__init__(payload)
+        self.is_reused = is_reused
+        self.outbox = outbox
+        """Of which server it is: a process may serve several, and the network tells the process."""
 
 
 @dataclass(slots=True)
@@ -57,19 +64,23 @@ class Outbox:
 
     # -- to the buddy --------------------------------------------------------------------------
 
-    def record(self, set_index: int, record: Record, carried: memoryview | None = None) -> None:
-        """Tell the buddy, with a copy of the bytes that the change is made of."""
-        number = self.primary.count_record()
-        if not number:
-            return
+    def record(
+        self, set_index: int, record: Record, *carried: memoryview, is_of_fill: bool = False
+    ) -> int:
+        """Tell the buddy, with a copy of the bytes that the change is made of; the record's number,
+        0 where there is nobody to tell. ``is_of_fill``: its memory is not kept for others."""
+        buddy, number = self.primary.buddy, self.primary.count_record()
+        if not number or buddy is None:
+            return 0
         told = pack_record(record)
-        num_carried = len(carried) if carried is not None else 0
+        num_carried = sum(map(len, carried))
         num_bytes = num_carried + len(told)
-        frame = self._frame(num_bytes)
-        assert frame.payload is not None
-        if carried is not None:
-            frame.payload[:num_carried] = carried
-        frame.payload[num_carried:num_bytes] = told
+        frame = self._new_frame(num_bytes) if is_of_fill else self._frame(num_bytes)
+        payload, at = frame.payload, 0
+        assert payload is not None
+        for each in (*carried, memoryview(told)):
+            payload[at : at + len(each)] = each
+            at += len(each)
         Header(
             kind=Kind.RECORD,
             sender=self._transport.me,
@@ -79,7 +90,8 @@ class Outbox:
             set_index=set_index,
         ).pack_into(frame.header)
         self.num_bytes_told += num_bytes
-        self._transport.send(self.primary.buddy, frame)
+        self._transport.send(buddy, frame)
+        return number
 
     def _frame(self, num_bytes: int) -> RecordFrame:
         while self._free:
@@ -87,15 +99,21 @@ class Outbox:
             if frame.capacity >= num_bytes:
                 return frame
             self._num_frames -= 1  # a larger one takes its place
-        self._num_frames += 1
         self._frame_bytes = max(self._frame_bytes, num_bytes)
+        return self._new_frame(self._frame_bytes, is_reused=True)
+
+    def _new_frame(self, num_bytes: int, *, is_reused: bool = False) -> RecordFrame:
         from psdist.protocol.memory import allocate  # with torch, which simulations do without
 
-        return RecordFrame(allocate(self._frame_bytes))
+        self._num_frames += 1
+        return RecordFrame(allocate(num_bytes), outbox=self, is_reused=is_reused)
 
     def take_back(self, frame: RecordFrame) -> None:
         """The network needs the frame no more."""
-        self._free.append(frame)
+        if frame.is_reused:
+            self._free.append(frame)
+        else:
+            self._num_frames -= 1
 
     @property
     def is_told(self) -> bool:
@@ -113,6 +131,10 @@ class Outbox:
     def go_alone(self) -> None:
         """The registrar has declared the buddy dead."""
         self._let_go(self.primary.go_alone())
+
+    def begin_fill(self, keeper: int) -> None:
+        """The registrar has found a server that keeps a second copy: it is told of the shard."""
+        self.primary.begin_fill(keeper)
 
     def _let_go(self, outputs: list[_HeldFrame | _HeldControl]) -> None:
         for output in outputs:

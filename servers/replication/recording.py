@@ -32,6 +32,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
+    FilledRecord,
     MemberRecord,
     Record,
     ResumedRecord,
@@ -40,8 +41,10 @@ from psdist.servers.protocol.replication.records import (
     StepRecord,
     ValuesRecord,
 )
+from psdist.servers.replication.chunk_bytes import pack_regions
 from psdist.servers.replication.outbox import Outbox
 from psdist.servers.set_loop import SetLoop
+from psdist.servers.shard.snapshots import SnapshotMemory
 
 _DEATH = "death"
 
@@ -51,6 +54,8 @@ class RecordingSetLoop(SetLoop):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
+        self._untold = set[int]()
+        """Chunks of which a copy that is being filled knows nothing yet."""
         self._execute[TellResumed] = self._tell_resumed
         self._execute[TellBuried] = self._tell_buried
 
@@ -85,7 +90,8 @@ class RecordingSetLoop(SetLoop):
         self._tell(ResumedRecord(seq=action.seq))
 
     def _tell_buried(self, action: TellBuried) -> None:
-        deaths, inherited = action.deaths, action.inherited
+        deaths = action.deaths
+        inherited = [each for each in action.inherited if each.chunk not in self._untold]
         record = BuriedRecord(
             generation=action.generation,
             dead=list(action.dead),
@@ -99,17 +105,54 @@ class RecordingSetLoop(SetLoop):
         )
         self._tell(record)
 
+    # -- a copy that is filled -----------------------------------------------------------------
+
+    def begin_fill(self) -> None:
+        """Tell the new buddy how the set stands; of its chunks nothing, until each is told."""
+        self._untold = set(self.core.chunks)
+        self._tell(self.core.fill_record())
+
+    def may_tell(self, chunk: int) -> bool:
+        """Whether the chunk can be told of now."""
+        return self.core.may_copy(chunk)
+
+    def tell_chunk(self, chunk: int) -> int:
+        """Tell of the chunk as it is now, between events; the record's number."""
+        assert self.executor is not None
+        regions = self.executor.snapshot(chunk, SnapshotMemory(), set_index=self.set_index)
+        packed = pack_regions(regions)
+        record = self.core.chunk_record(chunk, states=packed.states, wholes=packed.wholes)
+        self._untold.discard(chunk)
+        return self._outbox.record(self.set_index, record, *packed.carried, is_of_fill=True)
+
+    def end_fill(self, keeper: int) -> int:
+        """All was told: the copy's log begins here. The number of the last record. What has gone
+        into the log by now is in its file: the copy has it from here on only."""
+        position = self._log.position
+        record = FilledRecord(
+            keeper=keeper,
+            position=position,
+            num_updates=self.core.num_contained,
+            num_steps=self.core.num_steps,
+        )
+        self._log.filled(keeper, position)
+        if self._history is not None:
+            self._history.flush()
+        return self._outbox.record(self.set_index, record)
+
+    # -- changes -------------------------------------------------------------------------------
+
     def _load(self, action: Load) -> None:
         chunk = self._chunk(action.chunk)
         record = ValuesRecord(
             chunk=action.chunk, group=action.group, clock=action.clock, number=action.number
         )
-        self._tell(record, _start(action.slot, chunk.num_bytes))
+        self._tell_of(action.chunk, record, _start(action.slot, chunk.num_bytes))
         super()._load(action)
 
     def _load_state(self, action: LoadState) -> None:
         record = StateRecord(chunk=action.chunk, start=action.start)
-        self._tell(record, memoryview(action.values))
+        self._tell_of(action.chunk, record, memoryview(action.values))
         super()._load_state(action)
 
     def _step(self, action: Step) -> None:
@@ -129,11 +172,11 @@ class RecordingSetLoop(SetLoop):
             hyper=action.hyper,
             absent=sorted(action.absent),
         )
-        self._tell(record, _start(action.gradient, num_bytes))
+        self._tell_of(action.chunk, record, _start(action.gradient, num_bytes))
         super()._step(action)
 
     def _empty_step(self, action: EmptyStep) -> None:
-        self._tell(_step_record(action.chunk, action.contributions))
+        self._tell_of(action.chunk, _step_record(action.chunk, action.contributions))
         super()._empty_step(action)
 
     def _record_membership(self, action: MembershipEvent) -> None:
@@ -146,13 +189,23 @@ class RecordingSetLoop(SetLoop):
         super()._record_membership(action)
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:
-        self._tell(SnapshotRecord(number=action.number, chunks=list(action.chunks)))
+        known = [chunk for chunk in action.chunks if chunk not in self._untold]
+        self._tell(SnapshotRecord(number=action.number, chunks=known))
         super()._take_snapshot(action)
 
-    def _tell(self, record: Record, carried: memoryview | None = None) -> None:
+    def _tell_of(self, chunk: int, record: Record, *carried: memoryview) -> None:
+        """Of a change of the chunk; a copy that does not know it gets it with the change."""
+        if chunk not in self._untold:
+            self._tell(record, *carried)
+
+    def _tell(self, record: Record, *carried: memoryview) -> None:
+        self._outbox.record(self.set_index, record, *carried)
+
+    @property
+    def _outbox(self) -> Outbox:
         outbox = self._transport
         assert isinstance(outbox, Outbox)
-        outbox.record(self.set_index, record, carried)
+        return outbox
 
     def _chunk(self, index: int) -> Chunk:
         assert self._partition is not None

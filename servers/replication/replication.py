@@ -1,59 +1,40 @@
-"""Both sides of a server in a pair: its own shard has a copy at its buddy, and it keeps another's.
+"""Both sides of a server in a pair: its own shard has a copy elsewhere, and it keeps others'.
 
 Handles, for the server's loop, the messages of copies and the deaths of servers; all else is the
 loop's. It decides nothing (psdist.servers.protocol.replication).
 
-    replication = Replication(transport, options, server_options, make_executor)
+    replication = Replication(transport, options, server_options, make_executor, buddy=2)
     replication.handle(event)             # True: it was about copies
     replication.on_built(set_index, partition, owners, setup)
+    replication.fill(sets, keeper=3, number=2)      # the buddy has died: another copy is made
 
-A server's place is taken in one way: the registrar, who alone declares deaths, tells its buddy.
+A server's place is taken in one way: the registrar, who alone declares deaths, tells who keeps the
+copy. Another copy begins in one way, too: the registrar tells the one who is to keep it, and then
+the one that fills it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from psdist.errors import InvariantError, PeerLostError
-from psdist.history.writers import ServerHistory
-from psdist.protocol.checkpoints import FirstClocks
-from psdist.protocol.control import Setup
-from psdist.protocol.events import Arrived, Event, Frame, Offered, Sent
-from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import server_id
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.control import CopyFilled, KeepCopy, KeepsCopy, Setup
+from psdist.protocol.events import Arrived, Event, Offered, Sent
+from psdist.protocol.header import Kind
+from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
 from psdist.protocol.partition import Partition
-from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.filling import Filling
 from psdist.servers.protocol.replication.primary import Primary
-from psdist.servers.protocol.replication.records import unpack_record
-from psdist.servers.protocol.replication.replica import NumberedRecord, Replica, TakeRecord
-from psdist.servers.protocol.state import ServerCore
-from psdist.servers.replication.copies import ShardCopy
+from psdist.servers.replication.keeping import BuiltSet, KeptShard, ReplicationOptions
 from psdist.servers.replication.outbox import Outbox, RecordFrame
-from psdist.servers.set_loop import ServerOptions
+from psdist.servers.replication.recording import RecordingSetLoop
+from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import MakeExecutor
-from psdist.servers.shard.regions import Keeper
 from psdist.transport.base import Transport
 
+__all__ = ["Replication", "ReplicationOptions"]
+
 _RECORD, _RECORDED = int(Kind.RECORD), int(Kind.RECORDED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicationOptions:
-    """What servers need to know of one another's copies, beside what each knows of itself."""
-
-    buddies: Sequence[int]
-    """By server: who keeps the second copy of its shard."""
-    num_groups: int
-    make_core: Callable[[int, int, int, ShardPicture | None], ServerCore]
-    """(server, set index, collectives that are over, what its buddy knows of it): the machine of a
-    server whose place another one has taken; no picture of a set that came later."""
-    make_history: Callable[[int, int], ServerHistory | None]
-    """(server, set index): its log as its buddy writes it; None where nothing is recorded."""
-    make_keeper: Callable[[int], Keeper | None]
-    """Where the checkpoints of a server go whose place another one has taken."""
-    first_clocks: Callable[[int], FirstClocks | None] = lambda _set_index: None
 
 
 class Replication:
@@ -63,34 +44,39 @@ class Replication:
         options: ReplicationOptions,
         server_options: ServerOptions,
         make_executor: MakeExecutor,
+        *,
+        buddy: int | None,
     ) -> None:
+        """``buddy``: who keeps the second copy; None for a server that goes on in place of one that
+        has died, of whose shard there is one copy."""
         self.options = options
         self._transport = transport
-        server = server_options.server
-        self._primary = options.buddies.index(server)
-        """The number of the server whose copy is kept here."""
-        self.copied_options = dataclasses.replace(
-            server_options, server=self._primary, keeper=options.make_keeper(self._primary)
-        )
-        """Those of that server."""
-        self.outbox = Outbox(
-            transport, Primary(server=server, buddy=server_id(options.buddies[server]))
-        )
-        self._replica = Replica(server=server, primary=self._primary)
+        self._server_options = server_options
         self._make_executor = make_executor
-        self.copies: list[ShardCopy] = []
-        """By parameter set."""
-        self._free: list[Frame] = []
-        """Memory for records."""
+        self._server = server_options.server
+        self.outbox = Outbox(
+            transport,
+            Primary(server=self._server, buddy=None if buddy is None else server_id(buddy)),
+        )
+        self.kept: dict[int, KeptShard] = {}
+        """By server: copies of shards, kept here."""
+        self._built: list[BuiltSet] = []
+        self._filling: Filling | None = None
+        self._keeper = -1
+        """Who keeps what is being filled."""
+        self._sets: Sequence[RecordingSetLoop] = ()
+        """Those of which it is."""
+        if buddy is not None:  # this one is another one's
+            for primary, its_buddy in enumerate(options.buddies):
+                if its_buddy == self._server:
+                    self._keep(primary, number=1)
 
     @property
     def is_over(self) -> bool:
-        """Whether both sides need one another no more: the buddy has been told everything, and no
-        group can change the shard whose copy is kept here."""
-        is_copied = self._replica.is_closed or not any(
-            copy.picture.has_members for copy in self.copies
-        )
-        return is_copied and self.outbox.is_told
+        """Whether nobody needs this server for a copy any more: who keeps this one's has been told
+        everything, and no group can change a shard whose copy is kept here."""
+        is_kept = all(each.is_over for each in self.kept.values())
+        return is_kept and self.outbox.is_told and self._filling is None
 
     # -- events --------------------------------------------------------------------------------
 
@@ -99,23 +85,33 @@ class Replication:
         if isinstance(event, Sent):
             if not isinstance(event.frame, RecordFrame):
                 return False
-            self.outbox.take_back(event.frame)
+            event.frame.outbox.take_back(event.frame)
         elif isinstance(event, Offered):
             if event.kind != _RECORD:
                 return False
-            self._take(self._replica.on_offered(event))
+            self.kept_for(event.peer).on_offered(event)
         elif isinstance(event, Arrived):
             header = event.header
             if header.kind == _RECORDED:
                 self.outbox.on_recorded(event.peer, header.clock)
+                self.go_on_filling()
             elif header.kind == _RECORD:
-                number, index = header.clock, header.set_index
-                self._carry_out(self._replica.on_arrived(event.peer, number, index, event))
+                self.kept_for(event.peer).on_arrived(event)
             else:
                 return False
         else:
             return False
         return True
+
+    def kept_for(self, peer: int) -> KeptShard:
+        """The copy of the shard of ``peer``, a server."""
+        kept = self.kept.get(peer)
+        if kept is None:
+            raise ProtocolError(
+                f"server {self._server}: {describe_peer(peer)} has no copy here; kept are those "
+                f"of {sorted(self.kept)}"
+            )
+        return kept
 
     def on_server_lost(self, peer: int) -> None:
         """The network says that a server has died; the registrar decides what follows."""
@@ -125,70 +121,79 @@ class Replication:
     def on_moved(self, server: int) -> None:
         """The registrar says that ``server`` has died."""
         if server_id(server) == self.outbox.primary.buddy:
+            self._filling = None
             self.outbox.go_alone()
 
     def on_built(
         self, set_index: int, partition: Partition, owners: Sequence[int], setup: Setup
     ) -> None:
-        """The chief has described a parameter set: this server keeps a copy of the other's part."""
-        if self._replica.is_closed:
-            return  # what the other one would hold is served by this one
-        if set_index != len(self.copies):
-            raise InvariantError(f"set {set_index} was described after {len(self.copies)}")
-        options = self.options
-        self.copies.append(
-            ShardCopy(
-                self.copied_options,
-                setup,
-                partition,
-                [chunk for chunk, owner in enumerate(owners) if owner == self._primary],
-                set_index=set_index,
-                num_groups=options.num_groups,
-                make_executor=self._make_executor,
-                history=options.make_history(self._primary, set_index),
-                first=options.first_clocks(set_index),
-            )
-        )
-        self._carry_out(self._replica.on_set_built())
-
-    def _take(self, records: Sequence[TakeRecord]) -> None:
-        for record in records:
-            frame = self._free.pop() if self._free else None
-            if frame is None or frame.capacity < record.num_bytes:
-                from psdist.protocol.memory import (
-                    allocate,
-                )  # as in psdist.servers.replication.outbox
-
-                frame = Frame(allocate(record.num_bytes))
-            self._transport.accept(record.ticket, frame)
-
-    def _carry_out(self, records: Sequence[NumberedRecord]) -> None:
-        for number, set_index, event in records:
-            header, frame = event.header, event.frame
-            record = unpack_record(frame.payload[header.settings : header.length])
-            self.copies[set_index].carry_out(record, frame, header.settings)
-            self._free.append(frame)
-            self._take(self._replica.on_carried_out(number))
-            self._tell(number)
-
-    def _tell(self, number: int) -> None:
-        frame = Frame()
-        Header(kind=_RECORDED, sender=self._transport.me, clock=number).pack_into(frame.header)
-        self._transport.send(server_id(self._primary), frame)
+        """The chief has described a parameter set: this server keeps copies of others' parts."""
+        if set_index != len(self._built):
+            raise InvariantError(f"set {set_index} was described after {len(self._built)}")
+        built = BuiltSet(partition, owners, setup)
+        self._built.append(built)
+        for each in self.kept.values():
+            each.on_built(built)
 
     def close_histories(self) -> None:
-        for copy in self.copies:
-            copy.close_history()
+        for each in self.kept.values():
+            each.close_histories()
 
-    # -- in another one's place ----------------------------------------------------------------
+    # -- another copy --------------------------------------------------------------------------
 
-    def take_over(self, server: int) -> Sequence[ShardCopy]:
-        """The registrar says that ``server`` has died, and that this one takes its place: what that
-        one held. Raises :class:`PeerLostError` where its shard was not complete."""
-        if server != self._primary or self._replica.is_closed:
-            raise InvariantError(f"told to take the place of server {server}")
-        self._replica.close()
-        if not all(copy.picture.is_complete for copy in self.copies):
-            who = self._transport.lost.get(server_id(server), f"server {server}")
-            raise PeerLostError(f"{who} (while a model was being set up)")
-        return self.copies
+    def keep(self, message: KeepCopy) -> None:
+        """The registrar wants another copy of a shard to be kept here."""
+        self._keep(message.server, number=message.number)
+        answer = KeepsCopy(server=message.server, number=message.number)
+        self._transport.send_control(REGISTRAR, answer)
+
+    def _keep(self, server: int, *, number: int) -> None:
+        known = self.kept.get(server)
+        if server == self._server or (known is not None and known.number >= number):
+            raise InvariantError(f"told to keep copy {number} of the shard of server {server}")
+        kept = self.kept[server] = KeptShard(
+            self.options,
+            self._server_options,
+            self._make_executor,
+            transport=self._transport,
+            server=server,
+            number=number,
+        )
+        for built in self._built:
+            kept.on_built(built)
+
+    def fill(self, sets: Sequence[SetLoop], *, keeper: int, number: int) -> None:
+        """Another server keeps the ``number``-th copy from now on, and knows nothing yet. ``sets``:
+        of this loop; who comes later, it is told of from its beginning."""
+        described = [each for each in sets if each.executor is not None]
+        self._sets = [each for each in described if isinstance(each, RecordingSetLoop)]
+        self._keeper = keeper
+        self.outbox.begin_fill(server_id(keeper))
+        for each in self._sets:
+            each.begin_fill()
+        chunks = [(each.set_index, chunk) for each in self._sets for chunk in each.core.chunks]
+        self._filling = Filling(number=number, chunks=chunks)
+        self.go_on_filling()
+
+    def go_on_filling(self) -> None:
+        """Between events: tell of as many chunks as there is room for; when all were told, of the
+        end, and when the buddy has all that, the registrar."""
+        filling, primary = self._filling, self.outbox.primary
+        if filling is None or primary.has_lost_buddy:
+            return
+        filling.on_held(primary.num_held)
+        while (found := filling.next(self._may_tell)) is not None:
+            set_index, chunk = found
+            filling.on_told(self._sets[set_index].tell_chunk(chunk))
+        if filling.ends_with is None and filling.is_all_told:
+            for each in self._sets:
+                each.end_fill(self._keeper)
+            filling.ends_with = primary.num_recorded
+            primary.end_fill()
+        if filling.is_over(primary.num_held):
+            self._filling = None
+            filled = CopyFilled(server=self._server, number=filling.number)
+            self._transport.send_control(REGISTRAR, filled)
+
+    def _may_tell(self, set_index: int, chunk: int) -> bool:
+        return self._sets[set_index].may_tell(chunk)

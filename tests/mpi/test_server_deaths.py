@@ -22,19 +22,24 @@ TIMEOUT_S = 240
 def run(
     path: Path,
     *,
-    kills: int | None,
+    kills: int | str | None,
     mode: str = "sync",
+    servers: int = 2,
     launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
     settings: tuple[str, ...] = (),
 ) -> Completed:
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
-    words += ["--servers", "2", "--set", "replication=buddy", "--set", "chunk_bytes=4096"]
+    words += ["--servers", str(servers), "--set", "replication=buddy", "--set", "chunk_bytes=4096"]
     words += [f"--set={each}" for each in settings]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
     if kills is not None:
         env["KILLS"] = str(kills)
     return run_mpi(
-        4, [*words, str(PROGRAM)], timeout_s=TIMEOUT_S, env=env, launcher_args=launcher_args
+        2 + servers,
+        [*words, str(PROGRAM)],
+        timeout_s=TIMEOUT_S,
+        env=env,
+        launcher_args=launcher_args,
     )
 
 
@@ -57,6 +62,14 @@ def prove_survival(done: Completed, path: Path, *, server: int = 1) -> None:
     assert "completed in" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The parameters of a run in sync in which nobody dies."""
+    done = run(tmp_path_factory.mktemp("undisturbed"), kills=None)
+    assert done.returncode == 0, done.text
+    return parameters_of(done)
+
+
 @pytest.mark.parametrize(
     ("settings", "server"),
     [
@@ -66,17 +79,42 @@ def prove_survival(done: Completed, path: Path, *, server: int = 1) -> None:
     ],
 )
 def test_in_sync_the_death_of_a_server_changes_no_bit(
-    settings: tuple[str, ...], server: int, tmp_path: Path
+    settings: tuple[str, ...], server: int, undisturbed: str, tmp_path: Path
 ) -> None:
     """Server 0 is the registrar. In rounds of local steps what is sent again is the difference that
     they have made."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    whole = run(tmp_path / "whole", kills=None, settings=settings)
-    assert whole.returncode == 0, whole.text
+    expected = undisturbed
+    if settings:
+        whole = run(tmp_path / "whole", kills=None, settings=settings)
+        assert whole.returncode == 0, whole.text
+        expected = parameters_of(whole)
     killed = run(tmp_path / "killed", kills=server, settings=settings)
     prove_survival(killed, tmp_path / "killed", server=server)
-    assert parameters_of(killed) == parameters_of(whole)
+    assert parameters_of(killed) == expected
+
+
+@pytest.mark.parametrize(
+    "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("ssp", "async"))]
+)
+def test_three_of_four_servers_die_one_after_the_other(
+    mode: str, undisturbed: str, tmp_path: Path
+) -> None:
+    """Whenever every shard has two copies again: in sync no bit is another one."""
+    done = run(tmp_path, kills="2,1,3", servers=4, mode=mode)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["exit"] == "completed"
+    assert [each["server"] for each in summary["deaths"]] == [2, 1, 3]
+    alone = summary["alone"]
+    assert sorted({each["server"] for each in alone}) == [0, 1, 2, 3]
+    assert sorted(each["server"] for each in alone if each["until_s"] is None) == [0, 1, 2, 3]
+    assert all(each["until_s"] >= each["from_s"] for each in alone if each["kept_by"] is not None)
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+    if mode == "sync":  # by how many servers it is done is in no bit either
+        assert parameters_of(done) == undisturbed
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ SETTING_UP = "while a model was being set up"
 def copy_of(job: VirtualJob, set_index: int, server: int) -> TensorShard:
     replication = job.servers[job.schedule.buddies[server]]._replication
     assert replication is not None
-    executor = replication.copies[set_index].executor
+    executor = replication.kept[server].copies[set_index].executor
     assert isinstance(executor, TensorShard)
     return executor
 
@@ -45,7 +45,7 @@ def assert_copies_are_the_shards(job: VirtualJob) -> None:
             # Every part of the optimizer's state, as one server hands it to the chief.
             assert copy.state(chunk, 0) == shard.state(chunk, 0)
         for log, copied in zip(each.server_histories, each.copied_histories, strict=True):
-            assert (log.log().events == copied.log().events).all()
+            assert (log.log().events == copied[1].log().events).all()
 
 
 @pytest.mark.parametrize("first", range(0, 20, BLOCK))
@@ -62,7 +62,11 @@ def watch_replies(job: VirtualJob, server: int, held: Counter[bool]) -> None:
     buddy = job.servers[job.schedule.buddies[server]]._replication
     assert own is not None
     assert buddy is not None
-    copies, primary, transport = buddy.copies, own.outbox.primary, own.outbox._transport
+    copies, primary, transport = (
+        buddy.kept[server].copies,
+        own.outbox.primary,
+        own.outbox._transport,
+    )
     send, hold = transport.send, primary.hold
 
     def look_and_send(peer: int, frame: Frame) -> None:

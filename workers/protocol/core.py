@@ -110,7 +110,7 @@ class WorkerCore:
         self.meetings: Meetings = self.sets[0].meetings if self.set_index else Meetings(seat.worker)
         self._settings = SettingsVersions()
         self._state = StateTransfer(seat, set_index=self.set_index)
-        self._moves = Moves()
+        self._moves: Moves = Moves(self.sets[0]._moves if self.set_index else None)
         self._slice: Transfers | None = None
         self._first_clock = 0
         self._awaited: Collection[int] = ()
@@ -182,8 +182,7 @@ class WorkerCore:
         if not self.seat.servers_have_buddies or is_worker(event.peer):
             raise PeerLostError(event.who)
         self._require_set_up(event.who)
-        host = self._moves.on_lost(event.peer)
-        return [] if host is None else self._go_on_with(event.peer, host)
+        return self._go_on_with(self._moves.on_lost(event.peer))
 
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
         server, host, count = message.server, message.host, self.seat.num_servers
@@ -193,16 +192,19 @@ class WorkerCore:
                 f"to {host}; {describe_peer(REGISTRAR)} declares deaths, and there are {count} "
                 "servers"
             )
-        found = self._moves.on_moved(server, host=host)
-        return [] if found is None else self._go_on_with(server, found)
+        return self._go_on_with(self._moves.on_moved(server, host=host))
 
     def _require_set_up(self, who: str) -> None:
         if self._membership.is_joining or self._state.is_sending:
             raise PeerLostError(f"{who} (while a model was being set up)")
 
-    def _go_on_with(self, server: int, host: int) -> list[Action]:
-        """``server`` has died, and server ``host`` has taken its place: it is told what the dead
-        one may not have heard, and what that has not answered."""
+    def _go_on_with(self, moved: Sequence[tuple[int, int]]) -> list[Action]:
+        """Servers whose processes have died, and who has taken their places."""
+        return [each for server, host in moved for each in self._tell_again(server, host)]
+
+    def _tell_again(self, server: int, host: int) -> list[Action]:
+        """Server ``host`` goes on in place of ``server``: it is told what the dead one may not have
+        heard, and what that has not answered."""
         self._require_set_up(describe_peer(server_id(server)))  # which began behind the death
         actions = list[Action]()
         if not self.set_index:

@@ -35,9 +35,11 @@ class ResendingTransfers(Transfers):
     def send_again(self, server: int) -> list[Action]:
         """``server`` has died and is served elsewhere: send again what it has not answered."""
         unanswered: list[Header] = []
+        # Who was to be sent it again may have died as well: it waits still, and is sent once.
+        waiting = {header.chunk for header in self._queues[server] if header.flags & Flag.AGAIN}
         for chunk, header in self._sent.items():
             is_awaited = self.awaited.get(chunk) == (header.clock, header.pull_number)
-            if self.owners[chunk] != server or not is_awaited:
+            if self.owners[chunk] != server or not is_awaited or chunk in waiting:
                 continue
             if chunk in self._incoming:
                 # A part of the reply may lie in the memory already: no version any more.

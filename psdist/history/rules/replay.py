@@ -94,9 +94,9 @@ class ServerReplay:
         self.member_position: Ints = np.flatnonzero(np.isin(events["kind"], OF_MEMBERSHIP))
         self.members = events[self.member_position]
         (taken,) = np.nonzero(events["kind"] == EventKind.TAKEOVER)
-        self.taken_over_at: int = int(taken[0]) if len(taken) else -1
-        """Where another server goes on, because this one has died; -1 where that is not so. What it
-        had made before and not written is not known."""
+        self.taken_over_at: int = int(taken[-1]) if len(taken) else -1
+        """Where another server goes on, because this one has died, the last time; -1 where that is
+        not so. What it had made before and not written is not known."""
         self._turn_position: Ints = np.flatnonzero(
             np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
         )

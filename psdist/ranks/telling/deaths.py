@@ -73,8 +73,7 @@ class DeathReports:
         if not is_news:
             return
         logger.warning(
-            "%s has died; server %d has taken its place: no update that was acknowledged is lost, "
-            "and its shard has no second copy any more",
+            "%s has died; server %d has taken its place: no update that was acknowledged is lost",
             death.who,
             death.host,
         )

@@ -82,12 +82,13 @@ class StatusWriter:
         done: Collection[int] = (),
         out: Collection[int] = (),
         dead: Sequence[str] = (),
+        alone: Sequence[int] = (),
         training: Training | None = None,
         outcome: str = "",
     ) -> None:
         """``progress``: what each worker has told last; ``out``: those that are not in the job any
-        more; ``dead``: who has died, in words; ``training``: what a display is told; ``outcome``:
-        how the job has ended."""
+        more; ``dead``: who has died, in words; ``alone``: servers of whose shards there is one
+        copy; ``training``: what a display is told; ``outcome``: how the job has ended."""
         now_s = self._clock()
         workers = []
         for worker, each in sorted(progress.items()):
@@ -116,6 +117,7 @@ class StatusWriter:
             workers=workers,
             done=done,
             dead=dead,
+            alone=alone,
             training=training,
             outcome=outcome,
         )
@@ -128,6 +130,7 @@ class StatusWriter:
         workers: Sequence[WorkerStatus] = (),
         done: Collection[int] = (),
         dead: Sequence[str] = (),
+        alone: Sequence[int] = (),
         training: Training | None = None,
         outcome: str = "",
     ) -> None:
@@ -151,6 +154,7 @@ class StatusWriter:
             workers=tuple(workers),
             done=tuple(sorted(done)),
             dead=tuple(dead),
+            alone=tuple(alone),
             slowest=training.slowest if training else None,
             others_wait=training.others_wait if training else 0.0,
             outcome=outcome[:MOST_CHARACTERS],

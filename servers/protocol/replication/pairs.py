@@ -58,5 +58,23 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
     return Pairs(buddies=tuple(by_server[each] for each in range(count)), warning=warning)
 
 
+def next_keeper(
+    host: int,
+    others: Sequence[int],
+    *,
+    hosts: Sequence[str],
+    racks: Sequence[str],
+    load: Sequence[int],
+) -> int:
+    """Which of the servers ``others`` is to keep another copy of a shard that server ``host`` has:
+    one on another host, in another rack, then one that has the fewest shards (``load``)."""
+
+    def apart(other: int) -> tuple[bool, bool, int, int]:
+        is_elsewhere = hosts[other] != hosts[host], racks[other] != racks[host]
+        return *is_elsewhere, -load[other], -other
+
+    return max(others, key=apart)
+
+
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (" ..." if len(numbers) > 8 else "")

@@ -4,6 +4,9 @@ Enough to go on as that server: of every chunk which updates it contains and in 
 of every group how it stands. What the server had received and not applied is not here: nobody was
 told of it, and workers send it again.
 
+A copy that is made later begins with how the set stands; then it is told of one chunk after the
+other, and of what changes in those that it knows.
+
     picture = ShardPicture(chunks=(0, 2), num_groups=2, num_state_parts=0)
     picture.apply(StepRecord(chunk=0, groups=[0, 1], clocks=[0, 0], ...))
     picture.clocks[0]                     # [1, 1]
@@ -18,6 +21,9 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
+    ChunkRecord,
+    FilledRecord,
+    FillRecord,
     MemberRecord,
     Record,
     ResumedRecord,
@@ -71,6 +77,10 @@ class ShardPicture:
         """Workers that have died."""
         self.chief = 0
         """Who has the chief's duties."""
+        self.is_partial = False
+        """Whether this is made while there are changes, and not all was told."""
+        self._untold = set[int]()
+        """Chunks of which nothing was told yet."""
         self._has_begun = False
         """Whether it is known which collectives were over when the server made the set."""
         self._num_state_parts = num_state_parts
@@ -78,6 +88,8 @@ class ShardPicture:
     @property
     def is_complete(self) -> bool:
         """Whether the set was made ready: values and state are here, and groups have come."""
+        if self.is_partial:
+            return False
         has_groups = self._has_begun and Standing.UNREGISTERED not in self.standings
         return has_groups and not self._num_state_parts and len(self.loaded) == len(self.clocks)
 
@@ -117,6 +129,12 @@ class ShardPicture:
             for chunk in record.chunks:
                 self._require(chunk)
             self.is_kept = True
+        elif isinstance(record, FillRecord):
+            self._on_fill(record)
+        elif isinstance(record, ChunkRecord):
+            self._on_chunk(record)
+        elif isinstance(record, FilledRecord):
+            self._on_filled(record)
         else:
             raise InvariantError(f"a picture was given {type(record).__name__}")
 
@@ -168,16 +186,55 @@ class ShardPicture:
             self.chief = record.chief
             self.newest_loads = dict.fromkeys(self.newest_loads, 0)
 
+    def _on_fill(self, record: FillRecord) -> None:
+        num_groups = len(self.standings)
+        names = Standing.__members__
+        is_whole = len(record.standings) == len(record.stops) == num_groups
+        if not is_whole or not names.keys() >= set(record.standings):
+            self._refuse(f"{len(record.standings)} groups, of {num_groups}, or of unknown standing")
+        if self._has_begun or self.loaded or self.is_partial:
+            self._refuse("how the set stands, of which something was told before")
+        self.standings = [names[each] for each in record.standings]
+        self.stops = list(record.stops)
+        self.generation, self.dead, self.chief = record.generation, tuple(record.dead), record.chief
+        self.resumed_up_to, self.is_kept = record.resumed_up_to, record.is_kept
+        self._has_begun = self.is_partial = True
+        self._num_state_parts = 0  # each comes with its chunk
+        self._untold = set(self.clocks)
+
+    def _on_chunk(self, record: ChunkRecord) -> None:
+        chunk = record.chunk
+        is_new = chunk in self._untold
+        if not is_new or len(record.clocks) != len(self.first) or record.version < 1:
+            self._refuse(f"chunk {chunk}, which is not of its shard or known, or damaged")
+        self._untold.remove(chunk)
+        self.clocks[chunk], self.versions[chunk] = list(record.clocks), record.version
+        self.newest_loads[chunk] = record.newest_load
+        self.loaded.add(chunk)
+
+    def _on_filled(self, record: FilledRecord) -> None:
+        contained = sum(map(sum, self.clocks.values())) - len(self.clocks) * sum(self.first)
+        if not self.is_partial or self._untold or contained != record.num_updates:
+            self._refuse(
+                f"a whole copy with {record.num_updates} updates; {contained} were told of, and "
+                f"nothing of {len(self._untold)} chunks"
+            )
+        self.num_updates, self.num_steps = record.num_updates, record.num_steps
+        self.is_partial = False
+
     def _may_die(self, group: int, fewest: int) -> bool:
         if not 0 <= group < len(self.standings):
             return False
-        contained = (each[group] for each in self.clocks.values())
+        known = (each for each in self.clocks if each not in self._untold)
+        contained = min((self.clocks[each][group] for each in known), default=fewest)
         is_here = self.standings[group] not in (Standing.LEFT, Standing.DEAD)
-        return is_here and fewest == min(contained, default=fewest)
+        return is_here and (fewest == contained or (fewest < contained and bool(self._untold)))
 
     def _require(self, chunk: int) -> None:
         if chunk not in self.clocks:
             self._refuse(f"a change of chunk {chunk}, which is not of its shard")
+        if chunk in self._untold:
+            self._refuse(f"a change of chunk {chunk}, of which nothing was told")
 
     def _refuse(self, what: str) -> NoReturn:
         raise ProtocolError(f"the records of a shard tell of {what}")

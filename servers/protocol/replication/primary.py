@@ -8,6 +8,9 @@ acknowledged. Outputs leave in the order in which they were made.
 When the buddy is lost, nothing leaves until the registrar has said so, too (``go_alone``): a server
 that is cut off from its buddy may itself have been declared dead, and another one serve its shard.
 
+Alone it may be told to fill another copy (``begin_fill``). Until all of the shard is on its way
+nothing is held; from ``end_fill`` on everything is, as before.
+
     primary = Primary(server=1, buddy=server_id(2))
     primary.count_record()                # 1: tell the buddy
     primary.hold(output)                  # False: kept here
@@ -24,14 +27,18 @@ from psdist.protocol.ids import describe_peer
 
 
 class Primary:
-    def __init__(self, *, server: int, buddy: int) -> None:
-        """``buddy``: its stable id."""
+    def __init__(self, *, server: int, buddy: int | None) -> None:
+        """``buddy``: its stable id; None where there is none yet."""
         self._server = server
         self.buddy = buddy
-        self.has_lost_buddy = False
+        self._former: set[int] = set()
+        """Buddies that have died."""
+        self.has_lost_buddy = buddy is None
         """Whether the network has said so: nothing more is told to it."""
-        self.is_alone = False
+        self.is_alone = buddy is None
         """Whether the registrar has said so: there is one copy, and nothing is held any more."""
+        self.is_filling = False
+        """Whether another copy is made, and a part of the shard is not on its way yet."""
         self.num_recorded = 0
         self.num_held = 0
         """Records that the buddy holds."""
@@ -41,7 +48,8 @@ class Primary:
     @property
     def is_told(self) -> bool:
         """Whether nothing is held, and nothing is on its way to the buddy."""
-        return not self._outputs and (self.is_alone or self.num_held == self.num_recorded)
+        is_at_rest = self.is_alone and not self.is_filling
+        return not self._outputs and (is_at_rest or self.num_held == self.num_recorded)
 
     def count_record(self) -> int:
         """The number of a change that the buddy must be told of; 0 where there is none to tell."""
@@ -61,11 +69,13 @@ class Primary:
 
     def on_recorded(self, peer: int, number: int) -> list[Any]:
         """The buddy holds all records up to ``number``: what may leave now, in order."""
+        if peer in self._former:
+            return []  # its last words
         if peer != self.buddy or not self.num_held < number <= self.num_recorded:
             raise ProtocolError(
                 f"server {self._server}: {describe_peer(peer)} says that it holds {number} "
-                f"records; {describe_peer(self.buddy)} has been sent {self.num_recorded} and "
-                f"held {self.num_held}"
+                f"records; {self._describe_buddy()} has been sent {self.num_recorded} and held "
+                f"{self.num_held}"
             )
         self.num_held = number
         if self.has_lost_buddy:
@@ -81,9 +91,29 @@ class Primary:
     def go_alone(self) -> list[Any]:
         """The registrar has declared the buddy dead, and this server not: all that was held."""
         self.has_lost_buddy = self.is_alone = True
+        self.is_filling = False
         free = [output for _, output in self._outputs]
         self._outputs.clear()
         return free
+
+    def begin_fill(self, buddy: int) -> None:
+        """The registrar has found another one, which knows nothing yet: it is told of the shard,
+        and of changes of what it knows, with numbers from 1 on."""
+        if not self.is_alone or self.is_filling:
+            raise InvariantError(f"server {self._server} was told to fill a second copy twice")
+        if self.buddy is not None:
+            self._former.add(self.buddy)
+        self.buddy, self.has_lost_buddy, self.is_filling = buddy, False, True
+        self.num_recorded = self.num_held = 0
+
+    def end_fill(self) -> None:
+        """It has been told of everything: from now on what is said waits for it."""
+        if not self.is_filling:
+            raise InvariantError(f"server {self._server} has filled what it had not begun")
+        self.is_filling = self.is_alone = False
+
+    def _describe_buddy(self) -> str:
+        return "nobody" if self.buddy is None else describe_peer(self.buddy)
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself."""

@@ -23,6 +23,7 @@ from psdist.servers.protocol.actions import Contribution
 _Numbers: TypeAlias = Annotated[list[int], FailFast()]
 _Weights: TypeAlias = Annotated[list[float], FailFast()]
 _Flags: TypeAlias = Annotated[list[bool], FailFast()]
+_Names: TypeAlias = Annotated[list[str], FailFast()]
 
 MOST_RECORD_BYTES: Final = 16 * 2**20
 """Of a record beside the values or the gradient that it carries."""
@@ -121,11 +122,52 @@ class SnapshotRecord(Record):
     chunks: _Numbers
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FillRecord(Record):
+    """A copy of the set is made while there are changes: this is the first record of it. How the
+    set stands beside its chunks: ``standings`` and ``stops`` by group
+    (psdist.servers.protocol.membership), and what BuriedRecord, ResumedRecord and SnapshotRecord
+    have told. Of a chunk nothing follows before its :class:`ChunkRecord`."""
+
+    standings: _Names
+    stops: _Numbers
+    generation: int
+    dead: _Numbers
+    chief: int
+    resumed_up_to: int
+    is_kept: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkRecord(Record):
+    """The chunk as it is now. Carries its values and its optimizer's state, which ``states`` and
+    ``wholes`` describe (psdist.servers.replication.chunk_bytes); ``clocks``: by group how many of
+    its updates it contains; ``newest_load``: the number of the values that were set last."""
+
+    chunk: int
+    clocks: _Numbers
+    version: int
+    newest_load: int
+    states: bytes
+    wholes: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilledRecord(Record):
+    """The copy is the set. It is kept by server ``keeper``, and its log begins at ``position`` of
+    the shard's, with this event; ``num_updates``, ``num_steps``: as the server has counted."""
+
+    keeper: int
+    position: int
+    num_updates: int
+    num_steps: int
+
+
 _TYPES: Final[dict[str, type[Record]]] = {
     each.__name__: each
     for each in (
         *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
-        BuriedRecord,
+        *(BuriedRecord, FillRecord, ChunkRecord, FilledRecord),
     )
 }
 

@@ -1,11 +1,14 @@
 """What the registrar does about the death of a server that has a buddy; pure.
 
-Only the registrar declares a server dead. The buddy takes its place (``TakeOver``, ``TakenOver``);
-then everybody is told (``Moved``): workers send again what was not answered, and a primary whose
-buddy has died goes on without one. What the dead server owed the registrar is asked again.
+Only the registrar declares a server dead. Who keeps the copy of a shard that it served takes its
+place (``TakeOver``, ``TakenOver``); then everybody is told (``Moved``): workers send again what was
+not answered, and a server whose copy the dead one kept goes on without. What the dead server owed
+the registrar is asked again.
 
-Where both servers of a pair are dead, or the dead one's place had been taken before, nobody has the
-shard, and the job ends.
+A shard that has one copy left gets another, in two steps: a server that lives keeps it from now on
+(``KeepCopy``, ``KeepsCopy``), and who serves the shard fills it while training goes on
+(``FillCopy``, ``CopyFilled``). Until it is full only the one that serves the shard has it: with the
+death of that one nobody has, and the job ends.
 
     takeovers = Takeovers(num_workers=2, buddies=(1, 2, 0))
     takeovers.on_server_lost(server_id(1), "server 1 (rank 1 on n1)")
@@ -16,12 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
-from psdist.protocol.control import Moved, TakenOver, TakeOver
+from psdist.protocol.control import (
+    CopyFilled,
+    FillCopy,
+    KeepCopy,
+    KeepsCopy,
+    Moved,
+    TakenOver,
+    TakeOver,
+)
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.replication.pairs import next_keeper
 
 
 @dataclass(slots=True)
@@ -41,24 +53,73 @@ class ServerDeath:
     host: int
 
 
-TakeoverAction: TypeAlias = SendControl | Move | ServerDeath
+@dataclass(frozen=True, slots=True)
+class ShardAlone:
+    """For people: of the shard of ``server`` there is one copy, that of server ``host``."""
+
+    server: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWhole:
+    """For people: server ``keeper`` has another copy of the shard of ``server``."""
+
+    server: int
+    keeper: int
+
+
+TakeoverAction: TypeAlias = SendControl | Move | ServerDeath | ShardAlone | ShardWhole
+
+
+@dataclass(slots=True)
+class _Shard:
+    host: int
+    """Who serves it, or is about to."""
+    keeper: int | None
+    """Who has its second copy."""
+    next_keeper: int | None = None
+    """Who is to have it, while there is none."""
+    num_copies: int = 1
+    """Second copies that there were, that which is being filled among them."""
+    lost: str = ""
+    """Who has died last of those that had it."""
+    has_moved: bool = False
+    """Whether another server than the first goes on with it."""
 
 
 class Takeovers:
-    def __init__(self, *, num_workers: int, buddies: Sequence[int]) -> None:
-        """``buddies``: by server, nothing where no server has one."""
+    TAKES = (TakenOver, KeepsCopy, CopyFilled)
+
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        buddies: Sequence[int],
+        hosts: Sequence[str] = (),
+        racks: Sequence[str] = (),
+    ) -> None:
+        """``buddies``: by server, nothing where no server has one; ``hosts``, ``racks``: by server,
+        nothing or "" where that is not known."""
         self._num_workers = num_workers
-        self._buddies = buddies
+        self._shards = [_Shard(host, buddy) for host, buddy in enumerate(buddies)]
+        self._hosts = hosts or [""] * len(buddies)
+        self._racks = racks or [""] * len(buddies)
         self._names: dict[int, str] = {}
         """Servers that have died, and who they were."""
         self._pending: set[int] = set()
-        """Those of them whose place is about to be taken."""
+        """Shards whose place is about to be taken."""
+        self.is_ending = False
+        """Whether all workers are done: no copy is begun any more."""
 
     @property
     def alive(self) -> list[int]:
         """The ids of servers whose processes live."""
-        servers = range(len(self._buddies))
-        return [server_id(each) for each in servers if each not in self._names]
+        return [server_id(each) for each in self._alive]
+
+    @property
+    def _alive(self) -> list[int]:
+        return [each for each in range(len(self._shards)) if each not in self._names]
 
     @property
     def taken(self) -> list[int]:
@@ -66,35 +127,116 @@ class Takeovers:
         return sorted(self._names.keys() - self._pending)
 
     @property
+    def alone(self) -> list[int]:
+        """Servers of whose shards there is one copy."""
+        return [server for server, each in enumerate(self._shards) if each.keeper is None]
+
+    @property
     def has_buddies(self) -> bool:
-        return bool(self._buddies)
+        return bool(self._shards)
+
+    # -- deaths --------------------------------------------------------------------------------
 
     def on_server_lost(self, peer: int, who: str) -> list[TakeoverAction]:
-        """Raises :class:`ServersLostError` where nobody has the shard any more."""
-        server = peer
-        self._names[server] = who
-        buddy = self._buddies[server]
-        lost = [buddy] if buddy in self._names else []
-        # Of a shard whose place this one had taken there is no other copy.
-        lost += [other for other in self._names if self._buddies[other] == server]
-        if lost:
-            raise ServersLostError(who, [self._names[each] for each in lost])
-        self._pending.add(server)
-        return [SendControl(server_id(buddy), TakeOver(server=server))]
+        """Raises :class:`ServersLostError` where nobody has some shard any more."""
+        dead = peer
+        self._names[dead] = who
+        served = [server for server, each in enumerate(self._shards) if each.host == dead]
+        gone = {each.lost for each in self._of(served) if each.keeper is None}
+        if gone:
+            raise ServersLostError(who, sorted(gone))
+        actions: list[TakeoverAction] = []
+        for server, shard in enumerate(self._shards):
+            if shard.next_keeper == dead:
+                shard.next_keeper = None
+            if shard.keeper == dead:
+                shard.keeper, shard.lost = None, who
+                actions.append(ShardAlone(server, shard.host))
+        for server, shard in zip(served, self._of(served), strict=True):
+            assert shard.keeper is not None
+            shard.host, shard.keeper, shard.lost = shard.keeper, None, who
+            self._pending.add(server)
+            actions.append(SendControl(server_id(shard.host), TakeOver(server=server)))
+        return actions
+
+    def _of(self, servers: Sequence[int]) -> list[_Shard]:
+        return [self._shards[each] for each in servers]
 
     def on_taken_over(self, peer: int, message: TakenOver) -> list[TakeoverAction]:
         server = message.server
-        if server not in self._pending or peer != server_id(self._buddies[server]):
-            raise ProtocolError(
-                f"the registrar: {describe_peer(peer)} says that it has taken the place of server "
-                f"{server}"
-            )
+        if server not in self._pending or peer != server_id(self._shards[server].host):
+            self._refuse(peer, f"has taken the place of server {server}")
         self._pending.remove(server)
-        host = self._buddies[server]
+        shard = self._shards[server]
+        host = shard.host
         moved = Moved(server=server, host=host)
         peers = [*self.alive, *map(worker_id, range(self._num_workers))]
-        return [
+        actions: list[TakeoverAction] = [
             Move(server, host),
             *(SendControl(peer, moved) for peer in peers),
-            ServerDeath(server, self._names[server], host),
         ]
+        if not shard.has_moved:
+            actions.append(ServerDeath(server, self._names[server], host))
+        shard.has_moved = True
+        return [*actions, ShardAlone(server, host), *self._begin_copies()]
+
+    # -- other copies --------------------------------------------------------------------------
+
+    def _begin_copies(self) -> list[TakeoverAction]:
+        """Of shards that have one, where there is somebody who can keep another. Not before all
+        places are taken: by then everybody knows who is dead."""
+        actions: list[TakeoverAction] = []
+        if self._pending or self.is_ending:
+            return actions
+        for server, shard in enumerate(self._shards):
+            if shard.keeper is not None or shard.next_keeper is not None:
+                continue
+            others = [each for each in self._alive if each != shard.host]
+            if not others:
+                continue
+            found = next_keeper(
+                shard.host, others, hosts=self._hosts, racks=self._racks, load=self._load()
+            )
+            shard.next_keeper = found
+            shard.num_copies += 1
+            keep = KeepCopy(server=server, number=shard.num_copies)
+            actions.append(SendControl(server_id(found), keep))
+        return actions
+
+    def _load(self) -> list[int]:
+        """By server: how many shards it has or is about to have."""
+        load = [0] * len(self._shards)
+        for each in self._shards:
+            for holder in (each.host, each.keeper, each.next_keeper):
+                if holder is not None:
+                    load[holder] += 1
+        return load
+
+    def on_keeps_copy(self, peer: int, message: KeepsCopy) -> list[TakeoverAction]:
+        server, number = message.server, message.number
+        shard = self._shard(server, number)
+        if shard is None or shard.next_keeper is None or peer != server_id(shard.next_keeper):
+            self._refuse(peer, f"keeps copy {number} of the shard of server {server}")
+        if self.is_ending:
+            return []
+        fill = FillCopy(server=server, keeper=shard.next_keeper, number=number)
+        return [SendControl(server_id(shard.host), fill)]
+
+    def on_copy_filled(self, peer: int, message: CopyFilled) -> list[TakeoverAction]:
+        server, number = message.server, message.number
+        shard = self._shard(server, number)
+        if shard is None or peer != server_id(server):
+            self._refuse(peer, f"has filled copy {number} of the shard of server {server}")
+        if shard.next_keeper is None or number != shard.num_copies:
+            return []  # who keeps it has died since it was full
+        shard.keeper, shard.next_keeper = shard.next_keeper, None
+        return [ShardWhole(server, shard.keeper)]
+
+    def _shard(self, server: int, number: int) -> _Shard | None:
+        """None where there is none, or no such copy of it yet."""
+        if not 0 <= server < len(self._shards) or not 1 < number <= self._shards[server].num_copies:
+            return None
+        return self._shards[server]
+
+    def _refuse(self, peer: int, what: str) -> NoReturn:
+        raise ProtocolError(f"the registrar: {describe_peer(peer)} says that it {what}")

@@ -1,6 +1,8 @@
 """A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
 
-KILLS: the server's number. The parameters that it ends with are printed as one CRC-32.
+KILLS: the server's number, or several, with commas: each of them three iterations behind the one
+before, when every shard has two copies again. The parameters that it ends with are printed as one
+CRC-32.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import zlib
 from pathlib import Path
 
@@ -25,6 +28,17 @@ def kill_server(number: int) -> None:
     os.kill(servers[number], signal.SIGKILL)
 
 
+def wait_for_copies(num_dead: int) -> None:
+    """Until the registrar has said that so many servers are dead, and every shard whole."""
+    log = Path(os.environ["PSDIST_RUN_DIR"]) / "logs" / "rank-0.log"
+    while True:
+        text = log.read_text()
+        num_alone, num_whole = text.count("has one copy"), text.count("has a second copy again")
+        if text.count("has taken its place") == num_dead and num_alone == num_whole:
+            return
+        time.sleep(0.02)
+
+
 def main() -> None:
     torch.manual_seed(1)
     job = psdist.init()
@@ -32,9 +46,12 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = job.prepare(model, optimizer)
     torch.manual_seed(100 + job.rank)
+    victims = [int(each) for each in os.environ.get("KILLS", "").split(",") if each]
+    kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
-        if iteration == KILL_AT and job.is_chief and "KILLS" in os.environ:
-            kill_server(int(os.environ["KILLS"]))
+        if iteration in kills and job.is_chief:
+            wait_for_copies(victims.index(kills[iteration]))
+            kill_server(kills[iteration])
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()

@@ -60,4 +60,4 @@ def play_with_both_deaths(
 
 
 def taken_over(job: VirtualJob) -> list[int]:
-    return sorted(each.transport.me for loop in job.servers for each in loop.hosted)
+    return sorted({each.transport.me for loop in job.servers for each in loop.hosted})

@@ -30,6 +30,7 @@ from psdist.errors import (
     PsdistError,
     ServersLostError,
 )
+from psdist.history.files import copy_name
 from psdist.history.joining import joined
 from psdist.history.run_record import ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
@@ -113,6 +114,7 @@ class SetOfJob:
     groups: list[tuple[int, ...]]
     servers: list[ServerLoop]
     dead: int | None
+    network: VirtualNetwork
     reported: list[OfficeAction]
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
@@ -126,8 +128,8 @@ class SetOfJob:
             mine = self.partition.bytes_by_server(self.owners, schedule.servers)
             held = [one + other for one, other in zip(held, mine, strict=True)]
         self.server_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
-        self.copied_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
-        """As their buddies write them."""
+        self.copied_histories: list[dict[int, ServerHistory]] = [{} for _ in self.server_histories]
+        """By server and number of the copy: as who keeps it writes it."""
         self.workers: list[VirtualWorker] = []
         """Each worker's part in the set."""
         self.clocks_at_save: list[dict[int, int]] = []
@@ -158,9 +160,18 @@ class SetOfJob:
     def loop_of(self, server: int) -> ServerLoop:
         """That which serves its shard at the end."""
         hosted = [
-            each for loop in self.servers for each in loop.hosted if each.transport.me == server
+            each
+            for process, loop in enumerate(self.servers)
+            for each in loop.hosted
+            if each.transport.me == server and server_id(process) not in self.network._dead
         ]
         return hosted[0] if hosted else self.servers[server]
+
+    def make_copied_history(self, server: int, number: int, position: int) -> ServerHistory:
+        history = ServerHistory(None, server, copy=number, position=position)
+        assert number not in self.copied_histories[server]
+        self.copied_histories[server][number] = history
+        return history
 
     def set_loop(self, server: int) -> SetLoop | None:
         """None where the server has not heard of the set, because somebody died."""
@@ -224,8 +235,12 @@ class SetOfJob:
         history = collect(record, self.server_histories, workers)
         if not schedule.has_buddies:
             return history
-        logs = zip(history.servers, self.copied_histories, strict=True)
-        return replace(history, servers=tuple(joined(log, copy.log()) for log, copy in logs))
+        logs = list(history.servers)
+        for server, copies in enumerate(self.copied_histories):
+            for number, copy in sorted(copies.items()):
+                name = copy_name(server, number)
+                logs[server] = joined(logs[server], copy.log(), name=name)
+        return replace(history, servers=tuple(logs))
 
     def parameters_of(self, chunk: int) -> torch.Tensor:
         """Its server's own, now."""
@@ -420,7 +435,9 @@ class VirtualJob(SetOfJob):
             buddies=self.schedule.buddies,
             num_groups=len(self.groups),
             make_core=make_core,
-            make_history=lambda server, index: self.sets[index].copied_histories[server],
+            make_history=lambda server, index, number, position: self.sets[
+                index
+            ].make_copied_history(server, number, position),
             make_keeper=lambda server: MemoryKeeper(self.schedule.seed - 1 - server),
         )
 

@@ -29,7 +29,7 @@ def log(
 
 
 def test_what_the_dead_server_logged_beyond_its_buddy_was_told_to_nobody() -> None:
-    shard = joined(log(5), log(3, taken_over=4, is_closed=True))
+    shard = joined(log(5), log(3, taken_over=4, is_closed=True), name="copy-1")
     assert shard.is_complete
     assert shard.events["kind"].tolist().count(EventKind.APPLY) == 7
     # Positions 2, 3, 4 are those of the server within the buddy's log, 5 and 6 beyond it.
@@ -38,8 +38,8 @@ def test_what_the_dead_server_logged_beyond_its_buddy_was_told_to_nobody() -> No
 
 def test_a_server_that_lives_is_believed_and_its_buddy_agrees() -> None:
     server = log(4, is_closed=True)
-    assert joined(server, log(4, is_closed=True)) is server
-    assert joined(server, log(2)) is server, "the buddy's ends early"
+    assert joined(server, log(4, is_closed=True), name="copy-1") is server
+    assert joined(server, log(2), name="copy-1") is server, "the buddy's ends early"
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,54 @@ def test_a_server_that_lives_is_believed_and_its_buddy_agrees() -> None:
 )
 def test_a_buddy_that_applied_something_else_is_damage(server: ServerLog, copy: ServerLog) -> None:
     with pytest.raises(HistoryError, match="did not apply the same updates"):
-        joined(server, copy)
+        joined(server, copy, name="copy-1")
+
+
+def test_a_log_goes_from_copy_to_copy() -> None:
+    """The server dies and its buddy goes on; another copy is filled, and its keeper goes on."""
+    first, buddy = log(3), ServerHistory(None, 1)
+    buddy.member(EventKind.JOIN, 0, 0, 1.0)
+    for clock in range(3):
+        buddy.step(0, [(0, clock, 1.0, False)])
+    buddy.taken_over(2)
+    buddy.step(0, [(0, 3, 1.0, False)])
+    position = buddy.position
+    buddy.filled(3, position)
+    later = ServerHistory(None, 1, copy=2, position=position)
+    later.filled(3, position)
+    for each in (buddy, later):
+        each.step(0, [(0, 4, 1.0, False)])
+    buddy.step(0, [(0, 5, 1.0, False)])  # told to nobody
+    later.taken_over(3)
+    later.step(0, [(0, 5, 1.0, False)])
+    later.checksum(0, 7, worker=0, clock=5)
+    later.close()
+    shard = joined(first, buddy.log(), name="copy-1")
+    shard = joined(shard, later.log(), name="copy-1-2")
+    assert shard.is_complete
+    kinds = shard.events["kind"].tolist()
+    assert [kinds.count(kind) for kind in (EventKind.TAKEOVER, EventKind.FILLED)] == [2, 1]
+    clocks = shard.events["clock"][shard.events["kind"] == EventKind.APPLY].tolist()
+    assert clocks == list(range(6))
+    assert shard.checksums["position"].tolist()[-1] == len(shard.events)
+
+
+def copy_from(position: int, *, says: float, clock: int = 4) -> ServerLog:
+    history = ServerHistory(None, 1, copy=2, position=position)
+    history._event(EventKind.FILLED, 2**32 - 1, 0, 3, says, 1.0, 0)
+    history.step(0, [(0, clock, 1.0, False)])
+    return history.log()
+
+
+@pytest.mark.parametrize(
+    ("copy", "words"),
+    [
+        (copy_from(5, says=5.5), "begins at position 5.5"),
+        (copy_from(5, says=-1.0), "begins at position -1"),
+        (copy_from(9, says=9.0), "did not apply the same updates"),
+        (copy_from(4, says=4.0), "differ from record 4"),
+    ],
+)
+def test_a_later_copy_that_does_not_fit_is_damage(copy: ServerLog, words: str) -> None:
+    with pytest.raises(HistoryError, match=words):
+        joined(log(4), copy, name="copy-1-2")

@@ -17,12 +17,14 @@ from psdist.protocol.control import (
     Busy,
     Collected,
     Control,
+    CopyFilled,
     Done,
     Enter,
     Failure,
     Finish,
     Finished,
     Held,
+    KeepsCopy,
     Metrics,
     ModeProposed,
     Progress,
@@ -221,7 +223,8 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         tell(registrar, Stop())
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
-        *(Written, WriteFailed, Held, Busy, Buried, TakenOver, ModeProposed),
+        *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
+        *(TakenOver, KeepsCopy, CopyFilled),
     }
 
 

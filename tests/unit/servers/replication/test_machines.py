@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.errors import ConfigError, ProtocolError, ServersLostError
-from psdist.protocol.control import Moved, TakenOver, TakeOver
+from psdist.protocol.control import KeepCopy, Moved, TakenOver, TakeOver
 from psdist.protocol.events import Offered
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import server_id, worker_id
@@ -25,7 +25,12 @@ from psdist.servers.protocol.replication.records import (
     unpack_record,
 )
 from psdist.servers.protocol.replication.replica import MOST_TAKEN, Replica
-from psdist.servers.protocol.replication.takeovers import Move, ServerDeath, Takeovers
+from psdist.servers.protocol.replication.takeovers import (
+    Move,
+    ServerDeath,
+    ShardAlone,
+    Takeovers,
+)
 
 BUDDY = server_id(2)
 
@@ -199,8 +204,10 @@ def test_a_record_is_read_as_it_was_told() -> None:
 
 def test_the_buddy_takes_the_place_and_then_everybody_is_told() -> None:
     takeovers = Takeovers(num_workers=1, buddies=(1, 2, 0))
-    (action,) = takeovers.on_server_lost(server_id(1), "server 1")
-    assert action == SendControl(server_id(2), TakeOver(server=1))
+    assert takeovers.on_server_lost(server_id(1), "server 1") == [
+        ShardAlone(0, 0),
+        SendControl(server_id(2), TakeOver(server=1)),
+    ]
     with pytest.raises(ProtocolError, match="has taken the place of server 1"):
         takeovers.on_taken_over(server_id(0), TakenOver(server=1))
     moved = Moved(server=1, host=2)
@@ -208,6 +215,9 @@ def test_the_buddy_takes_the_place_and_then_everybody_is_told() -> None:
         Move(1, 2),
         *(SendControl(peer, moved) for peer in (server_id(0), server_id(2), worker_id(0))),
         ServerDeath(1, "server 1", 2),
+        ShardAlone(1, 2),
+        SendControl(server_id(2), KeepCopy(server=0, number=2)),
+        SendControl(server_id(0), KeepCopy(server=1, number=2)),
     ]
     with pytest.raises(ServersLostError, match="server 2 and server 1 have died"):
         takeovers.on_server_lost(server_id(2), "server 2")

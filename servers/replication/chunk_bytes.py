@@ -1,0 +1,155 @@
+"""A chunk's values and its optimizer's state as bytes, on their way to a copy that is filled.
+
+    packed = pack_regions(executor.snapshot(chunk, memory, set_index=0))
+    packed.states, packed.wholes            # what there is: into the record
+    packed.carried                          # the bytes, one behind the other
+    executor.restore(chunk, unpack_regions(record, data, partition))
+
+Of each segment the values in the server's dtype, then of each key of its state what has elements;
+all else is in the description (psdist.protocol.optimizer_state).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import msgpack
+
+from psdist.errors import ProtocolError
+from psdist.protocol.optimizer_state import (
+    STATE_ITEM_BYTES,
+    PerElement,
+    PieceState,
+    Uncut,
+    pack_states,
+    unpack_states,
+)
+from psdist.protocol.partition import Partition, master_dtype
+from psdist.servers.protocol.replication.records import ChunkRecord
+from psdist.servers.shard.regions import Region, Shape, starts_of
+
+if TYPE_CHECKING:
+    import torch
+
+_Wholes: TypeAlias = dict[tuple[int, str], tuple[str, Shape]]
+"""(piece, key) -> dtype and shape."""
+
+_MOST_DIMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRegions:
+    states: bytes
+    wholes: bytes
+    """Of tensors of shapes of their own: [piece, key, dtype, shape] of each."""
+    carried: Sequence[memoryview]
+
+
+def pack_regions(regions: Sequence[Region]) -> PackedRegions:
+    """All of a chunk, one for each of its segments; nothing of an executor of sizes."""
+    from psdist.protocol.memory import as_bytes, dtype_name  # with torch: not in simulations
+
+    wholes: list[list[object]] = []
+    carried: list[memoryview] = []
+    for each in regions:
+        carried.append(as_bytes(each.values))
+        for key in each.state:
+            if key not in each.elements:
+                continue
+            values = each.elements[key]
+            carried.append(as_bytes(values))
+            if key in each.shapes:
+                shape = list(each.shapes[key])
+                wholes.append([each.piece, key, dtype_name(values.dtype), shape])
+    states = pack_states({each.piece: each.state for each in regions if each.state})
+    return PackedRegions(states, msgpack.packb(wholes), [each for each in carried if len(each)])
+
+
+def unpack_regions(record: ChunkRecord, data: memoryview, partition: Partition) -> list[Region]:
+    """What :func:`pack_regions` made of the chunk, in memory of its own; nothing where there are no
+    bytes. Raises :class:`ProtocolError` where the bytes are not those of such a chunk."""
+    if not len(data):
+        return []
+    chunk = partition.chunks[record.chunk]
+    pieces = {segment.piece for segment in chunk.segments}
+    states = unpack_states(record.states, pieces=pieces, is_of_server=True)
+    wholes = _wholes(record.wholes)
+    dtype = master_dtype(chunk.dtype)
+    regions: list[Region] = []
+    at = 0
+
+    def take(dtype: str, num_elements: int) -> torch.Tensor:
+        nonlocal at
+        begin, at = at, at + num_elements * STATE_ITEM_BYTES[dtype]
+        if at > len(data):
+            _refuse(record, f"came with {len(data)} bytes, fewer than it tells of")
+        return _tensor(data[begin:at], dtype)
+
+    for segment, start in zip(chunk.segments, starts_of(partition, chunk), strict=True):
+        values = take(dtype, segment.length)
+        state: PieceState = states.get(segment.piece, {})
+        shapes: dict[str, Shape] = {}
+        elements: dict[str, torch.Tensor] = {}
+        for key, entry in state.items():
+            if isinstance(entry, PerElement):
+                elements[key] = take(entry.dtype, segment.length)
+            elif isinstance(entry, Uncut):
+                whole = wholes.get((segment.piece, key))
+                if whole is None:
+                    _refuse(record, f"says nothing of the state {key!r}")
+                shapes[key] = whole[1]
+                elements[key] = take(whole[0], _count(whole[1]))
+        regions.append(
+            Region(
+                piece=segment.piece,
+                start=start,
+                values=values,
+                state=state,
+                shapes=shapes,
+                elements=elements,
+            )
+        )
+    if at != len(data):
+        _refuse(record, f"came with {len(data)} bytes, not {at}")
+    return regions
+
+
+def _tensor(data: memoryview, dtype: str) -> torch.Tensor:
+    """A copy: where the bytes lie no element may begin."""
+    import torch
+
+    from psdist.protocol.memory import state_dtype
+
+    if not len(data):
+        return torch.zeros(0, dtype=state_dtype(dtype))
+    return torch.frombuffer(bytearray(data), dtype=state_dtype(dtype))
+
+
+def _wholes(data: bytes) -> _Wholes:
+    found: _Wholes = {}
+    try:
+        for piece, key, dtype, shape in msgpack.unpackb(data):
+            is_shape = len(shape) <= _MOST_DIMS and all(_is_size(each) for each in shape)
+            if dtype not in STATE_ITEM_BYTES or not is_shape:
+                raise ValueError(f"{dtype!r:.40} of shape {shape!r:.80}")
+            found[piece, key] = dtype, tuple(shape)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a ChunkRecord that cannot be read: {error!r:.200}") from None
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**40
+
+
+def _count(shape: Shape) -> int:
+    num = 1
+    for each in shape:
+        num *= each
+    return num
+
+
+def _refuse(record: ChunkRecord, why: str) -> NoReturn:
+    raise ProtocolError(f"a ChunkRecord of chunk {record.chunk} {why}")

@@ -1,0 +1,176 @@
+"""The second copy of one other server's shard, as this process keeps it: of all parameter sets.
+
+    kept = KeptShard(options, server_options, make_executor, me=2, transport=transport, number=1)
+    kept.on_built(built)                  # a set was described: its records can be carried out
+    kept.on_offered(event)
+    kept.on_arrived(event)                # carried out in order, and the primary is told
+    kept.take_over(who)                   # the copies: the server has died
+
+It decides nothing (psdist.servers.protocol.replication.replica).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from psdist.errors import InvariantError, PeerLostError
+from psdist.history.writers import ServerHistory
+from psdist.protocol.checkpoints import FirstClocks
+from psdist.protocol.control import Setup
+from psdist.protocol.events import Arrived, Frame, Offered
+from psdist.protocol.header import Header, Kind
+from psdist.protocol.ids import server_id
+from psdist.protocol.partition import Partition
+from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.records import FilledRecord, FillRecord, unpack_record
+from psdist.servers.protocol.replication.replica import NumberedRecord, Replica, TakeRecord
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.replication.copies import ShardCopy
+from psdist.servers.set_loop import ServerOptions
+from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.shard.regions import Keeper
+from psdist.transport.base import Transport
+
+_RECORDED = int(Kind.RECORDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicationOptions:
+    """What servers need to know of one another's copies, beside what each knows of itself."""
+
+    buddies: Sequence[int]
+    """By server: who keeps the second copy of its shard at the start."""
+    num_groups: int
+    make_core: Callable[[int, int, int, ShardPicture | None], ServerCore]
+    """(server, set index, collectives that are over, what its buddy knows of it): the machine of a
+    server whose place another one has taken; no picture of a set that came later."""
+    make_history: Callable[[int, int, int, int], ServerHistory | None]
+    """(server, set index, number of the copy, position of its first event): the log of a server as
+    who keeps that copy writes it; None where nothing is recorded."""
+    make_keeper: Callable[[int], Keeper | None]
+    """Where the checkpoints of a server go whose place another one has taken."""
+    first_clocks: Callable[[int], FirstClocks | None] = lambda _set_index: None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSet:
+    """A parameter set that the chief has described."""
+
+    partition: Partition
+    owners: Sequence[int]
+    setup: Setup
+
+
+class KeptShard:
+    def __init__(
+        self,
+        options: ReplicationOptions,
+        server_options: ServerOptions,
+        make_executor: MakeExecutor,
+        *,
+        transport: Transport,
+        server: int,
+        number: int,
+    ) -> None:
+        """``server_options``: this server's own; ``server``: whose shard it is; ``number``: of the
+        copy."""
+        self.number = number
+        self.server_options = dataclasses.replace(
+            server_options, server=server, keeper=options.make_keeper(server)
+        )
+        """Those of that server."""
+        self.copies: list[ShardCopy] = []
+        """By parameter set, of those of which something was told."""
+        self._options = options
+        self._transport = transport
+        self._server = server
+        self._make_executor = make_executor
+        self._replica = Replica(server=server_options.server, primary=server)
+        self._built: list[BuiltSet] = []
+        self._free: list[Frame] = []
+        """Memory for records."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no group can change the shard any more, or it is not here yet: whoever fills the
+        copy ends that first."""
+        pictures = [copy.picture for copy in self.copies]
+        if self._replica.is_closed or any(each.is_partial for each in pictures):
+            return True
+        return not any(each.has_members for each in pictures)
+
+    def on_built(self, built: BuiltSet) -> None:
+        self._built.append(built)
+        self._carry_out(self._replica.on_set_built())
+
+    def on_offered(self, event: Offered) -> None:
+        self._take(self._replica.on_offered(event))
+
+    def on_arrived(self, event: Arrived) -> None:
+        header = event.header
+        self._carry_out(self._replica.on_arrived(event.peer, header.clock, header.set_index, event))
+
+    def _take(self, records: Sequence[TakeRecord]) -> None:
+        for record in records:
+            frame = self._free.pop() if self._free else None
+            if frame is None or frame.capacity < record.num_bytes:
+                from psdist.protocol.memory import allocate  # with torch: not in simulations
+
+                frame = Frame(allocate(record.num_bytes))
+            self._transport.accept(record.ticket, frame)
+
+    def _carry_out(self, records: Sequence[NumberedRecord]) -> None:
+        for number, set_index, event in records:
+            header, frame = event.header, event.frame
+            record = unpack_record(frame.payload[header.settings : header.length])
+            if set_index == len(self.copies):
+                self._begin(set_index, is_filled=isinstance(record, FillRecord))
+            self.copies[set_index].carry_out(record, frame, header.settings)
+            if isinstance(record, FilledRecord):
+                self._free.clear()  # chunks with their optimizer's state are larger than any other
+            else:
+                self._free.append(frame)
+            self._take(self._replica.on_carried_out(number))
+            self._tell(number)
+
+    def _begin(self, set_index: int, *, is_filled: bool) -> None:
+        """The first record of a set is here."""
+        built, options, server = self._built[set_index], self._options, self._server
+        self.copies.append(
+            ShardCopy(
+                self.server_options,
+                built.setup,
+                built.partition,
+                [chunk for chunk, owner in enumerate(built.owners) if owner == server],
+                set_index=set_index,
+                num_groups=options.num_groups,
+                make_executor=self._make_executor,
+                make_history=partial(options.make_history, server, set_index, self.number),
+                first=options.first_clocks(set_index),
+                is_filled=is_filled,
+            )
+        )
+
+    def _tell(self, number: int) -> None:
+        frame = Frame()
+        Header(kind=_RECORDED, sender=self._transport.me, clock=number).pack_into(frame.header)
+        self._transport.send(server_id(self._server), frame)
+
+    def take_over(self) -> Sequence[ShardCopy]:
+        """The registrar says that the server has died, and that this one takes its place: what
+        that one held. Raises :class:`PeerLostError` where its shard was not complete."""
+        if self._replica.is_closed:
+            raise InvariantError(f"told to take the place of server {self._server} twice")
+        self._replica.close()
+        is_known = len(self.copies) == len(self._built)
+        if not is_known or not all(copy.picture.is_complete for copy in self.copies):
+            who = self._transport.lost.get(server_id(self._server), f"server {self._server}")
+            raise PeerLostError(f"{who} (while a model was being set up)")
+        return self.copies
+
+    def close_histories(self) -> None:
+        for copy in self.copies:
+            copy.close_history()

@@ -1,0 +1,85 @@
+"""Servers die one after the other, and shards that have one copy left get another: under seeded
+schedules, on the virtual network, with real tensors. Whoever lives finishes, every update that was
+acknowledged is in the final parameters once, and in sync the parameters are those of the run
+without deaths. Where nobody has a shard any more the job ends with the one error that says so.
+
+More by hand: ``python -m tests.protocol.test_refills FIRST LAST``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.errors import PsdistError
+from psdist.protocol.ids import is_worker
+from tests.support.virtual.job import VirtualJob
+from tests.support.virtual.refills import play_refills, prove_refills
+
+SEEDS = (2, 3, 8, 10, 18, 36, 48, 69, 75, 83, 88, 92, 96, 106)
+"""Of the first hundred those that are quick and have met all that can be met."""
+MANY = range(1000, 1300)
+FOUND = (2111,)
+"""What waited to be sent again, when who was to get it died as well (2111)."""
+
+
+def play_and_prove(seeds: Iterable[int], **broken: Any) -> Counter[str]:
+    """What was met, and how often."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            job = play_refills(seed, **broken)
+            prove_refills(job)
+            prove_bits(job, met)
+        except (AssertionError, PsdistError) as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met += job.met
+    return met
+
+
+def prove_bits(job: Any, met: Counter[str]) -> None:
+    """Of a run in sync in which no worker has died."""
+    has_lost_worker = any(map(is_worker, job.network._dead))
+    if job.errors or job.schedule.mode != "sync" or has_lost_worker or not job.met["deaths"]:
+        return
+    whole = VirtualJob(job.schedule, max_deaths=99, is_watched=False)
+    whole.run()
+    for mine, other in zip(job.sets, whole.sets, strict=True):
+        assert torch.equal(mine.parameters(), other.parameters())
+    met["same bits"] += 1
+
+
+def test_server_after_server_dies_and_the_others_go_on() -> None:
+    met = play_and_prove(SEEDS)
+    for what in (
+        *("survived", "ended", "another beginning", "2 deaths", "3 deaths", "4 deaths"),
+        *("sync", "ssp", "async", "same bits", "told meanwhile", "left out"),
+    ):
+        assert met[what], met
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found(seed: int) -> None:
+    play_and_prove([seed])
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    play_and_prove(MANY)
+
+
+if __name__ == "__main__":
+    total: Counter[str] = Counter()
+    num_bad = 0
+    for each in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            total += play_and_prove([each])
+        except Exception as error:
+            num_bad += 1
+            print(f"{each}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    print(f"{num_bad} bad", total)

@@ -1,0 +1,353 @@
+"""Another copy of a shard: who is told what, which chunk goes next, what the bytes of one are, and
+what a picture takes that is told of a set that has begun."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.errors import InvariantError, ProtocolError, ServersLostError
+from psdist.protocol.control import (
+    CopyFilled,
+    FillCopy,
+    KeepCopy,
+    KeepsCopy,
+    TakenOver,
+    TakeOver,
+)
+from psdist.protocol.ids import server_id
+from psdist.protocol.optimizer_state import OneValue, PerElement, Uncut
+from psdist.protocol.partition import Partition, Piece
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.membership import Standing
+from psdist.servers.protocol.replication.filling import MOST_FILLING, Filling
+from psdist.servers.protocol.replication.pairs import next_keeper
+from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.primary import Primary
+from psdist.servers.protocol.replication.records import (
+    BuriedRecord,
+    ChunkRecord,
+    FilledRecord,
+    FillRecord,
+    MemberRecord,
+    ValuesRecord,
+)
+from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole, Takeovers
+from psdist.servers.replication.chunk_bytes import pack_regions, unpack_regions
+from psdist.servers.shard.regions import Region
+from tests.unit.servers.replication.test_machines import step
+
+# -- the registrar ---------------------------------------------------------------------------------
+
+
+def sent(actions: list[Any], kind: type) -> list[tuple[int, Any]]:
+    return [
+        (each.peer, each.message)
+        for each in actions
+        if isinstance(each, SendControl) and isinstance(each.message, kind)
+    ]
+
+
+def test_server_after_server_dies_when_every_shard_has_two_copies_again() -> None:
+    takeovers = Takeovers(num_workers=1, buddies=(1, 2, 3, 0))
+    alive = [0, 1, 2, 3]
+    for dead in (1, 2, 3):
+        alive.remove(dead)
+        actions = takeovers.on_server_lost(server_id(dead), f"server {dead}")
+        places = sent(actions, TakeOver)
+        assert dead in [message.server for _, message in places]
+        for number, (peer, message) in enumerate(places):
+            assert peer in alive
+            actions = takeovers.on_taken_over(peer, TakenOver(server=message.server))
+            is_last = number == len(places) - 1
+            assert bool(sent(actions, KeepCopy)) == (is_last and len(alive) > 1)
+        for peer, message in sent(actions, KeepCopy):
+            answer = KeepsCopy(server=message.server, number=message.number)
+            ((host, fill),) = sent(takeovers.on_keeps_copy(peer, answer), FillCopy)
+            assert isinstance(fill, FillCopy)
+            assert (fill.server, fill.keeper, fill.number) == (message.server, peer, message.number)
+            assert host in alive
+            assert host != peer
+            assert message.server in takeovers.alone
+            filled = CopyFilled(server=message.server, number=message.number)
+            whole = takeovers.on_copy_filled(server_id(message.server), filled)
+            assert whole == [ShardWhole(message.server, peer)]
+        assert takeovers.alone == ([] if len(alive) > 1 else [0, 1, 2, 3])
+    assert {each.host for each in takeovers._shards} == {0}
+
+
+def after_one_death() -> Takeovers:
+    takeovers = Takeovers(num_workers=1, buddies=(1, 2, 0))
+    takeovers.on_server_lost(server_id(1), "server 1")
+    takeovers.on_taken_over(server_id(2), TakenOver(server=1))
+    return takeovers
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_who_has_a_shard_alone_dies_before_its_copy_is_whole(is_asked: bool) -> None:
+    takeovers = after_one_death()
+    if is_asked:
+        takeovers.on_keeps_copy(server_id(0), KeepsCopy(server=1, number=2))
+    with pytest.raises(ServersLostError, match="server 2 and server 1 have died"):
+        takeovers.on_server_lost(server_id(2), "server 2")
+
+
+def test_who_was_to_keep_a_copy_dies_and_another_one_is_asked() -> None:
+    takeovers = Takeovers(num_workers=0, buddies=(1, 2, 3, 0), hosts=("a", "a", "a", "b"))
+    takeovers.on_server_lost(server_id(1), "server 1")
+    asked = sent(takeovers.on_taken_over(server_id(2), TakenOver(server=1)), KeepCopy)
+    # The shards of 0 and 1 are alone, in servers 0 and 2: 3 is on another host.
+    assert [(peer, message.server) for peer, message in asked] == [(3, 0), (3, 1)]
+    actions = takeovers.on_server_lost(server_id(3), "server 3")
+    assert ShardAlone(2, 2) in actions
+    assert sent(actions, KeepCopy) == [], "not before all places are taken"
+    again = sent(takeovers.on_taken_over(server_id(0), TakenOver(server=3)), KeepCopy)
+    assert [(peer, each.server, each.number) for peer, each in again] == [
+        (2, 0, 3),
+        (0, 1, 3),
+        (0, 2, 2),
+        (2, 3, 2),
+    ]
+    assert takeovers.on_copy_filled(server_id(1), CopyFilled(server=1, number=2)) == [], "the first"
+    for number in (1, 4):
+        with pytest.raises(ProtocolError, match="has filled copy"):
+            takeovers.on_copy_filled(server_id(1), CopyFilled(server=1, number=number))
+    with pytest.raises(ProtocolError, match="has filled copy 3 of the shard of server 1"):
+        takeovers.on_copy_filled(server_id(2), CopyFilled(server=1, number=3))
+    with pytest.raises(ProtocolError, match="keeps copy 3 of the shard of server 1"):
+        takeovers.on_keeps_copy(server_id(2), KeepsCopy(server=1, number=3))
+
+
+def test_no_copy_is_begun_when_all_workers_are_done() -> None:
+    takeovers = after_one_death()
+    takeovers.is_ending = True
+    assert takeovers.on_keeps_copy(server_id(0), KeepsCopy(server=1, number=2)) == []
+    late = Takeovers(num_workers=1, buddies=(1, 2, 0))
+    late.is_ending = True
+    late.on_server_lost(server_id(1), "server 1")
+    assert not sent(late.on_taken_over(server_id(2), TakenOver(server=1)), KeepCopy)
+
+
+def test_the_next_keeper_is_elsewhere_and_has_little() -> None:
+    hosts, racks = ["a", "a", "b", "c", "c"], ["r", "r", "r", "s", "s"]
+    load = [2, 0, 0, 3, 2]
+    assert next_keeper(0, [1, 2, 3, 4], hosts=hosts, racks=racks, load=load) == 4
+    assert next_keeper(0, [1, 2], hosts=hosts, racks=racks, load=load) == 2
+    assert next_keeper(3, [0, 1], hosts=hosts, racks=racks, load=load) == 1
+    assert next_keeper(0, [1], hosts=hosts, racks=racks, load=load) == 1
+
+
+# -- who fills it ----------------------------------------------------------------------------------
+
+
+def test_a_few_chunks_are_under_way_and_one_that_is_not_ready_waits() -> None:
+    filling = Filling(number=2, chunks=[(0, 0), (0, 3), (1, 0), (1, 1)])
+    unready = {(0, 0)}
+    found = []
+    for number in range(1, MOST_FILLING + 1):
+        found.append(filling.next(lambda *each: each not in unready))
+        filling.on_told(number)
+    assert found == [(0, 3), (1, 0)]
+    assert filling.next(lambda *_each: True) is None, "enough are under way"
+    filling.on_held(2)
+    assert filling.next(lambda *each: each not in unready) == (1, 1)
+    filling.on_told(3)
+    assert filling.next(lambda *each: each not in unready) is None
+    assert not filling.is_all_told
+    unready.clear()
+    assert filling.next(lambda *each: each not in unready) == (0, 0)
+    filling.on_told(4)
+    assert filling.is_all_told
+    assert not filling.is_over(99)
+    filling.ends_with = 5
+    assert not filling.is_over(4)
+    assert filling.is_over(5)
+
+
+def test_nothing_is_held_while_a_copy_is_filled_and_all_is_behind_it() -> None:
+    first, second = server_id(2), server_id(3)
+    primary = Primary(server=1, buddy=first)
+    primary.count_record()
+    primary.on_buddy_lost()
+    primary.go_alone()
+    assert primary.count_record() == 0
+    primary.begin_fill(second)
+    with pytest.raises(InvariantError, match="twice"):
+        primary.begin_fill(second)
+    assert primary.count_record() == 1
+    assert not primary.is_told
+    assert not primary.hold("acknowledged by one")
+    assert primary.on_recorded(first, 1) == [], "last words of the one before"
+    primary.end_fill()
+    assert primary.hold("behind the fill")
+    primary.check_invariants()
+    assert primary.on_recorded(second, 1) == ["behind the fill"]
+    assert primary.is_told
+    primary.on_buddy_lost()
+    assert primary.hold("nobody else has it")
+    assert primary.go_alone() == ["nobody else has it"]
+
+
+def test_who_has_nobody_says_everything_and_the_next_one_may_die_in_a_fill() -> None:
+    primary = Primary(server=1, buddy=None)
+    assert not primary.hold("at once")
+    with pytest.raises(ProtocolError, match="nobody has been sent 0"):
+        primary.on_recorded(server_id(2), 1)
+    primary.begin_fill(server_id(2))
+    assert primary.count_record() == 1
+    primary.on_buddy_lost()
+    assert primary.count_record() == 0
+    assert not primary.hold("alone all the same")
+    assert primary.go_alone() == []
+    primary.begin_fill(server_id(3))
+    assert primary.count_record() == 1
+    with pytest.raises(InvariantError, match="had not begun"):
+        Primary(server=1, buddy=None).end_fill()
+
+
+# -- who keeps it ----------------------------------------------------------------------------------
+
+
+def fill_record(**changed: Any) -> FillRecord:
+    values: dict[str, Any] = {
+        "standings": ["ACTIVE", "SUSPENDED", "DEAD"], "stops": [0, 4, 0], "generation": 1,
+        "dead": [2], "chief": 0, "resumed_up_to": 3, "is_kept": False,
+    }  # fmt: skip
+    return FillRecord(**(values | changed))
+
+
+def chunk_record(chunk: int, clocks: list[int], **changed: Any) -> ChunkRecord:
+    values: dict[str, Any] = {"version": 9, "newest_load": 2, "states": b"", "wholes": b""}
+    return ChunkRecord(chunk=chunk, clocks=clocks, **(values | changed))
+
+
+def filling_picture() -> ShardPicture:
+    return ShardPicture(chunks=(0, 2), num_groups=3, num_state_parts=5)
+
+
+def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
+    picture = filling_picture()
+    picture.apply(fill_record())
+    assert picture.standings == [Standing.ACTIVE, Standing.SUSPENDED, Standing.DEAD]
+    assert (picture.stops, picture.resumed_up_to, picture.dead) == ([0, 4, 0], 3, (2,))
+    with pytest.raises(ProtocolError, match="chunk 0, of which nothing was told"):
+        picture.apply(step(0, groups=[0], clocks=[5]))
+    picture.apply(chunk_record(0, [5, 4, 1]))
+    picture.apply(step(0, groups=[0], clocks=[5]))
+    picture.apply(ValuesRecord(chunk=0, group=0, clock=6, number=3))
+    picture.apply(MemberRecord(kind="resume", group=1, clock=0, workers=1))
+    with pytest.raises(ProtocolError, match="nothing of 1 chunks"):
+        picture.apply(FilledRecord(keeper=1, position=40, num_updates=11, num_steps=6))
+    picture.apply(chunk_record(2, [6, 4, 2]))
+    assert not picture.is_complete
+    with pytest.raises(ProtocolError, match="a whole copy with 22 updates; 23 were told of"):
+        picture.apply(FilledRecord(keeper=1, position=40, num_updates=22, num_steps=6))
+    picture.apply(FilledRecord(keeper=1, position=40, num_updates=23, num_steps=6))
+    assert picture.is_complete
+    assert picture.clocks == {0: [6, 4, 1], 2: [6, 4, 2]}
+    assert picture.versions == {0: 11, 2: 9}
+    assert picture.newest_loads == {0: 3, 2: 2}
+    assert (picture.num_updates, picture.num_steps) == (23, 6)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [fill_record(standings=["ACTIVE", "ACTIVE"])],
+        [fill_record(stops=[0])],
+        [fill_record(standings=["ACTIVE", "ACTIVE", "ASLEEP"])],
+        [fill_record(), fill_record()],
+        [ValuesRecord(chunk=0, group=0, clock=-1, number=0), fill_record()],
+        [chunk_record(0, [0, 0, 0])],
+        [fill_record(), chunk_record(1, [0, 0, 0])],
+        [fill_record(), chunk_record(0, [0, 0])],
+        [fill_record(), chunk_record(0, [0, 0, 0], version=0)],
+        [fill_record(), chunk_record(0, [0, 0, 0]), chunk_record(0, [0, 0, 0])],
+        [FilledRecord(keeper=1, position=0, num_updates=0, num_steps=0)],
+    ],
+)
+def test_what_cannot_be_told_of_a_fill_is_refused(records: list[Any]) -> None:
+    picture, (*before, last) = filling_picture(), records
+    for each in before:
+        picture.apply(each)
+    with pytest.raises(ProtocolError, match="the records of a shard tell of"):
+        picture.apply(last)
+
+
+def test_of_chunks_that_are_not_known_a_death_may_say_less() -> None:
+    picture = filling_picture()
+    picture.apply(fill_record())
+    picture.apply(chunk_record(0, [5, 4, 1]))
+    death = BuriedRecord(
+        generation=2, dead=[2, 0], chief=1, out=[0], fewest=[3], workers=[1],
+        chunks=[0], heirs=[0], clocks=[5],
+    )  # fmt: skip
+    with pytest.raises(ProtocolError, match="after 6 iterations"):
+        picture.apply(dataclasses.replace(death, generation=3, fewest=[6]))
+    picture = filling_picture()
+    picture.apply(fill_record())
+    picture.apply(chunk_record(0, [5, 4, 1]))
+    picture.apply(death)
+    assert picture.standings[0] is Standing.DEAD
+    assert picture.newest_loads[0] == 0, "the next chief counts from the start"
+
+
+# -- the bytes of a chunk --------------------------------------------------------------------------
+
+
+def regions_of(partition: Partition) -> list[Region]:
+    found = []
+    for number, segment in enumerate(partition.chunks[0].segments):
+        values = torch.arange(float(segment.length)) + number
+        found.append(
+            Region(
+                piece=segment.piece,
+                start=0,
+                values=values,
+                state={
+                    "step": OneValue("float32", 0, 3.0),
+                    "sum": PerElement("float32"),
+                    "rows": Uncut("a tensor"),
+                },
+                shapes={"rows": (2, 3)},
+                elements={"sum": -values, "rows": torch.arange(6.0) * number},
+            )
+        )
+    return found
+
+
+def test_a_chunk_is_the_same_behind_the_network() -> None:
+    pieces = [
+        Piece(name=name, shape=(3, 5), stride=(5, 1), dtype="float32", optimizer_group=0)
+        for name in "ab"
+    ]
+    partition = Partition.cut(pieces, chunk_bytes=4096)
+    regions = regions_of(partition)
+    packed = pack_regions(regions)
+    data = memoryview(b"".join(map(bytes, packed.carried)))
+    record = chunk_record(0, [1], states=packed.states, wholes=packed.wholes)
+    # From an odd place in memory, as behind a gradient of an odd length.
+    shifted = memoryview(bytearray(b"x" + bytes(data)))[1:]
+    for mine, other in zip(unpack_regions(record, shifted, partition), regions, strict=True):
+        assert (mine.piece, mine.start, mine.state) == (other.piece, other.start, other.state)
+        assert dict(mine.shapes) == dict(other.shapes)
+        assert torch.equal(mine.values, other.values)
+        assert mine.elements.keys() == other.elements.keys()
+        assert all(torch.equal(mine.elements[key], other.elements[key]) for key in other.elements)
+    assert unpack_regions(record, data[:0], partition) == []
+    for bad, words in (
+        (data[:-4], "fewer than it tells of"),
+        (memoryview(bytes(data) + b"\0" * 4), f"bytes, not {len(data)}"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            unpack_regions(record, bad, partition)
+    for wholes, words in (
+        (b"\x90", "says nothing of the state 'rows'"),
+        (b"\xc1", "cannot be read"),
+    ):
+        damaged = dataclasses.replace(record, wholes=wholes)
+        with pytest.raises(ProtocolError, match=words):
+            unpack_regions(damaged, data, partition)
