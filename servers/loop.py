@@ -286,8 +286,10 @@ class ServerLoop:
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A rank is dead: every set gives up what it was to receive, and the registrar says what
-        follows. What the death of a server means to copies is its host's to find out."""
+        follows. What the death of a server means to other shards' copies its host finds out."""
         if self._is_hosted and not is_worker(event.peer):
+            if self._replication is not None:
+                self._replication.on_server_lost(event.peer)
             if self.registrar is not None:
                 self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
             return ()

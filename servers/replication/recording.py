@@ -60,11 +60,11 @@ class RecordingSetLoop(SetLoop):
         self._execute[TellBuried] = self._tell_buried
 
     def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
-        before = self.core.generation
+        before, resumed_up_to = self.core.generation, self.core.resumed_up_to
         actions = super().decide(event)
         if self.executor is None or not isinstance(event, ControlArrived):
             return actions
-        if isinstance(event.message, Resume):
+        if isinstance(event.message, Resume) and self.core.resumed_up_to != resumed_up_to:
             return [*actions, TellResumed(self.core.resumed_up_to)]
         if isinstance(event.message, Bury) and self.core.generation != before:
             actions = list(actions)
@@ -189,8 +189,9 @@ class RecordingSetLoop(SetLoop):
         super()._record_membership(action)
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:
-        known = [chunk for chunk in action.chunks if chunk not in self._untold]
-        self._tell(SnapshotRecord(number=action.number, chunks=known))
+        if not action.is_again:
+            known = [chunk for chunk in action.chunks if chunk not in self._untold]
+            self._tell(SnapshotRecord(number=action.number, chunks=known))
         super()._take_snapshot(action)
 
     def _tell_of(self, chunk: int, record: Record, *carried: memoryview) -> None:

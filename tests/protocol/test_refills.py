@@ -3,7 +3,7 @@ schedules, on the virtual network, with real tensors. Whoever lives finishes, ev
 acknowledged is in the final parameters once, and in sync the parameters are those of the run
 without deaths. Where nobody has a shard any more the job ends with the one error that says so.
 
-More by hand: ``python -m tests.protocol.test_refills FIRST LAST``.
+More by hand: ``python -m tests.protocol.test_refills FIRST LAST [registrar]``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,36 @@ from tests.support.virtual.refills import play_refills, prove_refills
 
 SEEDS = (2, 3, 8, 10, 18, 36, 48, 69, 75, 83, 88, 92, 96, 106)
 """Of the first hundred those that are quick and have met all that can be met."""
+SEEDS_WITH_REGISTRAR = (
+    1,
+    5,
+    6,
+    8,
+    10,
+    15,
+    19,
+    25,
+    34,
+    42,
+    49,
+    58,
+    60,
+    64,
+    66,
+    73,
+    74,
+    81,
+    83,
+    88,
+    97,
+)
+"""As these."""
 MANY = range(1000, 1300)
 FOUND = (2111,)
 """What waited to be sent again, when who was to get it died as well (2111)."""
+FOUND_WITH_REGISTRAR = (48, 91)
+"""A shard that was asked again whether a collective is over, when the next copy of it knew that
+(48); a registrar that had a place taken before its own shard knew that its copy was lost (91)."""
 
 
 def play_and_prove(seeds: Iterable[int], **broken: Any) -> Counter[str]:
@@ -63,14 +90,31 @@ def test_server_after_server_dies_and_the_others_go_on() -> None:
         assert met[what], met
 
 
+def test_the_registrar_dies_before_and_in_and_behind_a_fill() -> None:
+    """And another server behind it."""
+    met = play_and_prove(SEEDS_WITH_REGISTRAR, registrar_dies=True)
+    for what in (
+        *("registrar first", "registrar filling", "registrar source", "registrar whole"),
+        *("behind the registrar", "told meanwhile", "left out"),
+        *("survived", "ended", "sync", "ssp", "async", "same bits"),
+    ):
+        assert met[what], met
+
+
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found(seed: int) -> None:
     play_and_prove([seed])
 
 
+@pytest.mark.parametrize("seed", FOUND_WITH_REGISTRAR)
+def test_what_was_found_with_the_registrar(seed: int) -> None:
+    play_and_prove([seed], registrar_dies=True)
+
+
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(MANY)
+    play_and_prove(MANY, registrar_dies=True)
 
 
 if __name__ == "__main__":
@@ -78,7 +122,7 @@ if __name__ == "__main__":
     num_bad = 0
     for each in range(int(sys.argv[1]), int(sys.argv[2])):
         try:
-            total += play_and_prove([each])
+            total += play_and_prove([each], registrar_dies=sys.argv[3:] == ["registrar"])
         except Exception as error:
             num_bad += 1
             print(f"{each}: {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import zlib
@@ -19,22 +20,25 @@ import torch
 import psdist
 
 ITERATIONS = 12
+RUN_DIR = Path(os.environ["PSDIST_RUN_DIR"])
+LOGS = RUN_DIR / "logs"
 KILL_AT = int(os.environ.get("KILL_AT", "5"))
 
 
 def kill_server(number: int) -> None:
-    ranks = json.loads((Path(os.environ["PSDIST_RUN_DIR"]) / "ranks.json").read_text())
+    ranks = json.loads((RUN_DIR / "ranks.json").read_text())
     servers = [each["pid"] for each in ranks if each["role"] == "server"]
     os.kill(servers[number], signal.SIGKILL)
 
 
-def wait_for_copies(num_dead: int) -> None:
-    """Until the registrar has said that so many servers are dead, and every shard whole."""
-    log = Path(os.environ["PSDIST_RUN_DIR"]) / "logs" / "rank-0.log"
+def wait_for_copies(dead: list[int]) -> None:
+    """Until the registrar, or who has succeeded it, has said that all of ``dead`` are, and of every
+    shard whose second copy is lost that there is another one."""
     while True:
-        text = log.read_text()
-        num_alone, num_whole = text.count("has one copy"), text.count("has a second copy again")
-        if text.count("has taken its place") == num_dead and num_alone == num_whole:
+        texts = [each.read_text() for each in sorted(LOGS.glob("rank-*.log"))]
+        shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", "".join(texts))
+        standing = {int(server): which for server, which in shards}  # the last word of each
+        if standing.keys() >= set(dead) and "one" not in standing.values():
             return
         time.sleep(0.02)
 
@@ -50,7 +54,7 @@ def main() -> None:
     kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
         if iteration in kills and job.is_chief:
-            wait_for_copies(victims.index(kills[iteration]))
+            wait_for_copies(victims[: victims.index(kills[iteration])])
             kill_server(kills[iteration])
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()

@@ -2,8 +2,9 @@
 other copies.
 
 job = play_refills(7)
-job.num_died, job.met                   # what has happened
+job.met                                 # what has happened, and how often
 prove_refills(job)
+play_refills(7, registrar_dies=True)    # the registrar, too, once
 """
 
 from __future__ import annotations
@@ -69,9 +70,12 @@ def schedule_with_refills(seed: int) -> Schedule:
     )
 
 
-def play_refills(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> RefillJob:
+def play_refills(
+    seed: int, *, schedule: Schedule | None = None, registrar_dies: bool = False, **broken: Any
+) -> RefillJob:
     """All servers but the registrar may die, one after the other: when every shard has two copies
-    again, or while one is filled, or right behind the one before."""
+    again, or while one is filled, or right behind the one before. ``registrar_dies``: it does, too,
+    before them, while a copy is filled, or when all are whole; its deputy lives on, mostly."""
     schedule = schedule or schedule_with_refills(seed)
     pick = random.Random(f"{seed} who dies")
     job = RefillJob(schedule, max_deaths=99, **broken)
@@ -79,6 +83,7 @@ def play_refills(seed: int, *, schedule: Schedule | None = None, **broken: Any) 
     victims = pick.sample(workers, min(2, len(workers))) if pick.random() < 0.35 else []
     num_deaths = pick.randrange(1, schedule.servers)
     wait, num_since, wanted = int(10 ** pick.uniform(0.0, 2.4)), 0, "whole"
+    registrar_dies_when = _choose_when(seed) if registrar_dies else None
     while job.network.step():
         if job.errors and not job.may_end:
             return job
@@ -89,7 +94,15 @@ def play_refills(seed: int, *, schedule: Schedule | None = None, **broken: Any) 
             continue
         if victims and pick.random() < 0.02:
             job.network.crash(worker_id(victims.pop()), notice_s=pick.choice(NOTICES_S))
-        if num_deaths and _strike(job, wanted, pick):
+        if registrar_dies_when == "first":
+            _end_registrar(job, "registrar first", pick)
+            registrar_dies_when, num_since = None, 0
+            continue
+        if registrar_dies_when and _is_time(job, registrar_dies_when, pick):
+            _end_registrar(job, f"registrar {registrar_dies_when}", pick)
+            registrar_dies_when = None
+            continue
+        if num_deaths and _strike(job, wanted, pick, spares_deputy=registrar_dies):
             num_deaths -= 1
             num_since, wait, wanted = 0, int(10 ** pick.uniform(0.0, 2.0)), _choose(pick)
     return job
@@ -99,16 +112,43 @@ def _choose(pick: random.Random) -> str:
     return pick.choice(["whole"] * 5 + ["next keeper"] * 2 + ["source", "anybody"])
 
 
-def _strike(job: RefillJob, wanted: str, pick: random.Random) -> bool:
+def _choose_when(seed: int) -> str:
+    """When the registrar dies: before anybody, while another one's shard is filled or its own, or
+    when all have two copies again."""
+    moments = ["first", "filling", "filling", "whole", "source"]
+    return random.Random(f"{seed} registrar").choice(moments)
+
+
+def _is_time(job: RefillJob, when: str, pick: random.Random) -> bool:
+    takeovers = job.takeovers
+    if not job.met["deaths"] or pick.random() > 0.1:
+        return False
+    if when in ("filling", "source"):
+        hosts = {each.host for each in takeovers._shards if each.next_keeper is not None}
+        return bool(hosts) and (REGISTRAR in hosts) == (when == "source")
+    return _dead_servers(job) <= takeovers._names.keys() and not takeovers.alone
+
+
+def _dead_servers(job: RefillJob) -> set[int]:
+    return {each for each in range(job.schedule.servers) if server_id(each) in job.network._dead}
+
+
+def _end_registrar(job: RefillJob, moment: str, pick: random.Random) -> None:
+    if REGISTRAR in job.network._actors:
+        job.met[moment] += 1
+        _end(job, REGISTRAR, pick)
+
+
+def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: bool) -> bool:
     """Somebody dies, if that is the moment for it."""
     takeovers = job.takeovers
     alive = [each for each in takeovers._alive if server_id(each) in job.network._actors]
     alive = [each for each in alive if each != REGISTRAR]
+    if spares_deputy and wanted != "anybody":
+        alive = [each for each in alive if server_id(each) != job.deputy]
     filled = [each for each in takeovers._shards if each.next_keeper is not None]
-    shards = takeovers._shards
-    is_dead = {each for each in range(len(shards)) if server_id(each) in job.network._dead}
     if wanted == "whole":
-        is_noticed = is_dead <= takeovers._names.keys()
+        is_noticed = _dead_servers(job) <= takeovers._names.keys()
         candidates = alive if is_noticed and not takeovers.alone else []
     elif wanted == "next keeper":
         candidates = [each.next_keeper for each in filled if each.next_keeper in alive]
@@ -118,15 +158,21 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random) -> bool:
         candidates = alive
     if not candidates:
         return False
-    victim = pick.choice(candidates)
-    gone = {*is_dead, victim}
-    if any({each.host} | {each.keeper} - {None} <= gone for each in shards):
+    job.met[wanted] += 1
+    job.met["behind the registrar"] += REGISTRAR in job.network._dead
+    _end(job, pick.choice(candidates), pick)
+    return True
+
+
+def _end(job: RefillJob, victim: int, pick: random.Random) -> None:
+    """Server ``victim`` dies; of whoever may have had the only copy of something that is noted."""
+    gone = {*_dead_servers(job), victim}
+    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
+    if is_alone or {server_id(REGISTRAR), job.deputy} <= set(map(server_id, gone)):
         job.may_end, job.dead = True, victim  # errors of ranks are what may follow
         job.met["only copy"] += 1
-    job.met[wanted] += 1
     job.met["deaths"] += 1
     job.network.crash(server_id(victim), notice_s=pick.choice(NOTICES_S))
-    return True
 
 
 def prove_refills(job: RefillJob) -> None:
@@ -134,9 +180,9 @@ def prove_refills(job: RefillJob) -> None:
     error that says so."""
     if job.errors:
         assert job.may_end, job.errors
-        error = job.errors[REGISTRAR]
-        assert isinstance(error, ServersLostError), error
-        assert "both copies of a part of the model" in str(error)
+        for error in _told_by(job):
+            assert isinstance(error, ServersLostError), job.errors
+            assert "both copies of" in str(error)
         job.met["ended"] += 1
         return
     prove_survival(job)
@@ -144,3 +190,12 @@ def prove_refills(job: RefillJob) -> None:
     job.met["another beginning"] += bool(job.met["next keeper"])
     job.met[f"{job.met['deaths']} deaths"] += 1
     job.met[job.schedule.mode] += 1
+
+
+def _told_by(job: RefillJob) -> list[Any]:
+    """The errors of who is the registrar; where both are dead who could be, of all others."""
+    living = [peer for peer in (REGISTRAR, job.deputy) if peer not in job.network._dead]
+    if living:
+        return [job.errors.get(living[0])]
+    assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
+    return list(job.errors.values())
