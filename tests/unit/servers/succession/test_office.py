@@ -34,6 +34,7 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.registrar_line import TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Complete, EndJob, Registrar, WriteMetrics
+from psdist.servers.protocol.replication.takeovers import ShardAlone
 from psdist.servers.protocol.succession.office import Office, OfficeAction, Over
 
 NUM_WORKERS, NUM_SERVERS = 2, 3
@@ -188,7 +189,8 @@ def test_the_deputy_goes_on_with_the_collective() -> None:
     assert heard[worker_id(1)] == Succeeds(heard=0, is_over=False)
     assert heard.keys() == {*map(server_id, (1, 2)), *map(worker_id, (0, 1))}
     undone, actions = succeed(pair)
-    assert (undone, actions) == ([], []), "nobody knows yet who the registrar is"
+    alone = ShardAlone(server=2, host=2)
+    assert (undone, actions) == ([], [alone]), "nobody knows yet who the registrar is"
     for peer in heard:
         again = pair.second.handle(peer, Follows(received=0))
         assert again == [SendControl(peer, TakeOver(server=0))] * (peer == DEPUTY)
