@@ -62,7 +62,8 @@ _MOVED = 64
 * (1 + its number) more than its kind."""
 
 _Ticket: TypeAlias = tuple[int, Header, int, deque[Event]]
-"""A payload that waits at its sender: the peer, its header, its tag, and where its event goes."""
+"""A payload that waits in the process of this rank: its header, its tag, and where its event
+goes."""
 
 
 class MpiTransport:
@@ -158,9 +159,9 @@ class MpiTransport:
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         waiting: _Ticket = ticket
-        peer, header, tag, ready = waiting
-        num_bytes = header.length
-        if self.lost and peer in self.lost:
+        rank, header, tag, ready = waiting
+        peer, num_bytes = header.sender, header.length
+        if self._cut_off and rank in self._cut_off:
             return
         if num_bytes > frame.capacity:
             raise ProtocolError(
@@ -169,7 +170,7 @@ class MpiTransport:
             )
         frame.num_received = num_bytes
         try:
-            request = self._payloads.Irecv(_memory(frame, num_bytes), self._rank_of[peer], tag)
+            request = self._payloads.Irecv(_memory(frame, num_bytes), rank, tag)
             if request.Test(self._status):
                 ready.append(self._arrived(waiting, frame))
             else:
@@ -291,7 +292,7 @@ class MpiTransport:
             sender = header.sender
             event = Offered(
                 sender, header.kind, header.chunk, length,
-                (sender, header, number % self._num_tags, ready),
+                (rank, header, number % self._num_tags, ready),
                 header.set_index, header.clock, header.pull_number,
             )  # fmt: skip
         else:
@@ -326,8 +327,8 @@ class MpiTransport:
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> Arrived:
         """``self._status`` is that of the payload."""
-        peer, header, _tag, _ready = ticket
-        num_bytes = self._status.Get_count(_BYTE)
+        _rank, header, _tag, _ready = ticket
+        peer, num_bytes = header.sender, self._status.Get_count(_BYTE)
         if num_bytes != header.length:
             raise ProtocolError(
                 f"{describe_peer(peer)} announced {header.length} bytes and sent {num_bytes}"
@@ -364,13 +365,15 @@ class MpiTransport:
         now = time.monotonic()
         for rank in list(self._unannounced):
             peer = self._peer_of[rank]
-            is_receiving = any(self._rank_of[ticket[0]] == rank for _, ticket, _ in self._receiving)
+            is_receiving = any(ticket[0] == rank for _, ticket, _ in self._receiving)
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
                 self._cut_off.add(rank)  # nobody obeys who has been declared dead
-                self.lost[peer] = self._roles.describe_rank(rank)
+                who = self._roles.describe_rank(rank)
+                if peer not in self.moved:  # the registrar may be faster than the network
+                    self.lost[peer] = who
                 for ready in (self._ready, *(each.ready for each in self._hosted.values())):
-                    ready.append(PeerLost(peer, self.lost[peer]))
+                    ready.append(PeerLost(peer, who))
 
 
 class HostedEndpoint:

@@ -308,7 +308,9 @@ class VirtualNetwork:
         if peer in self._dead or dead in self.endpoint(peer).known_dead:
             return
         self.endpoint(peer).known_dead.add(dead)
-        who = self.endpoint(peer).lost[dead] = describe_peer(dead)
+        who, endpoint = describe_peer(dead), self.endpoint(peer)
+        if dead not in endpoint.moved:
+            endpoint.lost[dead] = who
         self._give(peer, PeerLost(dead, who))
         for address, host in self._host_of.items():  # those that came behind the death
             if host == peer and address in self._endpoints:

@@ -34,6 +34,18 @@ def test_under_ulfm_what_had_left_the_dead_comes_before_its_loss_and_nothing_aft
     assert f"server 0 (rank 0 on {host}){said}" in done.stdout, done.text
 
 
+def test_under_ulfm_what_a_successor_sends_comes_although_the_death_was_noticed_late(
+    tmp_path: Path,
+) -> None:
+    """The successor was known first: what it offered was taken for the dead one's, and left."""
+    env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_PROGRESS": "off", "PSDIST_SERVERS": "2"}
+    program = ("-m", "tests.support.programs.late_notice")
+    done = run_mpi(3, program, timeout_s=120, env=env, launcher_args=("--with-ft", "ulfm"))
+    assert done.returncode == 0, done.text
+    assert "worker 0 (rank 2 on" in done.stdout, done.text
+    assert "it has come" in done.stdout, done.text
+
+
 def test_who_never_polls_in_vain_keeps_few_of_its_sends(tmp_path: Path) -> None:
     env = {"PSDIST_RUN_DIR": str(tmp_path / "run")}
     done = run_mpi(1, ("-m", "tests.support.programs.never_idle"), timeout_s=120, env=env)
