@@ -91,6 +91,8 @@ class ServerOptions:
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
     wire: Wire = RAW_WIRE
+    compensation: float = 0.0
+    """lambda of psdist.servers.shard.given; 0: delays are not compensated."""
     keeper: Keeper | None = None
     """Where checkpoints go and come from; None where there are none."""
 
@@ -111,6 +113,7 @@ def shard_spec(
         hyper=setup.hyper,
         wire=options.wire,
         extra_optimizers=options.extra_optimizers,
+        compensation=options.compensation,
         is_holding=tuple(options.modes) == ("sync",) and setup.max_norm > 0,
         states=unpack_states(setup.state, pieces=range(len(partition.pieces))),
     )
@@ -186,6 +189,7 @@ class SetLoop:
         self._recorded = Checks("sampled", options.checksum_every)
         self._codec = options.wire.reply.code
         self._is_relative = options.wire.is_relative
+        self._compensates = options.compensation > 0
         self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
         """None where they are raw."""
@@ -300,6 +304,16 @@ class SetLoop:
                 "parameter set %d: pull_copies = on: %d bytes, of what each of %d groups holds",
                 self.set_index,
                 self.core.num_groups * held[options.server],
+                self.core.num_groups,
+            )
+        if options.compensation and mine:
+            chunks = [partition.chunks[chunk] for chunk in mine]
+            logger.info(
+                "parameter set %d: delay_compensation = %g: %d bytes, of what each of %d groups "
+                "was given",
+                self.set_index,
+                options.compensation,
+                self.core.num_groups * sum(chunk.num_master_bytes for chunk in chunks),
                 self.core.num_groups,
             )
         if setup.restore and not self.core.has_taken_over:
@@ -423,6 +437,9 @@ class SetLoop:
         length = frame.capacity
         encoded = None
         self._built.complete(*key)
+        # A fresh one is a copy, made aside: nobody computes on it.
+        if self._compensates and not action.flags & Flag.FRESH:
+            self._built.note_given(action)
         if self._replies is not None:
             length = self._built.encode(action, into=frame.payload)
             if not self._is_relative and frame.payload is not None:

@@ -33,11 +33,11 @@ def first_refused(config: RunConfig, others: Sequence[Other]) -> Other | None:
 
 def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
     (key, value), *_ = given.items()
-    if key == "push_codec":
+    if key in ("push_codec", "pull_codec"):
         codecs = codecs_of(
             codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec
         )
-        return not codecs.push.is_none
+        return not (codecs.push if key == "push_codec" else codecs.pull).is_none
     if key == "schedule":
         return config.schedule is not None
     if (key, value) == ("mode", "sync"):

@@ -150,6 +150,12 @@ class RunConfig(BaseModel):
         allowed="off or inverse",
         description="Modes ssp, async: inverse: the lr of an update is divided by how stale it is.",
     )
+    delay_compensation: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = _setting(
+        0.0,
+        allowed="a number >= 0 and <= 1000000",
+        description="Modes ssp, async: lambda by which gradients are moved to where they are "
+        "applied.",
+    )
     backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",

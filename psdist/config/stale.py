@@ -1,4 +1,4 @@
-"""What a learning rate by staleness goes with: one function decides; docs/stale.md has its table.
+"""What goes with settings against stale updates: one function decides; docs/stale.md has its table.
 
 contradiction_of_stale(config)            # "" where the run can be
 
@@ -29,10 +29,14 @@ OTHERS: Final = (
     ),
     Other(
         {"push_codec": "int8", "mode": "ssp"},
-        "what a codec leaves out comes later, and under another factor",
+        "what a codec leaves out comes later, computed elsewhere and under another factor",
         "push_codec = none",
     ),
-    Other({"pull_codec": "fp16", "mode": "ssp"}, ""),
+    Other(
+        {"pull_codec": "fp16", "mode": "ssp"},
+        "coded pulls were not tried with it yet",
+        "pull_codec = none",
+    ),
     Other(
         {"local_steps": 2, "mode": "ssp"},
         "local steps were not tried with it yet",
@@ -56,16 +60,19 @@ OTHERS: Final = (
 
 
 def contradiction_of_stale(config: RunConfig) -> str:
-    """What does not go with a learning rate by staleness, and what to do; "" where all does."""
-    if config.stale_lr == "off":
+    """What does not go with ``stale_lr`` or ``delay_compensation``, and what to do; "" where all
+    does."""
+    if config.stale_lr != "off":
+        mine, off = f"stale_lr = {config.stale_lr}", "stale_lr = off"
+    elif config.delay_compensation:
+        mine = f"delay_compensation = {config.delay_compensation:g}"
+        off = "delay_compensation = 0"
+    else:
         return ""
     other = first_refused(config, OTHERS)
     if other is None:
         return ""
-    return (
-        f"stale_lr = {config.stale_lr} with {told(config, other)}: {other.why_not}; set "
-        f"{other.remedy}, or stale_lr = off"
-    )
+    return f"{mine} with {told(config, other)}: {other.why_not}; set {other.remedy}, or {off}"
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ class RunRecord(BaseModel):
     """each of them fewer than so many rounds running."""
     stale_lr: Literal["off", "inverse"] = "off"
     """What the lr of an update is multiplied with, by how stale it is."""
+    delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """By how much gradients were moved to where they were applied; no rule can tell."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]

@@ -223,6 +223,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
         wire=wire_of(config),
+        compensation=config.delay_compensation,
         keeper=make_keeper(server),
     )
     make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
@@ -428,6 +429,7 @@ class Reporter:
             checksum_every=context.config.checksum_every,
             pipeline=context.config.pipeline,
             stale_lr=context.config.stale_lr,
+            delay_compensation=context.config.delay_compensation,
             backup=context.config.backup,
             backup_every=context.config.backup_every if context.config.backup else 0,
             has_copies=wire_of(context.config).has_copies,

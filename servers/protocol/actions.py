@@ -143,6 +143,8 @@ class Step:
     source: int
     target: int
     contributions: tuple[Contribution, ...]
+    peer: int | None = None
+    """Who has pushed it, where that is one worker."""
 
 
 @dataclass(slots=True)

@@ -43,6 +43,8 @@ class ShardSpec:
     """Packed hyperparameters, one set for each optimizer group of the partition."""
     wire: Wire
     extra_optimizers: tuple[str, ...] = ()
+    compensation: float = 0.0
+    """lambda of psdist.servers.shard.given; 0: gradients stay as they are."""
     is_holding: bool = False
     """Whether chunks are held before they are stepped: memory for all is made with the shard."""
     states: Mapping[int, PieceState] = field(default_factory=dict)
@@ -74,7 +76,8 @@ class ShardStatistics:
     held_bytes: int
     """Where gradients wait for their joint norm: one shard in the server's dtype, or nothing."""
     copy_bytes: int = 0
-    """What each reader holds, where pulls are relative to that (reader_copies)."""
+    """What each reader holds, where pulls are relative to that (reader_copies), and what each has
+    been given, where delays are compensated (given)."""
 
 
 class Executor(Protocol):
@@ -136,6 +139,10 @@ class Executor(Protocol):
         """Memory for the payload of replies that read a chunk's parameter buffer. Raw: the
         buffer's own, the same for as long as the executor lives; else new memory, for
         :meth:`encode`. None where there are only sizes."""
+        ...
+
+    def note_given(self, reply: Reply) -> None:
+        """Where delays are compensated: this reply brings what its reader computes on."""
         ...
 
     def complete(self, chunk: int, buffer: int) -> None:

@@ -111,6 +111,9 @@ class SizeShard:
         if is_switch:
             self._has_second_buffer.add(action.chunk)
 
+    def note_given(self, reply: Reply) -> None:
+        self._charge(reply.token.chunk, self._model.copy_s_per_byte)
+
     def complete(self, chunk: int, buffer: int) -> None:
         """It holds nothing."""
 

@@ -46,6 +46,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
+from psdist.servers.shard.given import Given
 from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.reader_copies import ReaderCopies
 from psdist.servers.shard.regions import HELD, Region, starts_of
@@ -70,6 +71,7 @@ class TensorShard:
         self._pushes = ChunkCodings.of(spec.wire.pushes(spec.partition))
         self._replies = ChunkCodings.of(spec.wire.replies(spec.partition))
         self._copies = ReaderCopies(spec.wire)
+        self._given = Given(spec.compensation)
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
         self._memory: dict[int, ChunkMemory] = {}
         self._held: dict[int, torch.Tensor] = {}
@@ -258,6 +260,8 @@ class TensorShard:
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
         memory.begin_step(source=action.source, target=action.target)
+        if action.peer is not None and self._given.strength:
+            self._given.compensate(action.chunk, action.peer, gradient, memory.values)
         assert memory.optimizer is not None
         memory.optimizer.step(
             values=memory.values,
@@ -301,6 +305,10 @@ class TensorShard:
         if self._replies is not None:
             return allocate(self._replies[chunk].sizes[1])
         return as_bytes(memory.buffer(buffer))
+
+    def note_given(self, reply: Reply) -> None:
+        chunk = reply.token.chunk
+        self._given.note(chunk, reply.token.peer, self._memory[chunk].values)
 
     def complete(self, chunk: int, buffer: int) -> None:
         self._memory[chunk].buffer(buffer)
@@ -350,7 +358,7 @@ class TensorShard:
                 memory.optimizer.state_bytes() for memory in memories if memory.optimizer
             ),
             held_bytes=sum(held.nbytes for held in self._held.values()),
-            copy_bytes=self._copies.num_bytes,
+            copy_bytes=self._copies.num_bytes + self._given.num_bytes,
         )
 
     def _hyper(self, packed: bytes) -> list[dict[str, HyperValue]]:

@@ -114,6 +114,7 @@ class Updates(ABC):
             source=chunk.current,
             target=target,
             contributions=(contribution,),
+            peer=push.peer,
         )
         self._begin_step(step, chunk)
         released = self.pool.release(push.slot)

@@ -228,6 +228,7 @@ class SetOfJob:
             checksum_every=int(not self.holds_sizes_alone),
             has_copies=self.wire.has_copies,
             stale_lr=schedule.stale_lr,
+            delay_compensation=schedule.compensation,
             backup=schedule.backup,
             backup_every=schedule.backup_every if schedule.backup else 0,
         )
@@ -346,6 +347,7 @@ class VirtualJob(SetOfJob):
                     reply_window=schedule.reply_window,
                     checksum_every=1,
                     wire=wire,
+                    compensation=schedule.compensation,
                     keeper=self.keepers[server],
                 ),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),

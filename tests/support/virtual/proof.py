@@ -112,7 +112,9 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         ],
         draws=[worker.draws for worker in job.workers],
         pushed=job.workers[0].pushed,
-        used=_used(history) if job.schedule.stale_lr != "off" else None,
+        used=_used(history) if job.schedule.is_stale_aware else None,
+        has_stale_lr=job.schedule.stale_lr != "off",
+        compensation=job.schedule.compensation,
         max_norm=job.schedule.max_norm(job.set_index),
     )
     versions: dict[int, Versions] = {}

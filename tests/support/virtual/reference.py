@@ -115,8 +115,12 @@ class Reference:
     pushed: Sequence[Sequence[npt.NDArray[Any]]] = ()
     """The values that the chief has set in the middle, by piece, each time."""
     used: Mapping[tuple[int, int, int], int] | None = None
-    """(chunk, group, iteration) -> position of what the update was computed on, where lr is divided
-    by how stale it is."""
+    """(chunk, group, iteration) -> position of what the update was computed on, where that says
+    something of its step."""
+    has_stale_lr: bool = False
+    """Whether lr is divided by how stale the update is."""
+    compensation: float = 0.0
+    """lambda of delay compensation."""
     max_norm: float = 0.0
     """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
     largest_error: float = 0.0
@@ -243,12 +247,15 @@ class Reference:
             ((group, clock),) = contributions
             sharing = sum(active.values()) or len(self.groups[group])  # all have left, or died
             lr_scale = sum(update.weight for update in updates) / sharing
-            if self.used is not None:
-                used = versions.index_at(self.used[chunk.index, group, clock])
-                tau = (len(versions.positions) - 1 - used) / max(1, len(active) - 1)
-                lr_scale /= max(1.0, tau)
             (update,) = full
             gradient = update.mean[chunk.buffer][chunk.start : chunk.start + chunk.length].copy()
+            if self.used is not None:
+                used = versions.index_at(self.used[chunk.index, group, clock])
+                if self.has_stale_lr:
+                    tau = (len(versions.positions) - 1 - used) / max(1, len(active) - 1)
+                    lr_scale /= max(1.0, tau)
+                moved = versions.last - versions.values[used]
+                gradient += self.compensation * gradient**2 * moved
         hyper = full[0].hyper[chunk.optimizer_group]
         assert all(update.hyper == full[0].hyper for update in full)
 

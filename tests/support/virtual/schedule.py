@@ -55,6 +55,8 @@ class Schedule:
     """Whether psdist chooses between sync and ssp."""
     stale_lr: Literal["off", "inverse"] = "off"
     """What the lr of an update is multiplied with, by how stale it is (ssp, async)."""
+    compensation: float = 0.0
+    """lambda of delay compensation (ssp, async)."""
     backup: int = 0
     """So many groups may miss a round (sync),"""
     backup_every: int = 2
@@ -144,6 +146,11 @@ class Schedule:
     @property
     def buddies(self) -> list[int]:
         return [(server + 1) % self.servers for server in range(self.servers)]
+
+    @property
+    def is_stale_aware(self) -> bool:
+        """Whether what an update was computed on says something of its step."""
+        return self.stale_lr != "off" or self.compensation > 0
 
     @property
     def is_large(self) -> bool:
@@ -397,9 +404,10 @@ def with_backup(seed: int, *, size: Size = "small") -> Schedule:
     )
 
 
-def with_stale_lr(seed: int, *, size: Size = "small") -> Schedule:
+def with_stale(seed: int, *, size: Size = "small") -> Schedule:
     """A schedule in ssp or async, of groups that differ in speed, in which the lr of an update
-    falls with its staleness; nobody dies or makes a mistake."""
+    falls with its staleness, or its delay is compensated, or both; nobody dies or makes a
+    mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} stale")
     later: tuple[ModeFrom, ...] = ()
@@ -407,7 +415,8 @@ def with_stale_lr(seed: int, *, size: Size = "small") -> Schedule:
         later = (ModeFrom(pick.randint(1, 4), *pick.choice([("ssp", 1), ("async", 0)])),)
     return replace(
         base,
-        stale_lr="inverse",
+        stale_lr=pick.choice(["inverse", "inverse", "off"]),
+        compensation=pick.choice([0.0, 0.05, 0.25]),
         mode=pick.choice(["ssp", "async"]),
         later=later,
         staleness=pick.choice([0, 1, 3, 6]),

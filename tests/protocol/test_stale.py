@@ -1,7 +1,8 @@
-"""Updates whose lr falls with their staleness, under seeded schedules in ssp and async.
+"""Updates whose lr falls with their staleness, and whose delay is compensated, under seeded
+schedules in ssp and async.
 
 Each run is proved as every other (``proof`` of tests/support/virtual): the check recomputes each
-factor from what workers say they used, and each value is computed again with it.
+factor from what workers say they used, and each value is computed again, lr, compensation and all.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from psdist.commands.check import check
 from psdist.history.records import EventKind, History
+from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
 from psdist.servers.protocol.membership import Membership
+from psdist.servers.shard.given import Given
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.proof import prove
-from tests.support.virtual.schedule import Size, with_stale_lr
+from tests.support.virtual.reference import WrongValueError
+from tests.support.virtual.schedule import Size, with_stale
 
 SLOW_TIMES = 6
 SCHEDULE = Schedule(
@@ -36,7 +41,7 @@ SCHEDULE = Schedule(
 
 
 def prove_seed(seed: int, size: Size = "small") -> History:
-    schedule = with_stale_lr(seed, size=size)
+    schedule = with_stale(seed, size=size)
     try:
         job = play(schedule)
         prove(job)
@@ -55,7 +60,7 @@ def scaled_down(history: History) -> int:
     return found
 
 
-def test_schedules_in_which_lr_falls_with_staleness_are_proved() -> None:
+def test_schedules_in_which_updates_are_judged_by_their_staleness_are_proved() -> None:
     assert sum(scaled_down(prove_seed(seed)) for seed in range(16)) > 40
 
 
@@ -92,6 +97,25 @@ def test_without_the_setting_it_counts_whole() -> None:
     assert min(factors_of(job, 3)) == pytest.approx(1.0)
 
 
+def test_compensation_moves_a_gradient_to_where_it_is_applied() -> None:
+    plain, compensated = (
+        play(replace(SCHEDULE, stale_lr="off", compensation=each)) for each in (0.0, 0.05)
+    )
+    prove(compensated)
+    assert not torch.equal(plain.parameters(), compensated.parameters())
+    given = [compensated.executor(server).statistics().copy_bytes for server in range(2)]
+    assert sum(given) == 4 * plain.parameters().nbytes, "the parameters once for each group"
+
+
+def test_alone_nobody_has_a_delay_to_compensate() -> None:
+    alone = replace(
+        SCHEDULE, group_sizes=(2,), iterations=(9,), collectives=((4,),), compute_s=(1e-3,)
+    )
+    plain, judged = play(replace(alone, stale_lr="off")), play(replace(alone, compensation=0.25))
+    prove(judged)
+    assert torch.equal(plain.parameters(), judged.parameters())
+
+
 # -- servers that do it wrongly --------------------------------------------------------------------
 
 
@@ -123,6 +147,22 @@ def test_a_server_that_counts_other_groups_than_there_are_is_found(
 
     monkeypatch.setattr(Membership, "_count_in", twice)
     assert "learning rate" in " ".join(check(history_of()).violations_by_rule)
+
+
+def test_a_server_that_compensates_for_another_worker_s_delay_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = Given.note
+
+    def for_all(self: Given, chunk: int, _peer: int, values: torch.Tensor) -> None:
+        for worker in range(5):
+            note(self, chunk, worker_id(worker), values)
+
+    monkeypatch.setattr(Given, "note", for_all)
+    job = VirtualJob(replace(SCHEDULE, stale_lr="off", compensation=0.05))
+    job.run()
+    with pytest.raises(WrongValueError):
+        prove(job)
 
 
 def test_a_run_that_promised_no_such_lr_is_refused_for_it() -> None:
