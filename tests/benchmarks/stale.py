@@ -62,7 +62,7 @@ def run(scheme: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         if given.optimizer == "adamw":
             made = torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=4e-3)
         else:
-            made = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+            made = torch.optim.SGD(model.parameters(), lr=0.2)
         model, optimizer = job.prepare(model, made, max_grad_norm=1.0)
         times = slow_times if job.group == GROUPS - 1 else 1
         steps = given.steps // times

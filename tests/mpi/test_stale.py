@@ -1,7 +1,8 @@
-"""lr by staleness under mpirun: what a group that is always slow brings counts for less."""
+"""lr by staleness and delay compensation under mpirun, with a group that is always slow."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,16 @@ QUIET = {"PSDIST_PROGRESS": "off", "PYTHONPATH": str(REPOSITORY)}
 
 def test_a_group_that_is_always_slow_counts_for_less(tmp_path: Path) -> None:
     words = ["-m", "psdist", "run", "--mode", "async", "--set", "stale_lr=inverse", "--record"]
-    words += ["--group", "rank", "--servers", "1", "--set", "overlap=full"]
+    words += [
+        "--set",
+        "delay_compensation=0.04",
+        "--group",
+        "rank",
+        "--servers",
+        "1",
+        "--set",
+        "overlap=full",
+    ]
     words += ["--run-dir", str(tmp_path / "run"), SCRIPT, str(tmp_path), "16", "0.01", "always"]
     done = run_mpi(4, words, timeout_s=120, env=QUIET)
     assert done.returncode == 0, done.text
@@ -32,3 +42,7 @@ def test_a_group_that_is_always_slow_counts_for_less(tmp_path: Path) -> None:
     least = [float(np.min(shares[applied["group"] == group])) for group in range(3)]
     assert least[2] < 0.5
     assert min(least[:2]) > least[2]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (served,) = summary["per_server"]
+    assert served["copy_bytes"] == 3 * served["parameter_bytes"]
+    assert "of what each of 3 groups was given" in (tmp_path / "run/logs/rank-0.log").read_text()
