@@ -5,8 +5,8 @@ about it.
 
 Four groups of one worker on the virtual network, a transformer of 75,984 parameters. Three groups
 make ``--steps`` steps each; the fourth takes ``--slow`` times as long for a step and makes so many
-fewer; in the first row all are alike. Every row sees as many samples but that one. Not a measure of
-time. Each row is a run of the real trainer and servers; bits are of text that nobody trains on.
+fewer; in the first row all are alike, and see more samples. Not a measure of time. Each row is a
+run of the real trainer and servers; bits are of text that nobody trains on.
 """
 
 from __future__ import annotations
