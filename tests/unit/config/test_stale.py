@@ -16,10 +16,15 @@ from psdist.errors import ConfigError
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "stale.md"
 
 
+@pytest.mark.parametrize("setting", [{"stale_lr": "inverse"}, {"delay_compensation": 0.25}])
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: "-".join(other.given))
-def test_what_goes_with_lr_by_staleness_and_what_does_not(other: Other) -> None:
+def test_what_goes_with_both_settings_and_what_does_not(
+    other: Other, setting: dict[str, Any]
+) -> None:
     given: dict[str, Any] = {**other.given}
-    wrong = contradiction(RunConfig(**given, stale_lr="inverse"))
+    wrong = contradiction(RunConfig(**given, **setting))
+    (name, value), *_ = setting.items()
+    assert not wrong or wrong.startswith(f"{name} = {value} with ")
     assert bool(wrong) == bool(other.why_not)
     assert other.why_not in wrong
     assert other.remedy in wrong
