@@ -24,9 +24,9 @@ from typing import Any, Final, Literal
 import torch
 
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.combinations import refusal, text_of
-from psdist.config.modes import is_mixed, judging_mode, modes_that_may_come
-from psdist.config.settings import coded
+from psdist.config.codec_rounds import coded_by_round, refusal_of_codecs
+from psdist.config.combinations import text_of
+from psdist.config.modes import is_mixed, judging_mode
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
@@ -415,15 +415,8 @@ class ParameterSets:
             )
         for description in descriptions:
             has_float64 = any(piece.dtype == "float64" for piece in description.pieces)
-            for mode in modes_that_may_come(self._config):
-                wrong = refusal(
-                    *coded(self._config),
-                    mode=mode,
-                    has_copies=self._config.pull_copies == "on",
-                    has_float64=has_float64,
-                )
-                if wrong:
-                    raise UsageError(wrong)
+            if wrong := refusal_of_codecs(self._config, has_float64=has_float64):
+                raise UsageError(wrong)
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
@@ -564,17 +557,18 @@ class ParameterSets:
         loop = self._loop.next_set() if index else self._loop
         is_alone = self._context.network is not None
         is_pipelined = config.pipeline > 0 and not is_alone
-        push_codec, _ = coded(config)
-        if push_codec.skip is not None and description.optimizer != _MOVES_BY_LR_TIMES_GRADIENT:
+        push_codecs = [part.push for part in coded_by_round(config) if not part.push.is_none]
+        with_skip = [each for each in push_codecs if each.skip is not None]
+        if with_skip and description.optimizer != _MOVES_BY_LR_TIMES_GRADIENT:
             raise OptimizerRefusedError(
-                f"push_codec = {text_of(push_codec)} with {description.optimizer} on servers: skip "
-                "compares lr x gradient with the parameters, which is what SGD moves them by, and "
-                "no other optimizer; train with torch.optim.SGD, or leave skip out"
+                f"push_codec = {text_of(with_skip[0])} with {description.optimizer} on servers: "
+                "skip compares lr x gradient with the parameters, which is what SGD moves them by, "
+                "and no other optimizer; train with torch.optim.SGD, or leave skip out"
             )
         # Servers see what a codec has made of gradients: their joint norm is not known.
         mode = judging_mode(config)
         # And where groups may miss rounds, no server waits for the norm of others.
-        clips_itself = mode != "sync" or not push_codec.is_none or config.backup > 0
+        clips_itself = mode != "sync" or bool(push_codecs) or config.backup > 0
         is_own_norm = clips_itself and mode == "sync"
         if max_norm and is_own_norm:
             logger.info(
@@ -583,7 +577,7 @@ class ParameterSets:
                 index,
                 "groups may miss rounds (backup)"
                 if config.backup
-                else f"push_codec = {text_of(push_codec)} changes its norm on the way",
+                else f"push_codec = {text_of(push_codecs[0])} changes its norm on the way",
             )
         never = why_never(
             mode=mode,
@@ -592,7 +586,7 @@ class ParameterSets:
             is_alone=is_alone,
             pipeline=config.pipeline,
             local_steps=config.local_steps,
-            has_skip=push_codec.skip is not None,
+            has_skip=bool(with_skip),
             backup=config.backup,
         )
         device = description.parameters[0].device.type

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.layout import Layouts
+from psdist.codecs.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.checkpoints import number_of
@@ -32,7 +33,7 @@ from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_of
 from psdist.protocol.optimizer_state import StatePart, pack_states, parts_of, unpack_states
 from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
-from psdist.protocol.partition import DTYPE_CODES, Partition
+from psdist.protocol.partition import DTYPE_CODES, Chunk, Partition
 from psdist.protocol.send_order import forward_ranks
 from psdist.servers.protocol.actions import (
     Accept,
@@ -187,7 +188,6 @@ class SetLoop:
         self._options = options
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
-        self._codec = options.wire.reply.code
         self._is_relative = options.wire.is_relative
         self._compensates = options.compensation > 0
         self._is_shared = options.wire.is_shared
@@ -330,7 +330,7 @@ class SetLoop:
             lengths=[chunk.length for chunk in partition.chunks],
             replies=(
                 ReplyFlow(
-                    sizes=payload_rule(self._replies, partition).largest,
+                    sizes=[self._reply_bytes(chunk) for chunk in partition.chunks],
                     rank=forward_ranks(partition),
                     most_bytes=options.reply_window,
                 )
@@ -435,12 +435,13 @@ class SetLoop:
         frame = self._reply_frame(key)
         frame.token = token
         length = frame.capacity
-        encoded = None
+        codec, encoded = RAW.code, None
         self._built.complete(*key)
         # A fresh one is a copy, made aside: nobody computes on it.
         if self._compensates and not action.flags & Flag.FRESH:
             self._built.note_given(action)
         if self._replies is not None:
+            codec = self._replies.at(action.clock).codec.code
             length = self._built.encode(action, into=frame.payload)
             if not self._is_relative and frame.payload is not None:
                 encoded = frame.payload[:length]
@@ -455,7 +456,7 @@ class SetLoop:
             min_done=action.min_done,
             flags=action.flags,
             dtype=frame.dtype,
-            codec=self._codec,
+            codec=codec,
             generation=self.core.generation,
             set_index=self.set_index,
             chunk_version=action.version,
@@ -510,7 +511,7 @@ class SetLoop:
         """The history gets the checksum of what ``peer`` will compute on, where one is due."""
         if self._history is None or not self._recorded.carries(header.chunk, header.clock):
             return header
-        crc = self._built.checksum(*key, encoded=encoded, reader=peer)
+        crc = self._built.checksum(*key, encoded=encoded, clock=header.clock, reader=peer)
         if crc is None:
             return header
         worker = worker_of(peer)
@@ -550,15 +551,19 @@ class SetLoop:
         ).pack_into(frame.header)
         self._transport.send(action.peer, frame)
 
+    def _reply_bytes(self, chunk: Chunk) -> int:
+        """Of the largest reply about it."""
+        return chunk.num_bytes if self._replies is None else self._replies.largest(chunk.index)
+
     def _new_reply_frame(self, key: tuple[int, int], free: list[ReplyFrame]) -> ReplyFrame:
         assert self._partition is not None
         self._num_reply_frames += 1
         if key == _HEADERS:
             return ReplyFrame(None, capacity=0, dtype=0, free_list=free, set_loop=self)
-        chunk, replies = self._partition.chunks[key[0]], self._replies
+        chunk = self._partition.chunks[key[0]]
         return ReplyFrame(
             self._built.payload(*key),
-            capacity=replies[chunk.index].sizes[1] if replies is not None else chunk.num_bytes,
+            capacity=self._reply_bytes(chunk),
             dtype=int(DTYPE_CODES[chunk.dtype]),
             free_list=free,
             set_loop=self,

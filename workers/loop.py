@@ -244,9 +244,9 @@ class WorkerLoop:
                 seed=wire.seed,
                 group=self.core.seat.group,
                 has_feedback=wire.has_feedback,
-                skip=wire.skip,
+                skips=wire.skips,
             )
-            self._has_skip = wire.skip is not None
+            self._has_skip = bool(wire.skips)
         self._alters_pushes = self.encoder is not None or wire.checks != NO_CHECKS
         if wire.is_relative:
             self._held = {index: Held() for index in self.core.mine}
@@ -264,7 +264,7 @@ class WorkerLoop:
         relative."""
         if self._replies is None:
             return values
-        return DecodingFrame(self._replies[chunk.index], values, held=held)
+        return DecodingFrame(self._replies, chunk, values, held=held)
 
     def receive_into(self, parameter_frame: Callable[[Chunk], Frame]) -> None:
         """From now on replies land in these frames; nothing is awaited now."""
@@ -346,10 +346,11 @@ class WorkerLoop:
         """``header`` of a push whose payload is encoded now, or is given a checksum."""
         if isinstance(frame, EncodingFrame) and header.length:
             self.bytes_before_coding[0] += header.length
-            terms = self._terms(header, frame.coding.chunk.optimizer_group)
-            num_bytes = frame.encode(clock=header.clock, terms=terms)
+            clock = header.clock
+            terms = self._terms(header, frame.chunk.optimizer_group)
+            num_bytes = frame.encode(clock=clock, terms=terms)
             self.core.count_coded(num_bytes - header.length)
-            header = header._replace(codec=frame.coding.codec.code, length=num_bytes)
+            header = header._replace(codec=frame.coding(clock).codec.code, length=num_bytes)
         if self._checks.carries(header.chunk, header.clock):
             header = stamped(header, frame.payload)
         return header
@@ -420,8 +421,8 @@ class WorkerLoop:
     def _decode_reply(self, action: DecodeReply) -> None:
         frame = self._parameters[action.chunk]
         assert isinstance(frame, DecodingFrame)
-        self.bytes_before_coding[1] += frame.coding.chunk.num_bytes
-        if not frame.decode():
+        self.bytes_before_coding[1] += frame.chunk.num_bytes
+        if not frame.decode(clock=action.clock):
             self.core.drop_versions([action.chunk])
             self._differing.add(action.chunk)
             self.num_compared_in_vain += 1
@@ -434,8 +435,8 @@ class WorkerLoop:
     def _decode_copy(self, action: DecodeCopy) -> None:
         frame = self._copy[action.chunk]
         assert isinstance(frame, DecodingFrame)
-        self.bytes_before_coding[1] += frame.coding.chunk.num_bytes
-        frame.decode()
+        self.bytes_before_coding[1] += frame.chunk.num_bytes
+        frame.decode(clock=action.clock)
 
     def _discard_reply(self, action: DiscardReply) -> None:
         frame = Frame(memoryview(bytearray(action.num_bytes)))

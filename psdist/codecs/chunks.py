@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from psdist.codecs.base import MatrixCodec
+from psdist.codecs.exact import Exact
 from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_values
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import Chunk
+from psdist.protocol.rounds import at_round
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,8 +71,8 @@ class Content(NamedTuple):
 
     def set(self, values: Tensor) -> None:
         """Write what was sent, rounded to their dtype."""
-        _put(values, self.coded, self.decoded)
-        _put(values, self.exact, self.given)
+        put(values, self.coded, self.decoded)
+        put(values, self.exact, self.given)
 
     @property
     def is_as_sent(self) -> bool:
@@ -82,8 +84,8 @@ class Content(NamedTuple):
         same bits for the same ``held`` on every CPU. False where it differs from the sender's."""
         if self.form is Form.CHANGE:
             sums = taken(held, self.coded).to(torch.float32).add_(self.decoded)
-            _put(held, self.coded, sums)
-            _put(held, self.exact, self.given)
+            put(held, self.coded, sums)
+            put(held, self.exact, self.given)
         else:
             self.set(held)
         return self.checksum is None or self.checksum == zlib.crc32(as_bytes(held))
@@ -113,10 +115,11 @@ class ChunkCoding(ChunkLayout):
         starts: dict[int, Tensor | None] | None = None,
     ) -> int:
         """``values``: float32, what the codec is given of the whole chunk; ``whole``: of which the
-        exact pieces are sent; ``absent``: pieces that are left out; ``starts``: by segment, from
-        where a codec of matrices goes on, brought up to date. The bytes used."""
+        exact pieces are sent (all, where there is no codec); ``absent``: pieces that are left out;
+        ``starts``: by segment, from where a codec of matrices goes on, brought up to date. The
+        bytes used."""
         left_out = self._left_out(absent) if absent else []
-        if len(left_out) > _MOST_LEFT_OUT:
+        if len(left_out) > _MOST_LEFT_OUT or isinstance(self.codec, Exact):
             return self.encode_raw(whole, into)
         division = self.divided(left_out) if left_out else self.all
         coded, exact, codec, segments = division
@@ -209,10 +212,13 @@ class ChunkCoding(ChunkLayout):
 
 
 class ChunkCodings:
-    """Those of all chunks of a set."""
+    """Those of all chunks of a set; of round 0, and :meth:`at` those of others."""
 
     def __init__(self, layouts: Layouts) -> None:
         self.codec = layouts.codec
+        self._layouts = layouts
+        self.later: Sequence[tuple[int, ChunkCodings]] = ()
+        """From which round on there are others, ascending."""
         self._each = [
             ChunkCoding(each.codec, each.chunk, exact=each.exact, matrices=each.matrices)
             for each in layouts
@@ -221,10 +227,25 @@ class ChunkCodings:
     def __getitem__(self, chunk: int) -> ChunkCoding:
         return self._each[chunk]
 
+    def at(self, clock: int) -> ChunkCodings:
+        """Of messages of this round."""
+        return at_round(self, self.later, clock)
+
+    def largest(self, chunk: int) -> int:
+        """Bytes of its largest payload, in any round."""
+        return self._layouts.largest(chunk)
+
     @classmethod
     def of(cls, layouts: Layouts | None) -> ChunkCodings | None:
         """None for raw, of which payloads are the values themselves."""
-        return None if layouts is None else cls(layouts)
+        if layouts is None:
+            return None
+        made = {id(layouts): cls(layouts)}
+        for _, each in layouts.later:
+            made.setdefault(id(each), cls(each))
+        first = made[id(layouts)]
+        first.later = [(start, made[id(each)]) for start, each in layouts.later]
+        return first
 
 
 def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:
@@ -235,7 +256,8 @@ def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:
     return torch.cat(parts) if parts else values[:0]
 
 
-def _put(values: Tensor, stretches: Sequence[Stretch], source: Tensor) -> None:
+def put(values: Tensor, stretches: Sequence[Stretch], source: Tensor) -> None:
+    """What lies behind one another in ``source`` goes where it belongs."""
     at = 0
     for start, stop in stretches:
         values[start:stop] = source[at : at + stop - start]

@@ -11,7 +11,9 @@ them then. Where nothing would be moved now (lr or weight 0) the gradient goes a
 Pieces without a gradient are left out of the payload; their e stays. What a codec of matrices goes
 on from is kept beside e. A chunk's push may be left for later as a whole (``skip``), while what it
 would move is small against the parameters (Hsieh et al., Gaia, NSDI 2017): nothing is sent, e = p.
-One payload in so many carries the CRC-32 of what its sender has decoded.
+Where the codec changes within the run, what others have left out is *due*: each push takes as much
+of it along as its gradient is large, so that no step is a sum of many rounds. One payload in so
+many carries the CRC-32 of what its sender has decoded.
 
     encoder = PushEncoder(codings, mine=[3], seed=0, group=1, has_feedback=True)
     num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=PushTerms(1e-3, set()))
@@ -21,16 +23,18 @@ One payload in so many carries the CRC-32 of what its sender has decoded.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from psdist.codecs.base import MatrixCodec
-from psdist.codecs.chunks import ChunkCodings, taken
+from psdist.codecs.chunks import ChunkCodings, put, taken
+from psdist.codecs.exact import Exact
 from psdist.codecs.seeds import seed_of
 from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError
+from psdist.protocol.rounds import at_round
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +56,20 @@ class Residual(NamedTuple):
     """lr x weight of the push that left it."""
     skipped: int = 0
     """How many pushes running have been left for later as a whole."""
+    codec: str = ""
+    """Which has left it."""
+    due: Tensor | None = None
+    """Of the chunk, in the same units: what codecs before this one have left, and no push has taken
+    along yet."""
+
+
+class _Wanted(NamedTuple):
+    values: Tensor
+    """p, float32."""
+    kept: Tensor | None
+    """e in the units of now."""
+    due: Tensor | None
+    """What is still due behind this push."""
 
 
 _MOST_BINS = 64
@@ -89,18 +107,20 @@ class PushEncoder:
         seed: int,
         group: int,
         has_feedback: bool,
-        skip: Skip | None = None,
+        skips: Sequence[tuple[int, Skip | None]] = (),
         compare_every: int = 64,
     ) -> None:
         """``mine``: the chunks of this worker; ``group``: whose gradients these are; different ones
-        get different seeds; ``compare_every``: of so many payloads one carries a checksum."""
+        get different seeds; ``skips``: from which rounds on which pushes are left for later, as
+        psdist.codecs.wire has them; ``compare_every``: of so many payloads one carries a checksum.
+        """
         self.codings = codings
         self._mine = frozenset(mine)
         self.errors = CodingErrors()
         self._seed = seed
         self._group = group
         self._has_feedback = has_feedback
-        self._skip = skip
+        self._skips = skips
         self.num_skipped = 0
         """Pushes that were left for later as a whole."""
         self._compare_every = compare_every
@@ -121,42 +141,44 @@ class PushEncoder:
         """Whether the push of ``chunk`` is left for later: the next one brings it as well.
         ``gradient``, ``parameters``: of the chunk, in the workers' dtype. Raises
         :class:`NonFiniteGradientError`."""
-        skip, last = self._skip, self._residuals.get(chunk)
+        skip, last = self._skip_at(clock), self._residuals.get(chunk)
         num_before = last.skipped if last is not None else 0
         if skip is None or num_before == skip.most or not rate > 0 or not math.isfinite(rate):
             return False
-        wanted = gradient.to(torch.float32)
-        if last is not None:
-            wanted = wanted + last.values * (last.rate / rate)
-        size, held = (float(each.norm(dtype=torch.float64)) for each in (wanted, parameters))
+        wanted = self._wanted(chunk, gradient, clock=clock, rate=rate)
+        size, held = (float(each.norm(dtype=torch.float64)) for each in (wanted.values, parameters))
         if not math.isfinite(size):
             raise self._non_finite(chunk, clock)
         if not lr * size < skip.threshold * held:
             return False
         self.errors.add(clock, size * size, size * size)
-        self._residuals[chunk] = Residual(wanted.clone(), rate, num_before + 1)
+        codec = self.codings.at(clock).codec.name
+        left = wanted.values.clone()
+        self._residuals[chunk] = Residual(left, rate, num_before + 1, codec, wanted.due)
         self.num_skipped += 1
         return True
+
+    def _skip_at(self, clock: int) -> Skip | None:
+        return at_round(None, self._skips, clock)
 
     def encode(
         self, chunk: int, gradient: Tensor, into: memoryview, *, clock: int, terms: PushTerms
     ) -> int:
         """Make the payload of a push that leaves now; its bytes. ``gradient``: in the workers'
         dtype, unchanged here. Raises :class:`NonFiniteGradientError`."""
-        coding, rate = self.codings[chunk], terms.rate
+        coding, rate = self.codings.at(clock)[chunk], terms.rate
         if not rate > 0 or not math.isfinite(rate):
             return coding.encode_raw(gradient, into)
-        wanted = gradient.to(torch.float32)
-        residual = self._residuals.get(chunk)
-        if residual is not None:
-            kept = residual.values * (residual.rate / rate)
-            wanted = wanted + kept
+        absent = [
+            slice(segment.offset, segment.offset + segment.length)
+            for segment in coding.chunk.segments
+            if segment.piece in terms.absent
+        ]
+        wanted, kept, due = self._wanted(chunk, gradient, clock=clock, rate=rate, absent=absent)
         seed = seed_of(self._seed, self._group, chunk, clock)
         starts = self._starts.setdefault(chunk, {})
-        # Of exact pieces nothing is left out but by pushes that were left for later.
-        whole = gradient if self._skip is None else wanted
         num_bytes = coding.encode(
-            wanted, into, whole=whole, seed=seed, absent=terms.absent, starts=starts
+            wanted, into, whole=wanted, seed=seed, absent=terms.absent, starts=starts
         )
         content = coding.read(into[:num_bytes])
         if content.coded and (chunk + clock) % self._compare_every == 0:
@@ -169,32 +191,81 @@ class PushEncoder:
         self.errors.add(clock, square, float(torch.dot(asked, asked)))
         if self._has_feedback:
             left = torch.zeros(coding.chunk.length, dtype=torch.float32)
-            at = 0
-            for start, stop in content.coded:
-                left[start:stop] = missed[at : at + stop - start]
-                at += stop - start
-            if residual is not None and terms.absent:
-                for segment in coding.chunk.segments:
-                    if segment.piece in terms.absent:
-                        place = slice(segment.offset, segment.offset + segment.length)
-                        left[place] = kept[place]
-            self._residuals[chunk] = Residual(left, rate)
+            put(left, content.coded, missed)
+            if kept is not None:
+                if content.given.dtype != torch.float32:  # as it is, but rounded
+                    put(left, content.exact, taken(wanted, content.exact) - content.given)
+                for place in absent:
+                    left[place] = kept[place]
+            if isinstance(coding.codec, Exact) and due is None and not bool(left.any()):
+                self._residuals.pop(chunk, None)
+            else:
+                self._residuals[chunk] = Residual(left, rate, codec=coding.codec.name, due=due)
         return num_bytes
+
+    def _wanted(
+        self,
+        chunk: int,
+        gradient: Tensor,
+        *,
+        clock: int,
+        rate: float,
+        absent: Sequence[slice] = (),
+    ) -> _Wanted:
+        """What is to be pushed: the gradient, what this codec has left out, and of what others had
+        left before it a portion that is no larger than the gradient."""
+        wanted = gradient.to(torch.float32)
+        residual = self._of_codec(chunk, self.codings.at(clock).codec.name)
+        if residual is None:
+            return _Wanted(wanted, None, None)
+        scale = residual.rate / rate
+        kept = residual.values * scale
+        due = None
+        sent = wanted + kept
+        if residual.due is not None:
+            due = residual.due * scale
+            portion = due.clone()
+            for place in absent:
+                portion[place] = 0
+            size, most = (float(each.norm(dtype=torch.float64)) for each in (portion, wanted))
+            if not math.isfinite(size):
+                raise self._non_finite(chunk, clock)
+            if size > most:
+                portion *= most / size
+            sent += portion
+            due -= portion
+            if not bool(due.any()):
+                due = None
+        for place in absent:
+            sent[place] = wanted[place]
+        return _Wanted(sent, kept, due)
+
+    def _of_codec(self, chunk: int, codec: str) -> Residual | None:
+        """What is left of a chunk; what another codec had left is due."""
+        last = self._residuals.get(chunk)
+        if last is None or last.codec == codec:
+            return last
+        self._starts.pop(chunk, None)
+        due = last.values if last.due is None else last.values + last.due
+        due_now = due if bool(due.any()) else None
+        now = Residual(torch.zeros_like(due), last.rate, last.skipped, codec, due_now)
+        self._residuals[chunk] = now
+        return now
 
     def _non_finite(self, chunk: int, clock: int) -> NonFiniteGradientError:
         return NonFiniteGradientError(
             f"iteration {clock}: the gradient of chunk {chunk} with what codec "
-            f"{self.codings.codec.name} has left out before is not finite; nothing of it was "
-            "pushed. Lower the learning rate, or choose a codec that leaves out less"
+            f"{self.codings.at(clock).codec.name} has left out before is not finite; nothing of it "
+            "was pushed. Lower the learning rate, or choose a codec that leaves out less"
         )
 
     @property
     def num_residual_bytes(self) -> int:
         """With what codecs of matrices go on from."""
         starts = (each for kept in self._starts.values() for each in kept.values())
-        return sum(each.values.nbytes for each in self._residuals.values()) + sum(
-            start.nbytes for start in starts if start is not None
-        )
+        vectors = ((each.values, each.due) for each in self._residuals.values())
+        tensors = (*chain.from_iterable(vectors), *starts)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def residuals(self) -> Mapping[int, Residual]:
         """By chunk."""
@@ -204,7 +275,8 @@ class PushEncoder:
         """For a checkpoint: by chunk."""
         found: dict[str, dict[str, Any]] = {}
         for chunk, residual in self._residuals.items():
-            found[str(chunk)] = residual._asdict()
+            told = residual._asdict()
+            found[str(chunk)] = {key: each for key, each in told.items() if each is not None}
         for chunk, starts in self._starts.items():
             kept = {str(number): start for number, start in starts.items() if start is not None}
             if kept:
@@ -220,13 +292,14 @@ class PushEncoder:
             chunk = int(text)
             if chunk not in self._mine:
                 return False
+            length = self.codings[chunk].chunk.length
             if "values" in each:
-                skipped = each.get("skipped", 0)
-                residuals[chunk] = Residual(each["values"], each["rate"], skipped)
-                if len(each["values"]) != self.codings[chunk].chunk.length:
+                residual = Residual(**{key: each[key] for key in Residual._fields if key in each})
+                vectors = (residual.values, residual.due)
+                if any(len(vector) != length for vector in vectors if vector is not None):
                     return False
-            if isinstance(self.codings.codec, MatrixCodec):
-                kept = each.get("starts", {})
-                starts[chunk] = {int(number): start for number, start in kept.items()}
+                residuals[chunk] = residual
+            kept = each.get("starts", {})
+            starts[chunk] = {int(number): start for number, start in kept.items()}
         self._residuals, self._starts = residuals, starts
         return True

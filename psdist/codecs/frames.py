@@ -2,8 +2,8 @@
 
     frame = EncodingFrame(encoder, chunk, memory.gradient_frame(chunk))
     num_bytes = frame.encode(clock=3, terms=terms)   # then send it with a header that says so
-    frame = DecodingFrame(coding, memory.parameter_frame(chunk), held=Held())
-    frame.decode()                                   # when its payload has arrived
+    frame = DecodingFrame(codings, chunk, memory.parameter_frame(chunk), held=Held())
+    frame.decode(clock=3)                            # when its payload has arrived
 
 Where the values have no memory (simulations of sizes alone), a payload is as large as it is when
 nothing is left out.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psdist.codecs.chunks import ChunkCoding, Form
+from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
@@ -25,33 +25,38 @@ if TYPE_CHECKING:
 
 
 class _EncodedFrame(Frame):
-    __slots__ = ("coding", "values")
+    __slots__ = ("chunk", "codings", "values")
 
-    def __init__(self, coding: ChunkCoding, values: Frame) -> None:
+    def __init__(self, codings: ChunkCodings, chunk: Chunk, values: Frame) -> None:
         """``values``: a frame over the chunk's values, in the workers' dtype."""
-        _, largest = coding.sizes
+        largest = codings.largest(chunk.index)
         super().__init__(
             allocate(largest) if values.payload is not None else None, capacity=largest
         )
-        self.coding = coding
+        self.codings = codings
+        self.chunk = chunk
         self.values: Tensor | None = None
         if values.payload is not None:
-            self.values = as_tensor(values.payload, coding.chunk.dtype, coding.chunk.length)
+            self.values = as_tensor(values.payload, chunk.dtype, chunk.length)
+
+    def coding(self, clock: int) -> ChunkCoding:
+        """Of a payload of this round."""
+        return self.codings.at(clock)[self.chunk.index]
 
 
 class EncodingFrame(_EncodedFrame):
     __slots__ = ("encoder",)
 
     def __init__(self, encoder: PushEncoder, chunk: Chunk, values: Frame) -> None:
-        super().__init__(encoder.codings[chunk.index], values)
+        super().__init__(encoder.codings, chunk, values)
         self.encoder = encoder
 
     def encode(self, *, clock: int, terms: PushTerms) -> int:
         """Make the payload of what the values are at ``clock``; its bytes."""
         if self.values is None or self.payload is None:
-            return self.coding.usual_bytes
-        chunk = self.coding.chunk.index
-        return self.encoder.encode(chunk, self.values, self.payload, clock=clock, terms=terms)
+            return self.coding(clock).usual_bytes
+        index = self.chunk.index
+        return self.encoder.encode(index, self.values, self.payload, clock=clock, terms=terms)
 
 
 class Held:
@@ -67,21 +72,23 @@ class Held:
 class DecodingFrame(_EncodedFrame):
     __slots__ = ("_held",)
 
-    def __init__(self, coding: ChunkCoding, values: Frame, *, held: Held | None = None) -> None:
+    def __init__(
+        self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, held: Held | None = None
+    ) -> None:
         """``held``: where replies are relative to the ones before; None where each says all."""
-        super().__init__(coding, values)
+        super().__init__(codings, chunk, values)
         self._held = held
 
-    def decode(self) -> bool:
-        """Bring the payload that was received last to where the values lie. False where the sender
-        has others: all of them must come."""
+    def decode(self, *, clock: int) -> bool:
+        """Bring the payload that was received last, of this round, to where the values lie. False
+        where the sender has others: all of them must come."""
         if self.values is None or self.payload is None:
             return True
-        content = self.coding.read(self.payload[: self.num_received])
+        content = self.coding(clock).read(self.payload[: self.num_received])
         held = self._held
         if content.form is Form.CHANGE and (held is None or held.values is None):
             raise ProtocolError(
-                f"chunk {self.coding.chunk.index}: a reply relative to values that this worker "
+                f"chunk {self.chunk.index}: a reply relative to values that this worker "
                 "does not hold"
             )
         if held is None:

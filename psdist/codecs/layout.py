@@ -14,11 +14,22 @@ from typing import Final, NamedTuple
 
 from psdist.codecs.base import Codec, Matrix, MatrixCodec, Varying
 from psdist.codecs.raw import Raw
+from psdist.errors import InvariantError
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
+from psdist.protocol.rounds import at_round
 
 VECTORS: Final = "vectors"
 """Among patterns of names: pieces of fewer than two dimensions, such as norms and biases."""
 HEAD_BYTES: Final = 8
+
+
+class CodecFrom(NamedTuple):
+    """Of messages of this round and later ones."""
+
+    round: int
+    codec: Codec | Raw
+    patterns: tuple[str, ...] = ()
+    """Which pieces it leaves alone, as of :func:`exact_pieces`."""
 
 
 class Stretch(NamedTuple):
@@ -99,11 +110,19 @@ class ChunkLayout:
 
 
 class Layouts:
-    """Those of all chunks of a set."""
+    """Those of all chunks of a set; of round 0, and :meth:`at` those of others."""
 
-    def __init__(self, codec: Codec, partition: Partition, *, patterns: Collection[str]) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        partition: Partition,
+        *,
+        patterns: Collection[str],
+    ) -> None:
         """``patterns``: as of :func:`exact_pieces`."""
         self.codec = codec
+        self.later: Sequence[tuple[int, Layouts]] = ()
+        """From which round on there are others, ascending."""
         exact = exact_pieces(partition, patterns)
         self._each = [
             ChunkLayout(codec, chunk, exact=exact, matrices=matrices_of(partition, chunk))
@@ -116,12 +135,32 @@ class Layouts:
     def __iter__(self) -> Iterator[ChunkLayout]:
         return iter(self._each)
 
+    def at(self, clock: int) -> Layouts:
+        """Of messages of this round."""
+        return at_round(self, self.later, clock)
+
+    def largest(self, chunk: int) -> int:
+        """Bytes of its largest payload, in any round."""
+        return max(each[chunk].sizes[1] for each in (self, *(each for _, each in self.later)))
+
     @classmethod
-    def of(
-        cls, codec: Codec | Raw, partition: Partition, *, patterns: Collection[str]
-    ) -> Layouts | None:
-        """None for raw, of which payloads are the values themselves."""
-        return None if isinstance(codec, Raw) else cls(codec, partition, patterns=patterns)
+    def of(cls, parts: Sequence[CodecFrom], partition: Partition) -> Layouts | None:
+        """None where all is raw, and payloads are the values themselves. Where single rounds are to
+        be, they have :class:`psdist.codecs.exact.Exact`."""
+        made: dict[tuple[Codec, tuple[str, ...]], Layouts] = {}
+        found: list[tuple[int, Layouts]] = []
+        for start, codec, patterns in parts:
+            if isinstance(codec, Raw):
+                continue
+            if (codec, patterns) not in made:
+                made[codec, patterns] = cls(codec, partition, patterns=patterns)
+            found.append((start, made[codec, patterns]))
+        if not found:
+            return None
+        if len(found) < len(parts):
+            raise InvariantError("some rounds are raw, and have no head that says so")
+        (_, first), *first.later = found
+        return first
 
 
 def exact_pieces(partition: Partition, patterns: Collection[str]) -> frozenset[int]:

@@ -31,6 +31,7 @@ from psdist.history.files import history_folder, read_histories
 from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
+from psdist.history.rules.codecs import check_codecs
 from psdist.history.rules.decisions import check_decisions, read_mode_lines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
@@ -253,6 +254,7 @@ class _Checking:
         if run.backup:
             check_own_round(replay, uses, findings)
         check_modes(replay, uses, findings)
+        check_codecs(replay, findings)
         self.changes[server] = changes_of(replay)
         self.modes = self.modes or replay.rules.in_words()
         staleness = check_bound(replay, uses, findings)

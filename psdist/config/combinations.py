@@ -51,10 +51,11 @@ def refusal(
     pipeline: int = 0,
     has_float64: bool = False,
     has_feedback: bool = True,
+    is_mixed: bool = False,
 ) -> str:
     """Why a run cannot have these, and what to do; "" where it can. ``has_copies``: the setting
     ``pull_copies``; ``has_float64``: whether the model has such parameters, which is known when it
-    is prepared."""
+    is prepared; ``is_mixed``: whether the mode is sync in some rounds and another one in others."""
     if pull.skip is not None:
         return (
             f"pull_codec = {text_of(pull)}: only pushes are left for later; set another pull_codec "
@@ -75,6 +76,13 @@ def refusal(
             f"pull_codec = {text_of(pull)} with mode = {mode}: groups hold different versions, so "
             "a reply cannot be relative to what was sent before; set pull_copies = on, with which "
             "servers keep what each group holds, or pull_codec = none, fp16 or bf16, or mode = sync"
+        )
+    if is_mixed and mode == "sync" and not (pull.is_none or (pull.is_cast and not has_copies)):
+        allowed = "none" if has_copies else "none, fp16 or bf16"
+        return (
+            f"pull_codec = {text_of(pull)} with mode = sync in a run that has other modes, too: "
+            "there groups hold different versions, so a reply to all of them cannot be relative to "
+            f"what was sent before; in rounds of sync set pull_codec = {allowed}"
         )
     if has_copies and pipeline:
         return (
@@ -102,6 +110,12 @@ def text_of(spec: CodecSpec) -> str:
     if spec.ratio:
         return f"{spec.name}:{spec.ratio:g}"
     return f"{spec.name}:stochastic" if spec.is_stochastic else spec.name
+
+
+def text_of_both(codecs: Codecs) -> str:
+    """As a schedule writes them."""
+    push, pull = map(text_of, codecs)
+    return push if codecs.pull.is_none else f"{push}/{pull}"
 
 
 def table() -> str:

@@ -1,6 +1,7 @@
 """Modes that change within a run: the words of a schedule, and which modes may come.
 
-parse_schedule("0: ssp:8; 2000: ssp:2; 5000: sync")     # (ModeFrom(0, "ssp", 8), ...)
+parse_schedule("0: ssp:8 int8; 5000: sync none")        # (Part(ModeFrom(0, "ssp", 8), Codecs(...)),
+schedule_of(config)                                     # (ModeFrom(0, "ssp", 8), ...)
 modes_that_may_come(config)                             # ("ssp", "sync")
 first_mode(config)                                      # ModeFrom(0, "ssp", 8)
 """
@@ -10,18 +11,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from psdist.config.combinations import MODES, Mode
+from psdist.config.codec_specs import parse_codec, parse_codecs
+from psdist.config.combinations import MODES, Codecs, Mode, text_of_both
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
 
 ALLOWED: Final = (
     "ROUND: MODE; ROUND: MODE ..., the first from round 0, each later than the one before; a mode "
-    "is sync, ssp:BOUND or async (codecs stay as they are for the whole run)"
+    "is sync, ssp:BOUND or async; behind each mode, or behind none, the codecs from there on: PUSH "
+    "or PUSH/PULL"
 )
 _COUNT_MAX: Final = 2**31 - 1
 _MOST_PARTS: Final = 1000
-_PART: Final = re.compile(r"\s*([0-9]{1,10})\s*:\s*(\S+)\s*")
+_PART: Final = re.compile(r"\s*([0-9]{1,10})\s*:\s*(\S+)(?:\s+(\S+))?\s*")
 _MODE: Final = re.compile(r"(sync|async)|ssp:([0-9]{1,10})")
 
 
@@ -34,6 +37,14 @@ class ModeFrom(NamedTuple):
 
     def __str__(self) -> str:
         return describe_mode(self.mode, self.staleness)
+
+
+class Part(NamedTuple):
+    """Of a schedule."""
+
+    mode: ModeFrom
+    codecs: Codecs | None = None
+    """From the same round on; None where the settings say them."""
 
 
 def describe_mode(mode: str, staleness: int) -> str:
@@ -49,28 +60,44 @@ def parse_mode(text: str) -> ModeFrom:
     return ModeFrom(0, found[1] or "ssp", int(found[2] or 0))
 
 
-def parse_schedule(text: str) -> tuple[ModeFrom, ...]:
+def parse_schedule(text: str) -> tuple[Part, ...]:
     """The parts in their order; ValueError for what is no schedule."""
-    parts: list[ModeFrom] = []
+    parts: list[Part] = []
     for part in text.split(";"):
         found = _PART.fullmatch(part)
         if found is None or int(found[1]) > _COUNT_MAX or len(parts) == _MOST_PARTS:
             raise ValueError(f"{part[:80]!r} is no part of a schedule")
-        parts.append(parse_mode(found[2])._replace(round=int(found[1])))
-    starts = [part.round for part in parts]
+        mode = parse_mode(found[2])._replace(round=int(found[1]))
+        parts.append(Part(mode, _parse_codecs(found[3]) if found[3] is not None else None))
+    starts = [part.mode.round for part in parts]
     if starts[0] != 0 or starts != sorted(set(starts)):
         raise ValueError(f"parts that begin at the rounds {starts}")
+    if len({part.codecs is None for part in parts}) > 1:
+        raise ValueError("some parts name codecs and others do not")
     return tuple(parts)
 
 
-def schedule_of(config: RunConfig) -> tuple[ModeFrom, ...]:
-    """Of a run without one its mode, for the whole of it."""
+def _parse_codecs(text: str) -> Codecs:
+    return Codecs(*map(parse_codec, parse_codecs(text)))
+
+
+def parts_of(config: RunConfig) -> tuple[Part, ...]:
+    """Of a run without a schedule its mode, for the whole of it."""
     if config.schedule is not None:
         return parse_schedule(config.schedule)
     if config.mode == "auto":
-        return (ModeFrom(0, "sync"),)
+        return (Part(ModeFrom(0, "sync")),)
     staleness = config.staleness if config.mode == "ssp" else 0
-    return (ModeFrom(0, config.mode, staleness),)
+    return (Part(ModeFrom(0, config.mode, staleness)),)
+
+
+def schedule_of(config: RunConfig) -> tuple[ModeFrom, ...]:
+    """The modes alone: neighbours differ."""
+    found: list[ModeFrom] = []
+    for mode, _ in parts_of(config):
+        if not found or mode[1:] != found[-1][1:]:
+            found.append(mode)
+    return tuple(found)
 
 
 def first_mode(config: RunConfig) -> ModeFrom:
@@ -116,7 +143,10 @@ def least_bound(config: RunConfig) -> int:
 def describe_modes(config: RunConfig) -> str:
     """For people: ``ssp (staleness 3)``, ``sync``, ``0: ssp:8; 5000: sync``."""
     if config.schedule is not None:
-        return "; ".join(f"{part.round}: {part}" for part in schedule_of(config))
+        return "; ".join(
+            f"{mode.round}: {mode}" + (f" {text_of_both(codecs)}" if codecs is not None else "")
+            for mode, codecs in parts_of(config)
+        )
     if config.mode == "auto":
         return f"auto (sync, ssp:{config.staleness})"
     first = first_mode(config)

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from psdist.config.backup import contradiction_of_backup
+from psdist.config.codec_rounds import contradiction_of_codecs, has_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
-from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal
+from psdist.config.combinations import parse_both
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import (
     contradiction_of_modes,
-    is_mixed,
     modes_that_may_come,
     parse_schedule,
     schedule_of,
@@ -431,21 +431,8 @@ def contradiction(config: RunConfig) -> str:
             "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
             "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
         )
-    has_copies = config.pull_copies == "on"
-    if has_copies and is_mixed(config):
-        return (
-            "pull_copies = on in a run whose mode may change to or from sync, where all groups "
-            "hold the same: leave pull_copies off, or let only ssp and async come"
-        )
-    for mode in modes_that_may_come(config):
-        if wrong := refusal(
-            *coded(config),
-            mode=mode,
-            has_copies=has_copies,
-            pipeline=config.pipeline,
-            has_feedback=config.feedback == "on",
-        ):
-            return wrong
+    if wrong := contradiction_of_codecs(config):
+        return wrong
     if config.pipeline and any(
         each.mode == "ssp" and not each.staleness for each in schedule_of(config)
     ):
@@ -468,10 +455,10 @@ def contradiction(config: RunConfig) -> str:
             "replication = buddy with servers = 1: a server's second copy is kept by another one; "
             "set servers = 2 or more, or replication = none"
         )
-    if config.replication == "buddy" and not all(each.is_none for each in coded(config)):
+    if config.replication == "buddy" and has_codecs(config):
         return (
             "replication = buddy with codecs: the second copy is made of raw gradients; leave out "
-            "codec, push_codec and pull_codec, or set replication = none"
+            "codec, push_codec, pull_codec and those of the schedule, or set replication = none"
         )
     if config.replication == "buddy" and config.server_device != "cpu":
         return (
@@ -485,11 +472,6 @@ def contradiction(config: RunConfig) -> str:
             "that have died; leave out one of them"
         )
     return ""
-
-
-def coded(config: RunConfig) -> Codecs:
-    """The codec of each direction."""
-    return codecs_of(codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec)
 
 
 def to_toml(config: RunConfig) -> str:

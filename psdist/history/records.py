@@ -102,12 +102,12 @@ class EventFlag(IntFlag):
 
 # Writers pack single records with a struct, which is faster than numpy; a test pins that both
 # have one layout.
-EVENT = struct.Struct("<qdfIIBBxx")
+EVENT = struct.Struct("<qdfIIBBBx")
 EVENT_DTYPE = np.dtype(
     {
-        "names": ["clock", "weight", "lr_scale", "chunk", "group", "kind", "flags"],
-        "formats": ["<i8", "<f8", "<f4", "<u4", "<u4", "u1", "u1"],
-        "offsets": [0, 8, 16, 20, 24, 28, 29],
+        "names": ["clock", "weight", "lr_scale", "chunk", "group", "kind", "flags", "codec"],
+        "formats": ["<i8", "<f8", "<f4", "<u4", "<u4", "u1", "u1", "u1"],
+        "offsets": [0, 8, 16, 20, 24, 28, 29, 30],
         "itemsize": 32,
     }
 )

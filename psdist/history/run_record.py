@@ -23,6 +23,7 @@ FORMAT_VERSION = 4
 _LIMIT_BYTES = 64 * 2**20
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
+_CodecText = Annotated[str, Field(max_length=200)]
 
 
 class ModeSince(BaseModel):
@@ -34,6 +35,18 @@ class ModeSince(BaseModel):
     mode: Literal["sync", "ssp", "async"]
     staleness: _Count | None = None
     """The bound of ssp; null in other modes."""
+
+
+class CodecsSince(BaseModel):
+    """From this round on pushes and replies are coded by these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    round: _Count
+    push: _CodecText
+    pull: _CodecText
+    push_code: Annotated[int, Field(ge=0, lt=2**8)]
+    """By which number messages name the push codec."""
 
 
 class RunRecord(BaseModel):
@@ -61,6 +74,8 @@ class RunRecord(BaseModel):
     """What the lr of an update is multiplied with, by how stale it is."""
     delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """By how much gradients were moved to where they were applied; no rule can tell."""
+    codecs: tuple[CodecsSince, ...] = ()
+    """Of every round; nothing where nothing is coded in any."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
@@ -135,6 +150,9 @@ class RunRecord(BaseModel):
                 f"mode_by is {self.mode_by!r} and mode {self.mode!r} with a schedule of "
                 f"{len(self.schedule)} parts that begins otherwise"
             )
+        starts = [each.round for each in self.codecs]
+        if starts and (starts[0] or starts != sorted(set(starts))):
+            raise ValueError(f"codecs that begin at the rounds {starts[:8]}")
         if self.mode == "sync" and self.pipeline:
             raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")
         return self

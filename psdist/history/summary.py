@@ -56,6 +56,14 @@ class ModeTold(_Told):
     staleness: _Count | None
 
 
+class CodecsTold(_Told):
+    """From this round on pushes and replies are coded by these."""
+
+    round: _Count
+    push: str
+    pull: str
+
+
 class SetSummary(_Told):
     """Of one parameter set; a run's own words are of all its sets together."""
 
@@ -97,6 +105,8 @@ class Summary(_Told):
     """By group; null where no group may miss any."""
     modes: tuple[ModeTold, ...] = ()
     """The mode of every round; nothing where a run does not say it."""
+    codecs: tuple[CodecsTold, ...] = ()
+    """Of every round; nothing where nothing is coded in any."""
     sets: tuple[SetSummary, ...] = ()
     """Nothing where there is one: all that it would say stands above."""
 

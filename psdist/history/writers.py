@@ -58,8 +58,9 @@ __all__ = [
 ]
 
 
-Contributions = Sequence[tuple[int, int, float, bool]]
-"""(group, clock, weight, whether it brought no gradient) of each update in an optimizer step."""
+Contributions = Sequence[tuple[int, int, float, bool, int]]
+"""(group, clock, weight, whether it brought no gradient, the codec by number) of each update in an
+optimizer step."""
 
 
 class EventCount:
@@ -128,10 +129,9 @@ class ServerHistory:
         the other modes one. Call it after the bytes of the shard have changed and before the next
         reply is made."""
         last = len(contributions) - 1
-        for index, (group, clock, weight, is_empty) in enumerate(contributions):
-            self.apply(
-                chunk, group, clock, weight, lr_scale, is_last=index == last, is_empty=is_empty
-            )
+        for index, (group, clock, weight, is_empty, codec) in enumerate(contributions):
+            flags = (index == last) | is_empty << 1
+            self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
 
     def apply(
         self,
@@ -143,10 +143,12 @@ class ServerHistory:
         *,
         is_last: bool = True,
         is_empty: bool = False,
+        codec: int = 0,
     ) -> None:
         """Group ``group``'s update of iteration ``clock`` is now contained in the chunk: one of
         the contributions to a step, of which only the last has ``is_last``."""
-        self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, is_last | is_empty << 1)
+        flags = is_last | is_empty << 1
+        self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
 
     def member(self, kind: EventKind, group: int, clock: int, weight: float = 0.0) -> None:
         """A membership event. ``clock``: iterations that the group has finished: others wait for
@@ -238,6 +240,7 @@ class ServerHistory:
         weight: float,
         lr_scale: float,
         flags: int,
+        codec: int = 0,
     ) -> None:
         events = self._events
         if events.used == events.CAPACITY:
@@ -252,6 +255,7 @@ class ServerHistory:
             group,
             kind,
             flags,
+            codec,
         )
         events.used += 1
         self.position += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psdist.protocol.header import Header
+from psdist.protocol.rounds import at_round
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,27 +26,40 @@ class PayloadRule:
     keeps_versions: bool = True
     """Whether a receiver has the sender's values afterwards, bit by bit, so that it can say which
     version it holds."""
+    later: tuple[tuple[int, PayloadRule], ...] = ()
+    """From which round on there is another, ascending."""
 
     @classmethod
     def of_nothing(cls) -> PayloadRule:
         """Before there are chunks."""
         return cls(codec=0, name="raw", dtypes=(), smallest=(), largest=())
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether every payload is the values themselves."""
+        return not self.codec
+
+    def at(self, clock: int) -> PayloadRule:
+        """Of messages of this round."""
+        return at_round(self, self.later, clock)
+
     def takes(self, header: Header) -> bool:
-        chunk = header.chunk
+        rule, chunk = self.at(header.clock) if self.later else self, header.chunk
         return (
-            header.codec == self.codec
-            and header.dtype == self.dtypes[chunk]
-            and self.smallest[chunk] <= header.length <= self.largest[chunk]
+            header.codec == rule.codec
+            and header.dtype == rule.dtypes[chunk]
+            and rule.smallest[chunk] <= header.length <= rule.largest[chunk]
         )
 
     def refusal(self, header: Header) -> str:
         """What the sender has done wrong, for people."""
-        smallest, largest = self.smallest[header.chunk], self.largest[header.chunk]
+        rule = self.at(header.clock)
+        when = f" in round {header.clock}" if self.later else ""
+        smallest, largest = rule.smallest[header.chunk], rule.largest[header.chunk]
         size = str(largest) if smallest == largest else f"{smallest} to {largest}"
         return (
             f"sent {header.length} bytes of chunk {header.chunk} by codec {header.codec}, dtype "
-            f"{header.dtype}; {size} bytes by codec {self.codec} ({self.name}), dtype "
-            f"{self.dtypes[header.chunk]} are expected; do all ranks run the same version of "
+            f"{header.dtype}; {size} bytes by codec {rule.codec} ({rule.name}), dtype "
+            f"{rule.dtypes[header.chunk]} are expected{when}; do all ranks run the same version of "
             "psdist with the same settings?"
         )

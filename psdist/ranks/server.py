@@ -23,6 +23,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from psdist.config.codec_rounds import has_codecs
 from psdist.config.modes import (
     judging_mode,
     least_bound,
@@ -30,7 +31,7 @@ from psdist.config.modes import (
     modes_that_may_come,
     schedule_of,
 )
-from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig, coded
+from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig
 from psdist.history.writers import (
     RunRecord,
     ServerHistory,
@@ -56,7 +57,7 @@ from psdist.ranks.telling.modes import ModeReports
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, share_line, together
-from psdist.ranks.wire import wire_of
+from psdist.ranks.wire import codecs_of_rounds, wire_of
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop, Standby
@@ -352,6 +353,7 @@ class Reporter:
         if is_active:
             context.on_abort = self._on_abort
         self._modes = ModeReports(context.config, context.run_directory)
+        self._codecs = codecs_of_rounds(context.config)
         mode = self._modes.now
         self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
         self._standing = Standing(mode=mode, group_of_worker=context.roles.group_of_worker)
@@ -420,6 +422,7 @@ class Reporter:
                 context.config.staleness if mode_by(context.config) == "auto" else None
             ),
             schedule=self._modes.schedule,
+            codecs=self._codecs,
             groups=context.roles.groups,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
             num_servers=context.roles.num_servers,
@@ -619,6 +622,7 @@ class Reporter:
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
         sets = sets or [counts_of_set(told, None, 0)]
         sets = [each | {"modes": self._modes.of_set(n)} for n, each in enumerate(sets)]
+        codecs = [each.model_dump(include={"round", "push", "pull"}) for each in self._codecs]
         is_known, workers = told.all_workers, registrar.done.values()
         samples = sum(each["samples"] for each in workers)
         trained_s = max((each["trained_s"] for each in workers), default=0.0)
@@ -630,6 +634,7 @@ class Reporter:
             "workers": context.roles.num_workers,
             "groups": len(context.roles.groups),
             **together(sets),
+            "codecs": codecs,
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(time.monotonic() - context.started_s, 3),
             "samples": samples if is_known else None,
@@ -652,7 +657,7 @@ class Reporter:
         plan, config = self._context.plan, self._context.config
         if plan is None or not plan.links or not self._built:
             return None
-        if config.replication != "none" or not all(each.is_none for each in coded(config)):
+        if config.replication != "none" or has_codecs(config):
             return None
         num_bytes = sum(each.partition.num_bytes for each in self._built)
         return plan.cost_s * num_bytes / plan.model_bytes

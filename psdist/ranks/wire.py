@@ -6,41 +6,83 @@ wire_of(config)          # the same for servers and workers
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
+from psdist.codecs.base import Codec
 from psdist.codecs.checks import Checks
+from psdist.codecs.exact import Exact
 from psdist.codecs.named import codec_of
-from psdist.codecs.wire import Wire
+from psdist.codecs.raw import Raw
+from psdist.codecs.wire import Wire, WireFrom
+from psdist.config.codec_rounds import coded_by_round, has_codecs
 from psdist.config.codec_specs import CodecSpec
+from psdist.config.combinations import text_of
 from psdist.config.modes import judging_mode
-from psdist.config.settings import RunConfig, coded
+from psdist.config.settings import RunConfig
+from psdist.history.run_record import CodecsSince
 from psdist.protocol.flow import auto_credits
 
 logger = logging.getLogger("psdist")
 
 
 def wire_of(config: RunConfig) -> Wire:
-    push, pull = coded(config)
+    parts = coded_by_round(config)
     has_feedback = config.feedback == "on"
+    is_sync = judging_mode(config) == "sync"
+    has_copies = config.pull_copies == "on" and not is_sync
+    is_relative = any(not part.pull.is_none for part in parts) and (is_sync or has_copies)
+    pushes = _codecs([part.push for part in parts], has_feedback=has_feedback)
+    # What a relative reply leaves out comes with later ones, whatever the setting says.
+    replies = _codecs([part.pull for part in parts], has_feedback=is_relative)
 
     def exact(spec: CodecSpec) -> tuple[str, ...]:
         return () if spec.is_cast else config.codec_exact
 
-    is_sync = judging_mode(config) == "sync"
-    has_copies = config.pull_copies == "on" and not is_sync
-    is_relative = not pull.is_none and (is_sync or has_copies)
+    first, *later = (
+        WireFrom(
+            round=start,
+            push=pushes[push],
+            reply=replies[pull],
+            skip=push.skip,
+            exact_in_pushes=exact(push),
+            exact_in_replies=exact(pull),
+        )
+        for start, push, pull in parts
+    )
     return Wire(
-        push=codec_of(push, has_feedback=has_feedback),
-        # What a relative reply leaves out comes with later ones, whatever the setting says.
-        reply=codec_of(pull, has_feedback=is_relative),
+        push=first.push,
+        reply=first.reply,
         seed=config.seed,
         checks=Checks(config.checksum, config.checksum_every),
         has_feedback=has_feedback,
-        skip=push.skip,
+        skip=first.skip,
         is_relative=is_relative,
         has_copies=has_copies and is_relative,
-        exact_in_pushes=exact(push),
-        exact_in_replies=exact(pull),
+        exact_in_pushes=first.exact_in_pushes,
+        exact_in_replies=first.exact_in_replies,
+        later=tuple(later),
     )
+
+
+def codecs_of_rounds(config: RunConfig) -> tuple[CodecsSince, ...]:
+    """For run.json: of every round; nothing where nothing is coded in any."""
+    if not has_codecs(config):
+        return ()
+    wire = wire_of(config)
+    codes = [wire.push.code, *(each.push.code for each in wire.later)]
+    return tuple(
+        CodecsSince(round=start, push=text_of(push), pull=text_of(pull), push_code=code)
+        for (start, push, pull), code in zip(coded_by_round(config), codes, strict=True)
+    )
+
+
+def _codecs(specs: Iterable[CodecSpec], *, has_feedback: bool) -> dict[CodecSpec, Codec | Raw]:
+    """Of one direction."""
+    made = {spec: codec_of(spec, has_feedback=has_feedback) for spec in specs}
+    if not all(isinstance(codec, Raw) for codec in made.values()):
+        exact = Exact()
+        made = {spec: exact if isinstance(each, Raw) else each for spec, each in made.items()}
+    return made
 
 
 def credits_of(config: RunConfig, num_groups: int) -> int:

@@ -29,6 +29,8 @@ class Contribution(NamedTuple):
     clock: int
     weight: float
     is_empty: bool
+    codec: int = 0
+    """Of the message that brought it, by number."""
 
 
 @dataclass(slots=True)
@@ -93,21 +95,25 @@ class SlotContent(Enum):
 
 @dataclass(slots=True)
 class StartSum:
-    """The gradient in the slot, times ``weight``, becomes a sum in the same slot."""
+    """The gradient in the slot, of round ``clock``, times ``weight``, becomes a sum in the same
+    slot."""
 
     chunk: int
     slot: Frame
     weight: float
+    clock: int
 
 
 @dataclass(slots=True)
 class Fold:
-    """The gradient in the slot, times ``weight``, is added to the sum in ``accumulator``."""
+    """The gradient in the slot, of round ``clock``, times ``weight``, is added to the sum in
+    ``accumulator``."""
 
     chunk: int
     slot: Frame
     accumulator: Frame
     weight: float
+    clock: int
 
 
 @dataclass(slots=True)

@@ -866,7 +866,8 @@ class ServerCore:
             self._refuse_version(chunk, peer, header)
         self._pushes += 1
         settings = self._settings.of(peer, header.settings)
-        push = Push(peer, group, clock, weight, settings, slot, header.chunk_version)
+        held, codec = header.chunk_version, header.codec
+        push = Push(peer, group, clock, weight, settings, slot, held, codec)
         if not header.flags and self._backed is None:
             return self._updates.on_arrived(chunk, push)
         actions = self._updates.on_arrived(chunk, push)

@@ -228,7 +228,8 @@ def _step_record(
     hyper: bytes = b"",
     absent: Iterable[int] = (),
 ) -> StepRecord:
-    groups, clocks, weights, empties = map(list, zip(*contributions, strict=True))
+    # Nothing is coded where there are second copies.
+    groups, clocks, weights, empties, _ = map(list, zip(*contributions, strict=True))
     return StepRecord(
         chunk=chunk,
         is_sum=is_sum,

@@ -41,6 +41,8 @@ class ChunkMemory:
         """The buffer that was written last."""
         self.change: memoryview | None = None
         """What the newest step has changed of what workers hold; None where that is no step."""
+        self.change_clock = 0
+        """The round of that step."""
         self.change_memory: memoryview | None = None
         self.num_changes = 0
         self.optimizer: ChunkOptimizer | None = None

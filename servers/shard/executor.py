@@ -59,7 +59,7 @@ class ShardSpec:
             max(
                 chunk.num_bytes,
                 chunk.num_master_bytes,
-                pushes[chunk.index].sizes[1] if pushes is not None else 0,
+                pushes.largest(chunk.index) if pushes is not None else 0,
             )
             for chunk in self.partition.chunks
         )
@@ -154,11 +154,17 @@ class Executor(Protocol):
         ...
 
     def checksum(
-        self, chunk: int, buffer: int, *, encoded: memoryview | None, reader: int | None = None
+        self,
+        chunk: int,
+        buffer: int,
+        *,
+        encoded: memoryview | None,
+        clock: int = 0,
+        reader: int | None = None,
     ) -> int | None:
         """crc32 of the parameters as a worker will have them: the buffer's own bytes, what it will
-        decode from ``encoded``, or what ``reader`` holds where each has its own. None where there
-        are only sizes."""
+        decode from ``encoded``, a reply of round ``clock``, or what ``reader`` holds where each has
+        its own. None where there are only sizes."""
         ...
 
     def statistics(self) -> ShardStatistics: ...

@@ -122,7 +122,7 @@ class SizeShard:
 
     def encode(self, reply: Reply, *, into: memoryview | None) -> int:  # noqa: ARG002 - seam
         assert self._replies is not None
-        return self._replies[reply.token.chunk].usual_bytes
+        return self._replies.at(reply.clock)[reply.token.chunk].usual_bytes
 
     def checksum(
         self,
@@ -130,6 +130,7 @@ class SizeShard:
         buffer: int,  # noqa: ARG002
         *,
         encoded: memoryview | None,  # noqa: ARG002
+        clock: int = 0,  # noqa: ARG002
         reader: int | None = None,  # noqa: ARG002
     ) -> None:
         return None

@@ -227,7 +227,7 @@ class TensorShard:
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk
-        gradient = self._gradient(action.slot, chunk)
+        gradient = self._gradient(action.slot, chunk, action.clock)
         total = self._sum(action.slot, chunk)
         if gradient is not total:
             total.copy_(gradient)
@@ -237,7 +237,7 @@ class TensorShard:
     def fold(self, action: Fold) -> None:
         chunk = self._memory[action.chunk].chunk
         total = self._sum(action.accumulator, chunk)
-        total.add_(self._gradient(action.slot, chunk), alpha=action.weight)
+        total.add_(self._gradient(action.slot, chunk, action.clock), alpha=action.weight)
 
     def hold(self, action: Hold) -> tuple[float, ...]:
         held = self._held[action.chunk]
@@ -256,7 +256,7 @@ class TensorShard:
         elif action.content is SlotContent.SUM:
             gradient = self._sum(slot, chunk)
         else:
-            gradient = self._gradient(slot, chunk)
+            gradient = self._gradient(slot, chunk, action.contributions[0].clock)
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
         memory.begin_step(source=action.source, target=action.target)
@@ -277,12 +277,13 @@ class TensorShard:
     def _tell_change(self, memory: ChunkMemory, action: Step) -> None:
         """Encode how the values differ from what workers hold, once for all groups; what they hold
         becomes what they will decode."""
-        coding, clock = self._coding(memory.chunk.index), action.contributions[0].clock
+        clock = action.contributions[0].clock
+        coding = self._coding(memory.chunk.index, clock)
         held, values = memory.held, memory.values.to("cpu")
         if action.target != action.source:
             held.copy_(memory.buffer(action.source))
         if memory.change_memory is None:
-            memory.change_memory = allocate(coding.sizes[1])
+            memory.change_memory = self.payload(memory.chunk.index, action.target)
         payload = memory.change_memory
         num_bytes = coding.encode(
             values - held.to(torch.float32),
@@ -291,19 +292,20 @@ class TensorShard:
             seed=seed_of(self._wire.seed, ANY_SERVER, memory.chunk.index, clock),
             form=Form.CHANGE,
         )
-        memory.change = payload[:num_bytes]
+        memory.change, memory.change_clock = payload[:num_bytes], clock
         coding.read(memory.change).change(held)
         if self._wire.is_compared(memory.chunk.index, clock):
             coding.add_checksum(memory.change, held)
 
-    def _coding(self, chunk: int) -> ChunkCoding:
+    def _coding(self, chunk: int, clock: int) -> ChunkCoding:
+        """Of replies of this round."""
         assert self._replies is not None
-        return self._replies[chunk]
+        return self._replies.at(clock)[chunk]
 
     def payload(self, chunk: int, buffer: int) -> memoryview:
         memory = self._memory[chunk]
         if self._replies is not None:
-            return allocate(self._replies[chunk].sizes[1])
+            return allocate(self._replies.largest(chunk))
         return as_bytes(memory.buffer(buffer))
 
     def note_given(self, reply: Reply) -> None:
@@ -316,22 +318,31 @@ class TensorShard:
     def encode(self, reply: Reply, *, into: memoryview | None) -> int:
         assert into is not None
         chunk, buffer = reply.token.chunk, reply.token.buffer
-        memory, coding = self._memory[chunk], self._coding(chunk)
+        memory, coding = self._memory[chunk], self._coding(chunk, reply.clock)
         values = memory.buffer(buffer)
         if self._wire.is_relative:
             if reply.flags & Flag.FRESH:
                 return coding.encode_raw(self._fetched([memory.values])[0], into)
             if self._wire.has_copies:
                 return self._copies.encode(coding, reply, into, values=values, memory=memory)
-            if memory.change is None or reply.held != reply.version - 1:
+            is_next = memory.change is not None and reply.held == reply.version - 1
+            # The round says what a reply is coded by: it may be a later one than that of the step.
+            if not is_next or self._coding(chunk, memory.change_clock) is not coding:
                 return coding.encode_raw(values, into)
+            assert memory.change is not None
             into[: len(memory.change)] = memory.change
             return len(memory.change)
         seed = seed_of(self._wire.seed, ANY_SERVER, chunk, reply.clock)
         return coding.encode(values.to(torch.float32), into, whole=values, seed=seed)
 
     def checksum(
-        self, chunk: int, buffer: int, *, encoded: memoryview | None, reader: int | None = None
+        self,
+        chunk: int,
+        buffer: int,
+        *,
+        encoded: memoryview | None,
+        clock: int = 0,
+        reader: int | None = None,
     ) -> int:
         """Of what lies in a buffer it is computed once per change."""
         memory = self._memory[chunk]
@@ -339,7 +350,7 @@ class TensorShard:
             return zlib.crc32(as_bytes(held))
         if encoded is not None:
             seen = torch.zeros_like(memory.buffer(buffer))
-            self._coding(chunk).read(encoded).set(seen)
+            self._coding(chunk, clock).read(encoded).set(seen)
             return zlib.crc32(as_bytes(seen))
         if memory.checksum[0] != memory.num_changes:
             memory.checksum = (memory.num_changes, zlib.crc32(as_bytes(memory.buffer(buffer))))
@@ -369,14 +380,14 @@ class TensorShard:
             groups = self._unpacked[packed] = unpack_hyperparameters(packed)
         return groups
 
-    def _gradient(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
-        """What was pushed, in the server's dtype: the slot's own memory where that is what lies
-        there."""
+    def _gradient(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
+        """What was pushed in this round, in the server's dtype: the slot's own memory where that is
+        what lies there."""
         if self._pushes is None:
             gradient = self._slots.received(slot, chunk.dtype, chunk.length)
             is_master = master_dtype(chunk.dtype) == chunk.dtype
             return gradient if is_master else gradient.to(dtype=torch.float32)
-        coding = self._pushes[chunk.index]
+        coding = self._pushes.at(clock)[chunk.index]
 
         def decode(payload: memoryview, into: torch.Tensor) -> None:
             content = coding.read(payload)

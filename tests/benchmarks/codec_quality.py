@@ -46,6 +46,7 @@ class Scheme(NamedTuple):
     """The row that has the same optimizer and no codec."""
 
 
+_TOPK: Final = "sync topk:0.01"
 SCHEMES: Final = {
     "none": Scheme({}),
     "int8": Scheme({"codec": "int8"}),
@@ -58,6 +59,16 @@ SCHEMES: Final = {
     "SGD, topk:0.01": Scheme({"push_codec": "topk:0.01"}, "SGD"),
     "SGD, topk:0.01, no feedback": Scheme({"push_codec": "topk:0.01", "feedback": "off"}, "SGD"),
     "topk:0.01": Scheme({"push_codec": "topk:0.01"}),
+    "SGD, topk:0.01 from 200 on": Scheme({"schedule": f"0: sync none; 200: {_TOPK}"}, "SGD"),
+    "SGD, topk:0.01 from 500 on": Scheme({"schedule": f"0: sync none; 500: {_TOPK}"}, "SGD"),
+    "SGD, topk:0.01 up to 1800": Scheme({"schedule": f"0: {_TOPK}; 1800: sync none"}, "SGD"),
+    "SGD, topk:0.01 from 200 to 1800": Scheme(
+        {"schedule": f"0: sync none; 200: {_TOPK}; 1800: sync none"}, "SGD"
+    ),
+    "SGD, lowrank:4": Scheme({"push_codec": "lowrank:4"}, "SGD"),
+    "lowrank:4": Scheme({"push_codec": "lowrank:4"}),
+    "SGD, skip:0.001": Scheme({"push_codec": "skip:0.001"}, "SGD"),
+    "SGD, skip:0.01": Scheme({"push_codec": "skip:0.01"}, "SGD"),
 }
 
 

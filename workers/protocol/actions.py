@@ -100,9 +100,11 @@ class AcceptCopy:
 
 @dataclass(slots=True)
 class DecodeReply:
-    """The reply about ``chunk`` is the one that was awaited: decode it into place."""
+    """The reply about ``chunk``, of round ``clock``, is the one that was awaited: decode it into
+    place."""
 
     chunk: int
+    clock: int
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class DecodeCopy:
     """As :class:`DecodeReply`, into the copy that is being made."""
 
     chunk: int
+    clock: int
 
 
 @dataclass(slots=True)

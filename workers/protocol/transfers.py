@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.events import Arrived, Offered
-from psdist.protocol.header import CodecCode, Flag, Header, Kind
+from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
@@ -109,7 +109,7 @@ class Transfers:
         self._replies = replies
         self.dtypes = replies.dtypes
         """Each chunk's, of gradients and parameters alike."""
-        self._is_decoding = replies.codec != CodecCode.RAW
+        self._is_decoding = not replies.is_raw
         self._displaced: set[int] = set()
         """Chunks of relative replies to whose memory others have written: what replies are relative
         to lies apart, and is still the version that is held."""
@@ -444,8 +444,8 @@ class Transfers:
         if header.flags & Flag.UNCHANGED:
             restored = [RestoreHeld(chunk)] if is_displaced else []
             return [*restored, *self._send_next(server)]
-        decode = DecodeCopy(chunk) if self._is_copying else DecodeReply(chunk)
-        return [decode, *self._send_next(server)]
+        decode = DecodeCopy if self._is_copying else DecodeReply
+        return [decode(chunk, header.clock), *self._send_next(server)]
 
     def _on_missed(self, peer: int, header: Header) -> list[Action]:
         """The round of a push had closed without the group: what it brought is dropped."""

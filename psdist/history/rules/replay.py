@@ -57,6 +57,8 @@ class ServerReplay:
         self.weight: Ints = applies["weight"]
         self.lr_scale: Ints = applies["lr_scale"]
         self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
+        self.codec: Ints = applies["codec"].astype(np.int64)
+        """Of the message that brought the update."""
         self.is_missed: Ints = applies["kind"] == EventKind.MISSED
         """Whether the group has missed the round: it counts as contained, and brought nothing."""
         self.is_empty: Ints = self.is_missed | ((applies["flags"] & EventFlag.EMPTY) != 0)

@@ -99,6 +99,11 @@ def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None
         ("empty_servers", summary.empty_servers, empty),
         ("pipeline", summary.recorded and summary.recorded.pipeline, run.pipeline),
         (
+            "codecs",
+            [(each.round, each.push, each.pull) for each in summary.codecs],
+            [(each.round, each.push, each.pull) for each in run.codecs],
+        ),
+        (
             "checksum_every",
             summary.recorded and summary.recorded.checksum_every,
             run.checksum_every,

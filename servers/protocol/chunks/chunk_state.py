@@ -31,6 +31,8 @@ class Push:
     slot: Frame | None
     version: int = 0
     """Of the chunk in its sender's memory; 0 for none."""
+    codec: int = 0
+    """Of the message, by number."""
 
 
 class PendingReply(NamedTuple):

@@ -17,7 +17,6 @@ from psdist.protocol.header import NEVER
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.servers.protocol.actions import (
     Action,
-    Contribution,
     EmptyStep,
     Fold,
     SlotContent,
@@ -28,7 +27,7 @@ from psdist.servers.protocol.chunks.chunk_state import ChunkState, Gathering, Pu
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, TOO_FAR
 from psdist.servers.protocol.chunks.replies import Replies
-from psdist.servers.protocol.chunks.updates import Updates
+from psdist.servers.protocol.chunks.updates import Updates, contribution_of
 from psdist.servers.protocol.membership import Membership
 
 
@@ -110,9 +109,9 @@ class Gathered(Updates):
             return []
         if gathering.accumulator is None:
             gathering.accumulator, gathering.absent = push.slot, absent
-            return [StartSum(chunk.index, push.slot, push.weight)]
+            return [StartSum(chunk.index, push.slot, push.weight, push.clock)]
         gathering.absent = gathering.absent & absent
-        fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight)
+        fold = Fold(chunk.index, push.slot, gathering.accumulator, push.weight, push.clock)
         return [fold, *self.pool.release(push.slot)]
 
     def _require_agreement(self, first: Push, push: Push) -> None:
@@ -135,12 +134,7 @@ class Gathered(Updates):
             return None  # on_free_buffer comes back
         gathering, chunk.gathering = chunk.gathering, Gathering()
         pushes = tuple(gathering.pushes.values())
-        contributions = tuple(
-            [
-                Contribution(push.group, push.clock, push.weight, push.slot is None)
-                for push in pushes
-            ]
-        )
+        contributions = tuple(map(contribution_of, pushes))
         slot = gathering.accumulator
         step: Step | EmptyStep
         if slot is None:

@@ -32,6 +32,11 @@ from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.membership import Membership
 
 
+def contribution_of(push: Push) -> Contribution:
+    codec = push.codec if push.slot is not None else 0
+    return Contribution(push.group, push.clock, push.weight, push.slot is None, codec)
+
+
 class Updates(ABC):
     """The pushes of one server, from their offer to their step."""
 
@@ -93,7 +98,7 @@ class Updates(ABC):
 
     def _apply(self, chunk: ChunkState, push: Push) -> list[Action] | None:
         """A step, and the replies that it allows; None while no buffer is free for it."""
-        contribution = Contribution(push.group, push.clock, push.weight, push.slot is None)
+        contribution = contribution_of(push)
         if push.slot is None:
             empty = EmptyStep(chunk.index, (contribution,))
             return [empty, *self._replies.advance(chunk, (push,))]

@@ -11,6 +11,7 @@ the length of what stands before the map in ``settings``.
 from __future__ import annotations
 
 import dataclasses
+from itertools import starmap
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgpack
@@ -76,7 +77,7 @@ class StepRecord(Record):
     @property
     def contributions(self) -> tuple[Contribution, ...]:
         columns = self.groups, self.clocks, self.weights, self.empties
-        return tuple(map(Contribution._make, zip(*columns, strict=True)))
+        return tuple(starmap(Contribution, zip(*columns, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

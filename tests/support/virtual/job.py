@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from psdist.codecs.raw import Raw
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.config.modes import ModeFrom
 from psdist.errors import (
@@ -32,7 +33,7 @@ from psdist.errors import (
 )
 from psdist.history.files import copy_name
 from psdist.history.joining import joined
-from psdist.history.run_record import ModeSince
+from psdist.history.run_record import CodecsSince, ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.mode_control import ModeControl
 from psdist.protocol.control import (
@@ -99,6 +100,17 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
 or it is answered again. Of all others a second one is an error."""
 COUNTED = frozenset({Collected, Stop, Progress})
 """Those of them that come once where lines to the registrar count."""
+
+
+def codecs_of(wire: Wire) -> tuple[CodecsSince, ...]:
+    """For run.json, by their own names."""
+    parts = [(0, wire.push, wire.reply), *((at.round, at.push, at.reply) for at in wire.later)]
+    if all(isinstance(push, Raw) and isinstance(pull, Raw) for _, push, pull in parts):
+        return ()
+    return tuple(
+        CodecsSince(round=start, push=push.name, pull=pull.name, push_code=push.code)
+        for start, push, pull in parts
+    )
 
 
 def since(part: ModeFrom) -> ModeSince:
@@ -226,6 +238,7 @@ class SetOfJob:
             num_chunks=len(self.partition.chunks),
             owners=self.owners,
             checksum_every=int(not self.holds_sizes_alone),
+            codecs=codecs_of(self.wire),
             has_copies=self.wire.has_copies,
             stale_lr=schedule.stale_lr,
             delay_compensation=schedule.compensation,

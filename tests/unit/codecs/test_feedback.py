@@ -178,7 +178,7 @@ def leaving(sender: Sender, gradient: torch.Tensor, parameters: torch.Tensor, **
 
 
 def test_a_push_is_left_for_later_while_what_it_moves_is_small_but_not_for_ever() -> None:
-    sender = Sender(encoder_of(Plain(), skip=Skip(0.01, most=3)))
+    sender = Sender(encoder_of(Plain(), skips=[(0, Skip(0.01, most=3))]))
     parameters, small = torch.ones(LENGTH), torch.full((LENGTH,), 0.004)
     # 0.5 x 0.004 k against 0.01: the sum comes near it after five, of which three may be left.
     assert [leaving(sender, small, parameters) for _ in range(3)] == [True] * 3
@@ -190,12 +190,12 @@ def test_a_push_is_left_for_later_while_what_it_moves_is_small_but_not_for_ever(
 
 
 def test_what_adds_up_is_compared_with_the_parameters_by_their_norms() -> None:
-    sender = Sender(encoder_of(Plain(), skip=Skip(0.01)))
+    sender = Sender(encoder_of(Plain(), skips=[(0, Skip(0.01))]))
     parameters, small = torch.ones(LENGTH), torch.full((LENGTH,), 0.008)
     assert leaving(sender, small, parameters)
     assert leaving(sender, small, parameters)
     assert not leaving(sender, small, parameters), "0.5 x 0.024 is above 0.01"
-    alone = Sender(encoder_of(Plain(), skip=Skip(0.01)))
+    alone = Sender(encoder_of(Plain(), skips=[(0, Skip(0.01))]))
     assert not leaving(alone, 0 * small, torch.zeros(LENGTH)), "nothing is small against nothing"
     assert not leaving(alone, small, parameters, lr=2.0)
     for rate in (0.0, float("nan")):
@@ -204,12 +204,12 @@ def test_what_adds_up_is_compared_with_the_parameters_by_their_norms() -> None:
 
 
 def test_what_was_left_for_later_is_in_units_of_the_rate_now_and_in_checkpoints() -> None:
-    sender = Sender(encoder_of(Plain(), skip=Skip(0.01, most=2)))
+    sender = Sender(encoder_of(Plain(), skips=[(0, Skip(0.01, most=2))]))
     parameters, small = torch.ones(LENGTH), torch.full((LENGTH,), 0.004)
     memory = small.clone()
     assert leaving(sender, memory, parameters)
     memory.zero_()  # the next backward pass writes there
-    other = Sender(encoder_of(Plain(), skip=Skip(0.01, most=2)))
+    other = Sender(encoder_of(Plain(), skips=[(0, Skip(0.01, most=2))]))
     assert other.encoder.restore(sender.encoder.collect())
     for each in (sender, other):
         assert leaving(each, small, parameters, rate=2.0)
@@ -219,14 +219,16 @@ def test_what_was_left_for_later_is_in_units_of_the_rate_now_and_in_checkpoints(
 
 def test_exact_pieces_bring_what_was_left_for_later_too() -> None:
     codings = ChunkCodings(Layouts(Sign(), PARTITION, patterns=("a",)))
-    encoder = PushEncoder(codings, mine=[0], seed=0, group=0, has_feedback=True, skip=Skip(0.01))
+    encoder = PushEncoder(
+        codings, mine=[0], seed=0, group=0, has_feedback=True, skips=[(0, Skip(0.01))]
+    )
     sender, small = Sender(encoder), gradients(1)[0] * 1e-3
     assert leaving(sender, small, torch.ones(LENGTH))
     assert torch.allclose(sender.push(small)[:128], 2 * small[:128])
 
 
 def test_a_gradient_that_overflows_with_what_was_left_is_not_left_for_later() -> None:
-    sender = Sender(encoder_of(Plain(), skip=Skip(0.01)))
+    sender = Sender(encoder_of(Plain(), skips=[(0, Skip(0.01))]))
     assert leaving(sender, torch.full((LENGTH,), 1e30), torch.full((LENGTH,), 1e36), rate=1e10)
     with pytest.raises(NonFiniteGradientError, match=r"chunk 0 with what codec plain has left out"):
         leaving(sender, torch.ones(LENGTH), torch.ones(LENGTH), rate=1e-10)

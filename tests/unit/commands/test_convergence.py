@@ -27,7 +27,7 @@ from psdist.commands.bench.schemes import (
     rivals_of,
     scheme_of,
 )
-from psdist.config.settings import coded
+from psdist.config.codec_rounds import coded
 from psdist.errors import ConfigError, UsageError
 from psdist.protocol.roles import Place, Roles
 

@@ -169,9 +169,9 @@ def recorded(run_dir: Path, *, num_events: int = 6, is_closed: bool = True) -> P
 
 
 def test_the_structs_that_write_and_the_dtypes_that_read_have_one_layout() -> None:
-    event = np.frombuffer(EVENT.pack(11, 1.5, 0.25, 7, 3, 5, 2), EVENT_DTYPE)
+    event = np.frombuffer(EVENT.pack(11, 1.5, 0.25, 7, 3, 5, 2, 9), EVENT_DTYPE)
     assert EVENT.size == EVENT_DTYPE.itemsize == 32
-    assert event.tolist() == [(11, 1.5, 0.25, 7, 3, 5, 2)]
+    assert event.tolist() == [(11, 1.5, 0.25, 7, 3, 5, 2, 9)]
     checksum = np.frombuffer(CHECKSUM.pack(9, 6, 2, 4, 0xDEADBEEF), CHECKSUM_DTYPE)
     assert CHECKSUM.size == CHECKSUM_DTYPE.itemsize == 24
     assert checksum.tolist() == [(9, 6, 2, 4, 0xDEADBEEF)]
@@ -270,8 +270,8 @@ def test_a_step_is_one_event_for_each_contribution_and_the_last_one_ends_it() ->
     history, count = ServerHistory(None, 0), EventCount()
     for log in (history, count):
         log.member(EventKind.JOIN, 0, 0, 1.0)
-        log.step(3, [(0, 7, 1.0, False), (1, 7, 2.0, True)], 0.5)
-        log.step(4, [(0, 7, 1.0, False)])
+        log.step(3, [(0, 7, 1.0, False, 5), (1, 7, 2.0, True, 0)], 0.5)
+        log.step(4, [(0, 7, 1.0, False, 0)])
         assert log.position == 4
     steps = history.log().events[1:]
     assert steps["chunk"].tolist() == [3, 3, 4]

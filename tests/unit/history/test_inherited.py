@@ -69,7 +69,7 @@ def history_of(
                 is_open = True
                 use()
             steps: Sequence[int] = groups  # type: ignore[assignment]
-            server.step(chunk, [(g, clock, 1.0, False) for g in steps])  # type: ignore[arg-type,misc]
+            server.step(chunk, [(g, clock, 1.0, False, 0) for g in steps])  # type: ignore[arg-type,misc]
             is_open = is_open and chunk == 0
     server.close()
     for worker in (0, 2):

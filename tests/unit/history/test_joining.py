@@ -17,12 +17,12 @@ def log(
     history = ServerHistory(None, 1)
     history.member(EventKind.JOIN, 0, 0, 1.0)
     for step in range(num_steps):
-        history.step(0, [(0, clock + step, 1.0, False)])
+        history.step(0, [(0, clock + step, 1.0, False, 0)])
         history.checksum(0, 7, worker=0, clock=step)
     if taken_over:
         history.taken_over(2)
         for step in range(num_steps, num_steps + taken_over):
-            history.step(0, [(0, clock + step, 1.0, False)])
+            history.step(0, [(0, clock + step, 1.0, False, 0)])
     if is_closed:
         history.close()
     return history.log()

@@ -106,7 +106,7 @@ def test_a_step_on_a_gradient_and_one_on_a_sum_of_it_move_alike(dtype: str) -> N
         shard.load(Load(0, slot))
         fill(slot, dtype, 0.25)
         if content is not SlotContent.GRADIENT:
-            shard.start_sum(StartSum(0, slot, 1.0))
+            shard.start_sum(StartSum(0, slot, 1.0, 0))
         if content is SlotContent.HELD:
             shard.hold(Hold(0, slot, 1.0))
             fill(slot, "float32", 7.0)  # it is another message's
@@ -137,12 +137,12 @@ def test_a_sum_is_scaled_when_it_is_held_and_the_squares_are_of_that(dtype: str)
     shard = TensorShard(spec(dtype=dtype, is_holding=True))
     (slot,) = shard.make_slots(1)
     fill(slot, dtype, 3.0)
-    shard.start_sum(StartSum(0, slot, 2.0))
+    shard.start_sum(StartSum(0, slot, 2.0, 0))
     assert shard.hold(Hold(0, slot, 0.25)) == (64 * 1.5**2,)
     shard.step(step(None, SlotContent.HELD, scale=0.5))
     assert values(shard, dtype)[0] == -0.375
     fill(slot, dtype, 3.0)
-    shard.start_sum(StartSum(0, slot, 1.0))
+    shard.start_sum(StartSum(0, slot, 1.0, 0))
     assert shard.hold(Hold(0, slot, 1.0)) == (64 * 9.0,)
 
 
@@ -200,7 +200,7 @@ def test_what_a_slot_was_before_is_forgotten() -> None:
     shard = TensorShard(spec(dtype="float16"))
     (slot,) = shard.make_slots(1)
     fill(slot, "float16", 1.0)
-    shard.start_sum(StartSum(0, slot, 1.0))
+    shard.start_sum(StartSum(0, slot, 1.0, 0))
     fill(slot, "float16", 1.0)  # a step never came: the next push lands here
     shard.step(step(slot, SlotContent.GRADIENT))
     assert torch.equal(values(shard, "float16"), torch.full((64,), -0.5, dtype=torch.float16))
@@ -212,8 +212,8 @@ def test_a_weighted_mean_is_summed_in_the_servers_dtype(dtype: str) -> None:
     first, second = shard.make_slots(2)
     fill(first, dtype, 1.0)
     fill(second, dtype, 3.0)
-    shard.start_sum(StartSum(0, first, 1.0))
-    shard.fold(Fold(0, second, first, 3.0))
+    shard.start_sum(StartSum(0, first, 1.0, 0))
+    shard.fold(Fold(0, second, first, 3.0, 0))
     assert first.payload is not None
     assert torch.equal(as_tensor(first.payload, "float32", 64), torch.full((64,), 10.0))
     shard.step(step(first, SlotContent.SUM, scale=0.25))
@@ -247,9 +247,9 @@ def test_encoded_gradients_are_decoded_and_then_summed_in_the_servers_dtype() ->
     shard = TensorShard(spec(wire=Wire(push=codec, reply=RAW, seed=0)))
     first, second = shard.make_slots(2)
     push(shard, first, gradient)
-    shard.start_sum(StartSum(0, first, 3.0))
+    shard.start_sum(StartSum(0, first, 3.0, 0))
     push(shard, second, gradient)
-    shard.fold(Fold(0, second, first, 1.0))
+    shard.fold(Fold(0, second, first, 1.0, 0))
     shard.step(step(first, SlotContent.SUM, scale=0.25))
     assert torch.equal(values(shard, "float32"), -0.5 * seen)
     push(shard, second, gradient)
@@ -346,8 +346,8 @@ def drive(executor: Executor) -> list[float]:
     for act in (
         lambda: executor.load(Load(0, first)),
         lambda: executor.load(Load(1, first)),
-        lambda: executor.start_sum(StartSum(0, first, 1.0)),
-        lambda: executor.fold(Fold(0, second, first, 1.0)),
+        lambda: executor.start_sum(StartSum(0, first, 1.0, 0)),
+        lambda: executor.fold(Fold(0, second, first, 1.0, 0)),
         lambda: executor.step(step(first, SlotContent.SUM)),
         lambda: executor.step(step(first, SlotContent.GRADIENT, source=0, target=1)),
         lambda: executor.payload(0, 1),

@@ -28,7 +28,7 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.actions import Load, SlotContent, Step, Unchanged
+from psdist.servers.protocol.actions import Contribution, Load, SlotContent, Step, Unchanged
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
@@ -270,7 +270,7 @@ def test_memory_for_a_checkpoint_is_made_between_messages_chunk_by_chunk() -> No
             Step(
                 chunk=chunk, gradient=slot, content=SlotContent.GRADIENT, gradient_scale=1.0,
                 lr_scale=1.0, hyper=hyper, absent=frozenset(), source=0, target=0,
-                contributions=(),
+                contributions=(Contribution(0, 0, 1.0, False),),
             )
         )  # fmt: skip
 

@@ -119,10 +119,10 @@ class Driven:
             self.arrive(slot, chunk)
         if kind is not SlotContent.GRADIENT:
             for shard, frame in self.both(0):
-                shard.start_sum(StartSum(chunk, frame, 0.5))
+                shard.start_sum(StartSum(chunk, frame, 0.5, 0))
             for slot in range(1, count):
                 for (shard, frame), (_, total) in zip(self.both(slot), self.both(0), strict=True):
-                    shard.fold(Fold(chunk, frame, total, 0.25))
+                    shard.fold(Fold(chunk, frame, total, 0.25, 0))
                 self.arrive(slot, chunk)  # the slot is the network's again
         if kind is SlotContent.HELD:
             one, other = (shard.hold(Hold(chunk, frame, 0.7)) for shard, frame in self.both(0))
@@ -355,8 +355,8 @@ def test_steps_compute_with_memory_of_the_device_alone(wire: Wire) -> None:
     assert optimizer is not None
     with mock.patch.object(optimizer, "step", watched):
         shard.step(on_gradient(first))
-        shard.start_sum(StartSum(0, first, 1.0))
-        shard.fold(Fold(0, second, first, 1.0))
+        shard.start_sum(StartSum(0, first, 1.0, 0))
+        shard.fold(Fold(0, second, first, 1.0, 0))
         shard.step(replace(on_gradient(first), content=SlotContent.SUM))
         shard.hold(Hold(0, first, 1.0))
         shard.step(replace(on_gradient(first), gradient=None, content=SlotContent.HELD))

@@ -173,7 +173,7 @@ def test_an_encoded_reply_is_decoded_once_it_is_known_to_be_the_awaited_one(
         transfers.begin_copy(clock=0, chunks=(0, 2))
     else:
         transfers.begin_pull(clock=0, chunks=(0, 2), is_fresh=True)
-    decode = (DecodeCopy if is_copying else DecodeReply)(0)
+    decode = (DecodeCopy if is_copying else DecodeReply)(0, 0)
     accept = (AcceptCopy if is_copying else AcceptReply)("ticket", 0)
     assert transfers.on_offered(offer(reply(0, pull=1, codec=3))) == [accept]
     first, then = arrive(transfers, reply(0, pull=1, codec=3))
@@ -310,7 +310,7 @@ def test_what_a_relative_reply_has_made_is_a_version_and_nothing_is_decoded_of_n
     assert versions_said(begin(relative, clock=1)) == {0: 5, 1: 5}
     assert arrive(relative, same(0, 5)) == []
     changed = reply(1, clock=1, codec=3)._replace(chunk_version=6)
-    assert arrive(relative, changed) == [DecodeReply(1)]
+    assert arrive(relative, changed) == [DecodeReply(1, changed.clock)]
 
 
 def test_relative_replies_go_on_where_others_have_written_and_none_is_brought_back_once() -> None:
@@ -319,7 +319,7 @@ def test_relative_replies_go_on_where_others_have_written_and_none_is_brought_ba
     assert versions_said(begin(relative, clock=1)) == {0: 5, 1: 5}
     assert arrive(relative, same(0, 5)) == [RestoreHeld(0)]
     changed = reply(1, clock=1, codec=3)._replace(chunk_version=6)
-    assert arrive(relative, changed) == [DecodeReply(1)]
+    assert arrive(relative, changed) == [DecodeReply(1, changed.clock)]
     begin(relative, clock=2)
     for chunk, version in ((0, 5), (1, 6)):
         assert arrive(relative, same(chunk, version)._replace(clock=2)) == []

@@ -1,0 +1,87 @@
+"""The codecs of each round: those of the settings, or what a schedule says.
+
+coded_by_round(config)       # (CodecsFrom(0, push, pull), ...): one entry where nothing changes
+has_codecs(config)
+contradiction_of_codecs(config)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from psdist.config.codec_specs import CodecSpec
+from psdist.config.combinations import Codecs, codecs_of, refusal, text_of_both
+from psdist.config.modes import is_mixed, modes_that_may_come, parts_of
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
+
+
+class CodecsFrom(NamedTuple):
+    """From this round on the codecs are these."""
+
+    round: int
+    push: CodecSpec
+    pull: CodecSpec
+
+    def __str__(self) -> str:
+        """As a schedule writes it."""
+        return text_of_both(Codecs(self.push, self.pull))
+
+
+def coded(config: RunConfig) -> Codecs:
+    """Of the settings, for a run whose schedule names no codecs."""
+    return codecs_of(codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec)
+
+
+def coded_by_round(config: RunConfig) -> tuple[CodecsFrom, ...]:
+    """Ascending; neighbours differ."""
+    found: list[CodecsFrom] = []
+    for part in parts_of(config):
+        codecs = coded(config) if part.codecs is None else part.codecs
+        if not found or codecs != found[-1][1:]:
+            found.append(CodecsFrom(part.mode.round, *codecs))
+    return tuple(found)
+
+
+def has_codecs(config: RunConfig) -> bool:
+    """Whether anything is coded, in any round."""
+    return not all(each.push.is_none and each.pull.is_none for each in coded_by_round(config))
+
+
+def refusal_of_codecs(config: RunConfig, *, has_float64: bool = False) -> str:
+    """Why this run cannot have its codecs, of all its modes and rounds; "" where it can.
+    ``has_float64``: whether the model has such parameters."""
+    named = [(each.mode.mode, each.codecs) for each in parts_of(config) if each.codecs is not None]
+    for mode, codecs in named or [(mode, coded(config)) for mode in modes_that_may_come(config)]:
+        if wrong := refusal(
+            *codecs,
+            mode=mode,
+            has_copies=config.pull_copies == "on",
+            pipeline=config.pipeline,
+            has_float64=has_float64,
+            has_feedback=config.feedback == "on",
+            is_mixed=bool(named) and is_mixed(config),  # else other rounds say more
+        ):
+            return wrong
+    return ""
+
+
+def contradiction_of_codecs(config: RunConfig) -> str:
+    """What does not go with the codecs, and what to do; "" where all does."""
+    given = ("codec", "push_codec", "pull_codec")
+    beside = [key for key in given if getattr(config, key) is not None]
+    names_codecs = any(part.codecs is not None for part in parts_of(config))
+    if names_codecs and beside:
+        return (
+            f"schedule = {config.schedule!r} with {beside[0]} = {getattr(config, beside[0])}: the "
+            f"schedule says the codecs of every round; leave out {' and '.join(beside)}, or the "
+            "codecs in the schedule"
+        )
+    if config.pull_copies == "on" and is_mixed(config) and not names_codecs:
+        return (
+            "pull_copies = on in a run whose mode may change to or from sync, where all groups "
+            "hold the same: leave pull_copies off, let only ssp and async come, or name the codecs "
+            "in a schedule, with none for pulls in sync"
+        )
+    return refusal_of_codecs(config)
