@@ -23,6 +23,8 @@ ALLOWED: Final = (
     "or PUSH/PULL"
 )
 _COUNT_MAX: Final = 2**31 - 1
+_SHORT: Final = 64
+"""Characters that displays have room for."""
 _MOST_PARTS: Final = 1000
 _PART: Final = re.compile(r"\s*([0-9]{1,10})\s*:\s*(\S+)(?:\s+(\S+))?\s*")
 _MODE: Final = re.compile(r"(sync|async)|ssp:([0-9]{1,10})")
@@ -151,6 +153,15 @@ def describe_modes(config: RunConfig) -> str:
         return f"auto (sync, ssp:{config.staleness})"
     first = first_mode(config)
     return f"ssp (staleness {first.staleness})" if first.mode == "ssp" else first.mode
+
+
+def describe_now(config: RunConfig, clock: int) -> str:
+    """As :func:`describe_modes`, short; of a schedule the part that rules this round."""
+    if config.schedule is None:
+        return describe_modes(config)
+    mode, codecs = [each for each in parts_of(config) if each.mode.round <= clock][-1]
+    text = str(mode) if codecs is None else f"{mode} {text_of_both(codecs)}"
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
 
 
 def mode_by(config: RunConfig) -> Literal["run", "schedule", "script", "auto"]:

@@ -9,6 +9,7 @@ Owns its fields and what makes them contradict each other. Never judges what the
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -161,6 +162,12 @@ class RunRecord(BaseModel):
     def first(self) -> npt.NDArray[np.int64]:
         """[groups]: where their clocks begin."""
         return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
+
+    @property
+    def pull_codec_rounds(self) -> list[int]:
+        """From which rounds on replies have another codec than before."""
+        pairs = pairwise(self.codecs)
+        return [each.round for before, each in pairs if each.pull != before.pull]
 
     @property
     def num_workers(self) -> int:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from psdist.config.modes import describe_modes
+from psdist.config.modes import describe_now
 from psdist.config.sources import Resolved, script_settings, with_script
 from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UserError
 from psdist.protocol.control import (
@@ -52,7 +52,7 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
     waiting.relax()
     known: set[int] = set()
     status = StatusWriter(
-        context.run_directory, roles=context.roles, mode=describe_modes(context.config)
+        context.run_directory, roles=context.roles, mode=describe_now(context.config, 0)
     )
     while True:
         if context.has_lost_registrar:

@@ -595,6 +595,8 @@ class Reporter:
         progress, parent = self._registrar.progress, self._context.parent
         if any(each.clock for each in progress.values()):
             self._look_for_empty_servers()
+            self._modes.reached(self._standing.behind(progress, self._registrar.out))
+            self._standing.mode = self._status.mode = self._modes.now
             training = self._standing.at(
                 now_s - self._context.started_s,
                 progress=progress,

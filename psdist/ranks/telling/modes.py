@@ -8,10 +8,19 @@ modes.now, modes.of_set(0)           # for displays; for summary.json
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import asdict
 from typing import Any
 
-from psdist.config.modes import describe_mode, describe_modes, first_mode, mode_by, schedule_of
+from psdist.config.modes import (
+    describe_mode,
+    describe_modes,
+    describe_now,
+    first_mode,
+    mode_by,
+    parts_of,
+    schedule_of,
+)
 from psdist.config.settings import RunConfig
 from psdist.history.rules.decisions import MODE_LINES
 from psdist.history.run_record import ModeSince
@@ -26,8 +35,9 @@ class ModeReports:
         self._config = config
         self._directory = directory
         self._changes: list[ModeChanged] = []
-        self.now = describe_modes(config)
+        self.now = describe_now(config, 0)
         """In words, for displays."""
+        self._coming = deque(part.mode.round for part in parts_of(config)[1:])
         self.begins = _since(*first_mode(config))
         self.schedule: tuple[ModeSince, ...] = ()
         """Where the configuration has one."""
@@ -56,6 +66,14 @@ class ModeReports:
             ", ".join(map(str, change.rounds)),
             change.why,
         )
+
+    def reached(self, clock: int) -> None:
+        """All groups have made so many iterations: says in the log what of a schedule began since,
+        each part once."""
+        while self._coming and self._coming[0] <= clock:
+            start = self._coming.popleft()
+            self.now = describe_now(self._config, start)
+            logger.info("%s from iteration %d on (schedule)", self.now, start)
 
     def observed(self, seen: ModeObserved) -> None:
         """Of what a decision is made; kept with the history."""

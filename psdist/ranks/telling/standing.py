@@ -41,6 +41,17 @@ class Standing:
         self._num_groups = max(self._group_of_worker, default=-1) + 1
         self._seen: deque[_Seen] = deque()
 
+    def behind(self, progress: Mapping[int, Progress], out: Collection[int]) -> int:
+        """The clock of the slowest group; ``out`` as of :meth:`at`."""
+        clocks = [0] * self._num_groups
+        gone = {self._group_of_worker[worker] for worker in out}
+        for worker, each in progress.items():
+            group = self._group_of_worker[worker]
+            clocks[group] = max(clocks[group], each.clock)
+        return min(
+            (clocks[group] for group in range(self._num_groups) if group not in gone), default=0
+        )
+
     def at(
         self,
         at_s: float,

@@ -29,6 +29,7 @@ def summary_of(job: VirtualJob) -> Summary:
         "servers": len(job.servers),
         "workers": len(job.workers),
         "groups": len(job.groups),
+        "codecs": [each.model_dump(include={"round", "push", "pull"}) for each in run.codecs],
         "exit": "completed",
     }
     return Summary.model_validate_json(json.dumps({**common, **together(sets), "sets": sets}))
