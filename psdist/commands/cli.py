@@ -107,7 +107,7 @@ def run(
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(metavar="ROUND:MODE;...", help='Modes by round: "0: ssp:8; 5000: sync".'),
+        typer.Option(metavar="ROUND:MODE;...", help='Modes by round: "0: ssp:8; 5000: sync int8".'),
     ] = None,
     backup: Annotated[
         str | None,

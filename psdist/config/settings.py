@@ -132,7 +132,8 @@ class RunConfig(BaseModel):
         _setting(
             None,
             allowed=SCHEDULE_ALLOWED,
-            description="Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync.",
+            description="Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync; and "
+            "codecs: 0: sync none; 500: sync topk:0.01.",
         )
     )
     set_mode: Literal["refused", "allowed"] = _setting(

@@ -101,6 +101,24 @@ def test_so_does_one_with_rounds_of_local_steps(runs: ForkedRuns, tmp_path: Path
     refused(resume(runs, again, *given, "optimizer=sgd", words=rounds), "torch.optim.AdamW")
 
 
+def test_so_does_one_whose_codecs_change_on_both_sides_of_the_checkpoint(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    """What topk has left out is due when the checkpoint is made."""
+    schedule = "0: sync topk:0.05/sign; 2: sync int8/int4; 5: sync none"
+    words = ("--record", "--schedule", schedule, "--set", "codec_exact=no_such_name")
+    whole = tmp_path / "whole"
+    assert train(runs, whole, f"out={whole}.safetensors", words=words).returncode == 0
+    assert summary(whole)["coding"]["error"] > 0
+    again = Path(shutil.copytree(whole, tmp_path / "again"))
+    done = resume(runs, again, f"out={again}.safetensors", words=words)
+    assert done.returncode == 0, done.text
+    assert "begins at [3]" in done.stdout
+    assert Path(f"{again}.safetensors").read_bytes() == Path(f"{whole}.safetensors").read_bytes()
+    checked = runs.play("check", str(again))
+    assert checked.returncode == 0, checked.text
+
+
 def test_the_learning_rate_of_local_steps_goes_on_from_attempt_to_attempt(
     runs: ForkedRuns, tmp_path: Path
 ) -> None:

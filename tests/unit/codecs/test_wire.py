@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from psdist.codecs.exact import Exact
 from psdist.codecs.raw import RAW
 from psdist.codecs.seeds import seed_of
-from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
+from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom, payload_rule
+from psdist.config.codec_specs import Skip
 from psdist.protocol.header import Dtype, Header, Kind
 from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.rounds import at_round
 from tests.support.rounding import Rounding
 
 PIECE = Piece(name="p", shape=(100,), stride=(1,), dtype="float32", optimizer_group=0)
@@ -35,6 +42,40 @@ def test_a_rule_takes_a_codecs_own_sizes_and_says_what_is_expected() -> None:
         "sent 80 bytes of chunk 1 by codec 0, dtype 1; 8 to 264 bytes by codec 200 (float16), "
         "dtype 1 are expected; do all ranks run the same version of psdist with the same settings?"
     )
+
+
+def test_a_rule_takes_the_codec_of_the_messages_round() -> None:
+    wire = Wire(
+        push=Rounding("float16"),
+        reply=RAW,
+        seed=0,
+        later=(
+            WireFrom(round=3, push=Exact(), reply=RAW),
+            WireFrom(round=5, push=Rounding("bfloat16"), reply=RAW),
+        ),
+    )
+    rule = payload_rule(wire.pushes(PARTITION), PARTITION)
+    header = Header(kind=Kind.PUSH, sender=0, chunk=0, length=136, dtype=Dtype.FLOAT32)
+    codes = {200: (0, 2), 11: (3, 4), 201: (5, 1000)}
+    for code, rounds in codes.items():
+        for clock in (0, 2, 3, 4, 5, 1000):
+            is_taken = rounds[0] <= clock <= rounds[1]
+            assert rule.takes(header._replace(codec=code, clock=clock)) is is_taken, (code, clock)
+    assert "272 bytes by codec 11 (none), dtype 1 are expected in round 4; do" in rule.refusal(
+        header._replace(codec=200, clock=4)
+    )
+    assert payload_rule(wire.replies(PARTITION), PARTITION).is_raw
+    assert wire.skips == ()
+    assert replace(wire, skip=Skip(0.1)).skips == ((0, Skip(0.1)), (3, None), (5, None))
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"), [([], "aaaa"), ([(1, "b")], "abbb"), ([(1, "b"), (3, "c")], "abbc")]
+)
+def test_each_round_has_the_newest_that_has_begun(
+    later: list[tuple[int, str]], expected: str
+) -> None:
+    assert "".join(at_round("a", later, clock) for clock in range(4)) == expected
 
 
 def test_who_has_the_senders_values_bit_by_bit_keeps_versions() -> None:

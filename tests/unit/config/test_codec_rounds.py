@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from psdist.config.codec_rounds import coded_by_round, has_codecs, refusal_of_codecs
-from psdist.config.modes import ModeFrom, describe_modes, is_changing, schedule_of
+from psdist.config.modes import (
+    ModeFrom,
+    describe_modes,
+    describe_now,
+    is_changing,
+    schedule_of,
+)
 from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
@@ -28,6 +34,17 @@ def test_a_schedule_says_the_mode_and_the_codecs_of_every_round() -> None:
     assert describe_modes(config) == STORY
     assert contradiction(config) == ""
     assert has_codecs(config)
+
+
+def test_displays_have_room_for_the_part_of_now() -> None:
+    config = RunConfig(schedule=STORY, pull_copies="on")
+    assert [describe_now(config, at) for at in (0, 1999, 2000, 5000, 10**6)] == [
+        *("ssp:8 topk:0.01/int8", "ssp:8 topk:0.01/int8", "ssp:2 int8", "sync none", "sync none"),
+    ]
+    long = RunConfig(schedule=f"0: sync {'a' * 40}:{'b' * 40}; 1: sync none")
+    assert describe_now(long, 0) == f"sync {'a' * 40}:{'b' * 15}..."
+    assert len(describe_now(long, 0)) == 64
+    assert describe_now(RunConfig(mode="ssp"), 7) == describe_modes(RunConfig(mode="ssp"))
 
 
 def test_codecs_may_change_while_the_mode_stays_and_the_other_way_round() -> None:
