@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from psdist.config.combinations import codecs_of
-from psdist.config.modes import mode_by, modes_that_may_come
+from psdist.config.modes import mode_by, modes_that_may_come, parts_of
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -34,10 +34,13 @@ def first_refused(config: RunConfig, others: Sequence[Other]) -> Other | None:
 def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
     (key, value), *_ = given.items()
     if key in ("push_codec", "pull_codec"):
-        codecs = codecs_of(
+        whole = codecs_of(
             codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec
         )
-        return not (codecs.push if key == "push_codec" else codecs.pull).is_none
+        coming = [part.codecs or whole for part in parts_of(config)]
+        return any(
+            not (codecs.push if key == "push_codec" else codecs.pull).is_none for codecs in coming
+        )
     if key == "schedule":
         return config.schedule is not None
     if (key, value) == ("mode", "sync"):
@@ -51,7 +54,9 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
 def told(config: RunConfig, other: Other) -> str:
     """The setting as this run has it."""
     (key, value), *_ = other.given.items()
-    if (key, value) == ("mode", "sync") and (by := mode_by(config)) in ("schedule", "script"):
+    if key in ("push_codec", "pull_codec") and config.schedule is not None:
+        key = "schedule"
+    elif (key, value) == ("mode", "sync") and (by := mode_by(config)) in ("schedule", "script"):
         key = {"schedule": "schedule", "script": "set_mode"}[by]
     return f"{key} = {getattr(config, key)}"
 

@@ -52,6 +52,13 @@ def test_a_schedule_without_sync_takes_it() -> None:
     assert resolve(command_line=given, environment={}).config.stale_lr == "inverse"
 
 
+@pytest.mark.parametrize("codecs", ["int8", "none/fp16"])
+def test_codecs_of_a_schedule_are_refused_as_others_are(codecs: str) -> None:
+    schedule = f"0: ssp:2 none; 9: async {codecs}"
+    with pytest.raises(ConfigError, match=r"stale_lr = inverse with schedule = 0: ssp:2 none;"):
+        resolve(command_line={"schedule": schedule, "stale_lr": "inverse"}, environment={})
+
+
 def test_what_is_no_such_rule_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"stale_lr = half .*off or inverse"):
         resolve(command_line={"stale_lr": "half", "mode": "ssp"}, environment={})
