@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from psdist.errors import PsdistError
-from psdist.protocol.ids import is_worker
-from tests.support.virtual.job import VirtualJob
+from psdist.protocol.control import FillCopy, KeepCopy
+from psdist.protocol.ids import REGISTRAR, is_worker, server_id
+from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.refills import play_refills, prove_refills
+from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (2, 3, 8, 10, 18, 36, 48, 69, 75, 83, 88, 92, 96, 106)
 """Of the first hundred those that are quick and have met all that can be met."""
@@ -109,6 +111,31 @@ def test_what_was_found(seed: int) -> None:
 @pytest.mark.parametrize("seed", FOUND_WITH_REGISTRAR)
 def test_what_was_found_with_the_registrar(seed: int) -> None:
     play_and_prove([seed], registrar_dies=True)
+
+
+@pytest.mark.parametrize("kind", [KeepCopy, FillCopy])
+def test_what_the_registrar_has_not_come_to_say_of_a_copy_its_deputy_says(kind: type) -> None:
+    """Its deputy has noted what it follows from: else the shard would stay alone, and nobody be
+    told."""
+    schedule = Schedule(
+        seed=3, servers=4, iterations=(40, 40), num_chunks=8, mode="ssp", has_buddies=True
+    )
+    job = VirtualJob(schedule, is_watched=False, max_deaths=9)
+    office = job.office
+    assert office is not None
+
+    def is_about_to() -> bool:
+        actions = (each for _, actions in office._pending for each in actions)
+        return any(isinstance(getattr(each, "message", None), kind) for each in actions)
+
+    job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
+    job.network.crash(server_id(2))
+    job.network.run(until=is_about_to)
+    job.network.crash(REGISTRAR)
+    job.run()
+    assert job.has_succeeded
+    prove_survival(job)
+    assert not job.registrar.alone
 
 
 @pytest.mark.slow
