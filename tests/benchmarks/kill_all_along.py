@@ -3,11 +3,11 @@
     python -m tests.benchmarks.kill_all_along --mode sync --every 20 --epochs 60 --json FILE
 
 Four workers and four servers with buddies train tests/support/programs/long_training.py on this
-host. Every ``--every`` seconds a role is drawn, worker, server or registrar (server 0), and one of
-those that live gets SIGKILL: the job goes on without it, or where it cannot it ends, and is started
-again with ``--resume``, with all ranks. At the end ``psdist check`` judges the history, and the
-loss stands beside that of a run in which nobody dies. Exit status 0 where the training has come to
-its end and the check has passed.
+host. Every ``--every`` seconds of training a role is drawn, worker, server or registrar (server 0),
+and one of those that live gets SIGKILL: the job goes on without it, or where it cannot it ends, and
+is started again with ``--resume``, with all ranks. At the end ``psdist check`` judges the history,
+and the loss stands beside that of a run in which nobody dies. Exit status 0 where the training has
+come to its end and the check has passed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
 from tests.benchmarks.kill_and_resume import ranks_of
 
@@ -57,6 +58,14 @@ def start(run_dir: Path, mode: str, epochs: int, output: Path) -> subprocess.Pop
         return subprocess.Popen(words, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
+def is_training(run_dir: Path, since_s: float) -> bool:
+    """Whether the job that was started then has made an iteration; before, a death ends it."""
+    path = run_dir / "status.json"
+    if not path.exists() or path.stat().st_mtime < since_s:
+        return False
+    return any(each["clock"] for each in json.loads(path.read_text("utf-8"))["workers"])
+
+
 def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Random) -> str | None:
     """The role of who was killed; None where nobody has come so far that it has one."""
     alive = [each for each in ranks_of(run_dir, process.pid) if each[1] in ("worker", "server")]
@@ -79,10 +88,12 @@ def train(mode: str, *, epochs: int, every_s: float, seed: int, folder: Path) ->
     for attempt in range(MOST_STARTS):
         output = folder / f"output-{attempt}"
         process = start(run_dir, mode, epochs, output)
-        next_s = monotonic() + every_s
+        started_s, next_s = time(), inf
         deadline_s = monotonic() + TIMEOUT_S
         while process.poll() is None and monotonic() < deadline_s:
-            if every_s and monotonic() >= next_s:
+            if every_s and next_s == inf and is_training(run_dir, started_s):
+                next_s = monotonic() + every_s
+            if monotonic() >= next_s:
                 role = kill_one(run_dir, process, pick)
                 if role is not None:
                     found.kills[role] += 1
