@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -142,7 +142,7 @@ def main() -> None:
         for line in found.ends:
             print(f"  {line}")
     if given.json:
-        given.json.write_text(json.dumps({k: asdict(v) for k, v in told.items()}, indent=2) + "\n")
+        given.json.write_text(json.dumps({k: vars(v) for k, v in told.items()}, indent=2) + "\n")
     sys.exit(any(each.loss is None or each.check != "passed" for each in told.values()))
 
 
