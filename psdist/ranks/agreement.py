@@ -21,7 +21,7 @@ import msgpack
 
 from psdist.config.settings import RunConfig, decode, encode
 from psdist.config.sources import Resolved
-from psdist.errors import LaunchError, UserError
+from psdist.errors import LaunchError, TransportError, UserError
 from psdist.install.kernel import boot_id
 from psdist.install.launcher import (
     detect,
@@ -29,6 +29,7 @@ from psdist.install.launcher import (
     explain_singleton,
     family_of,
     slurm_switches,
+    survives_deaths,
 )
 from psdist.install.quirks.pmi import readable_lines
 from psdist.install.quirks.pmix import wait_for_all_ranks
@@ -153,6 +154,22 @@ def decided(comm: MPI.Intracomm, mine: bytes | UserError) -> bytes:
     status, text, data = msgpack.unpackb(broadcast(comm, packed))
     _exit_on_errors(comm, [(int(status), str(text))] * comm.Get_size())
     return bytes(data)
+
+
+def cause_at_start(error: BaseException) -> BaseException:
+    """Of what has gone wrong while ranks agree. Where a rank's death does not end the others (Open
+    MPI's ``--with-ft ulfm``), they are told of it by an error of MPI's, or by nothing but bytes
+    that nobody has sent."""
+    from mpi4py import MPI
+
+    is_torn = isinstance(error, MPI.Exception | msgpack.UnpackException | ValueError)
+    if not is_torn or not survives_deaths(os.environ):
+        return error
+    return TransportError(
+        "a rank has died while the job was starting, which no job survives: what the others have "
+        f"told this one is not whole ({type(error).__name__}: {error}); see what has ended that "
+        "rank, and start the job again"
+    )
 
 
 def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) -> None:

@@ -50,7 +50,15 @@ from psdist.protocol.control import Failure, Survive
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.agreement import AgreedExit, agreed, allgather, broadcast, exchange, start_mpi
+from psdist.ranks.agreement import (
+    AgreedExit,
+    agreed,
+    allgather,
+    broadcast,
+    cause_at_start,
+    exchange,
+    start_mpi,
+)
 from psdist.ranks.checkpointing.resuming import Restored, mark_of, opened
 from psdist.ranks.failure import (
     end_all,
@@ -522,7 +530,7 @@ def connect(
     except BaseException as error:  # the others wait for this rank in the next exchange
         ignore_interrupts()
         heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
-        text, status = format_error(error)
+        text, status = format_error(cause_at_start(error))
         if parent is not None:
             parent.failed(status)
         end_all(comm, heading, text, status)

@@ -209,3 +209,15 @@ def test_a_launcher_that_ends_all_with_the_first_is_refused_at_the_start(
     lines = [line for line in done.stderr.splitlines() if line.startswith("psdist: error")]
     assert len(lines) == 1, done.text
     assert "max_deaths is above 0, but this launcher ends all ranks" in lines[0]
+
+
+@pytest.mark.parametrize("before", ["exchange", "agree_on_plan", "broadcast", "join"])
+def test_a_death_while_the_job_starts_ends_it_with_one_error(before: str, tmp_path: Path) -> None:
+    done = run_mpi(
+        4, ["-m", "tests.support.programs.dies_at_start"], timeout_s=TIMEOUT_S,
+        env={"BEFORE": before, "PSDIST_MAX_DEATHS": "1", "PSDIST_RUN_DIR": str(tmp_path / "run")},
+        launcher_args=ULFM,
+    )  # fmt: skip
+    assert done.returncode not in (0, None), done.text
+    assert "a rank has died while the job was starting, which no job survives" in done.text
+    assert "Traceback" not in done.text

@@ -61,18 +61,18 @@ def test_a_log_goes_from_copy_to_copy() -> None:
     first, buddy = log(3), ServerHistory(None, 1)
     buddy.member(EventKind.JOIN, 0, 0, 1.0)
     for clock in range(3):
-        buddy.step(0, [(0, clock, 1.0, False)])
+        buddy.step(0, [(0, clock, 1.0, False, 0)])
     buddy.taken_over(2)
-    buddy.step(0, [(0, 3, 1.0, False)])
+    buddy.step(0, [(0, 3, 1.0, False, 0)])
     position = buddy.position
     buddy.filled(3, position)
     later = ServerHistory(None, 1, copy=2, position=position)
     later.filled(3, position)
     for each in (buddy, later):
-        each.step(0, [(0, 4, 1.0, False)])
-    buddy.step(0, [(0, 5, 1.0, False)])  # told to nobody
+        each.step(0, [(0, 4, 1.0, False, 0)])
+    buddy.step(0, [(0, 5, 1.0, False, 0)])  # told to nobody
     later.taken_over(3)
-    later.step(0, [(0, 5, 1.0, False)])
+    later.step(0, [(0, 5, 1.0, False, 0)])
     later.checksum(0, 7, worker=0, clock=5)
     later.close()
     shard = joined(first, buddy.log(), name="copy-1")
@@ -88,7 +88,7 @@ def test_a_log_goes_from_copy_to_copy() -> None:
 def copy_from(position: int, *, says: float, clock: int = 4) -> ServerLog:
     history = ServerHistory(None, 1, copy=2, position=position)
     history._event(EventKind.FILLED, 2**32 - 1, 0, 3, says, 1.0, 0)
-    history.step(0, [(0, clock, 1.0, False)])
+    history.step(0, [(0, clock, 1.0, False, 0)])
     return history.log()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from psdist.codecs.chunks import Content, Form
 from psdist.codecs.raw import RAW
-from psdist.codecs.wire import RAW_WIRE, Wire
+from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
 from psdist.protocol.memory import as_bytes, as_tensor
@@ -328,6 +328,25 @@ def test_a_relative_reply_says_what_has_changed_to_who_has_the_version_before() 
     shard.load(Load(0, slot))
     assert content(reply(version=4, held=3)).form is Form.RAW
     assert torch.equal(content(reply(version=4, held=3)).values(), torch.full((64,), 5.0))
+
+
+def test_a_change_that_another_rounds_codec_has_made_is_not_sent_as_this_ones() -> None:
+    first = Rounding("float16")
+    later = (WireFrom(round=9, push=RAW, reply=Rounding("bfloat16")),)
+    shard = loaded(Wire(push=RAW, reply=first, seed=0, is_relative=True, later=later))
+    before, (slot,) = of(shard), shard.make_slots(1)
+    fill(slot, "float32", 1.0 / 3)
+    shard.step(step(slot, SlotContent.GRADIENT))
+    expected = before + first.rounded(of(shard) - before, 0)
+    into = shard.payload(0, 0)
+    assert shard._replies is not None
+    for clock, form in ((8, Form.CHANGE), (9, Form.RAW)):
+        sent = reply(version=2, held=1)._replace(clock=clock)
+        found = shard._replies.at(clock)[0].read(into[: shard.encode(sent, into=into)])
+        seen = before.clone()
+        assert found.form is form
+        assert found.change(seen)
+        assert torch.equal(seen, expected)
 
 
 def test_a_slot_is_as_large_as_the_largest_of_what_may_lie_in_it() -> None:

@@ -1,0 +1,30 @@
+"""A job of which rank 1 is killed by SIGKILL while it starts: as it comes to the call that BEFORE
+names, one of psdist.ranks.context's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from mpi4py import MPI
+
+import psdist
+from psdist.ranks import context
+
+
+def main() -> None:
+    name = os.environ["BEFORE"]
+    call = getattr(context, name)
+
+    def die(*given: Any, **named: Any) -> Any:
+        if MPI.COMM_WORLD.Get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*given, **named)
+
+    setattr(context, name, die)
+    psdist.init()
+
+
+if __name__ == "__main__":
+    main()
