@@ -182,3 +182,27 @@ def test_parameters_before_there_is_a_model_are_an_error_that_names_the_peer() -
     core = WorkerCore(Seat(worker=4, group=0, members=(4,), num_servers=1))
     with pytest.raises(ProtocolError, match="worker 4: server 0 sent parameters before"):
         core.handle(Offered(server_id(0), Kind.REPLY, 0, BYTES, None))
+
+
+def missed(header: Header, *, joins_at: int, **changed: int) -> Arrived:
+    """The round of that push has closed without the group."""
+    told = Header(
+        kind=Kind.MISSED,
+        sender=server_id(OWNERS[header.chunk]),
+        chunk=header.chunk,
+        clock=header.clock,
+        min_done=joins_at,
+    )._replace(**changed)
+    return Arrived(told.sender, told, None)
+
+
+def test_a_push_is_missed_once_and_only_one_that_was_made() -> None:
+    core = make_core(credits=6)
+    first, *_ = [each.header for each in push(core) if isinstance(each, SendPush)]
+    for clock in (-1, 1):
+        with pytest.raises(ProtocolError, match=f"has missed round {clock} of chunk 0"):
+            core.handle(missed(first, joins_at=2, clock=clock))
+    with pytest.raises(ProtocolError, match="to go on with round 0"):
+        core.handle(missed(first, joins_at=0))
+    assert core.handle(missed(first, joins_at=1)) == []
+    assert core.handle(missed(first, joins_at=1)) == [], "told twice"
