@@ -55,14 +55,14 @@ def own_codec(target: str) -> Own:
     module, _, name = target.partition(":")
     try:
         found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except Exception as error:
+    except Exception as error:  # the user's module: whatever it does while it is imported
         raise CodecError(
             f"codec {target}: is none of psdist's, and cannot be imported ({_described(error)}); "
             "it is imported on every rank, servers too: install it, or set PYTHONPATH"
         ) from error
     try:
-        theirs: Any = found()  # type: ignore[operator]
-    except Exception as error:
+        theirs: Any = found()  # type: ignore[operator] # whether it can be called is seen here
+    except Exception as error:  # the user's, as above
         raise CodecError(
             f"codec {target}: {name}() raised {_described(error)}; it must give a codec"
         ) from error
@@ -137,7 +137,7 @@ class Own(Varying):
     def _called(self, method: str, num_values: int, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except Exception as error:
+        except Exception as error:  # the user's: one line names the codec and the call
             raise self._wrong(method, num_values, f"raised {_described(error)}") from error
 
     def _require_vector(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from psdist.config.beside import Other, first_refused, table, told
+from psdist.config.beside import Other, first_refused, remedy, table, told
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -71,7 +71,7 @@ def contradiction_of_backup(config: RunConfig) -> str:
         return ""
     return (
         f"backup = {config.backup} with {told(config, other)}: {other.why_not}; set "
-        f"{other.remedy}, or backup = 0"
+        f"{remedy(config, other)}, or backup = 0"
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from psdist.config.combinations import codecs_of
-from psdist.config.modes import mode_by, modes_that_may_come, parts_of
+from psdist.config.codec_rounds import coded_by_round
+from psdist.config.modes import mode_by, modes_that_may_come
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -34,13 +34,9 @@ def first_refused(config: RunConfig, others: Sequence[Other]) -> Other | None:
 def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
     (key, value), *_ = given.items()
     if key in ("push_codec", "pull_codec"):
-        whole = codecs_of(
-            codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec
-        )
-        coming = [part.codecs or whole for part in parts_of(config)]
-        return any(
-            not (codecs.push if key == "push_codec" else codecs.pull).is_none for codecs in coming
-        )
+        coming = coded_by_round(config)
+        coded = [each.push if key == "push_codec" else each.pull for each in coming]
+        return not all(each.is_none for each in coded)
     if key == "schedule":
         return config.schedule is not None
     if (key, value) == ("mode", "sync"):
@@ -54,11 +50,19 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
 def told(config: RunConfig, other: Other) -> str:
     """The setting as this run has it."""
     (key, value), *_ = other.given.items()
-    if key in ("push_codec", "pull_codec") and config.schedule is not None:
-        key = "schedule"
+    if key in ("push_codec", "pull_codec") and getattr(config, key) is None:
+        key = "codec" if config.codec is not None else "schedule"
     elif (key, value) == ("mode", "sync") and (by := mode_by(config)) in ("schedule", "script"):
         key = {"schedule": "schedule", "script": "set_mode"}[by]
     return f"{key} = {getattr(config, key)}"
+
+
+def remedy(config: RunConfig, other: Other) -> str:
+    """What to set."""
+    key = next(iter(other.given))
+    if key in ("push_codec", "pull_codec") and told(config, other).startswith("schedule"):
+        return f"{other.remedy} in every part of the schedule"
+    return other.remedy
 
 
 def table(others: Sequence[Other]) -> str:

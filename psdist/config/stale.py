@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from psdist.config.beside import Other, first_refused, table, told
+from psdist.config.beside import Other, first_refused, remedy, table, told
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -72,7 +72,9 @@ def contradiction_of_stale(config: RunConfig) -> str:
     other = first_refused(config, OTHERS)
     if other is None:
         return ""
-    return f"{mine} with {told(config, other)}: {other.why_not}; set {other.remedy}, or {off}"
+    return (
+        f"{mine} with {told(config, other)}: {other.why_not}; set {remedy(config, other)}, or {off}"
+    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _T = TypeVar("_T")
+
+_NOTICE_S = 1.0
 
 
 class AgreedExit(Exception):
@@ -156,20 +159,27 @@ def decided(comm: MPI.Intracomm, mine: bytes | UserError) -> bytes:
     return bytes(data)
 
 
-def cause_at_start(error: BaseException) -> BaseException:
+def cause_at_start(comm: MPI.Intracomm, error: Exception) -> Exception:
     """Of what has gone wrong while ranks agree. Where a rank's death does not end the others (Open
     MPI's ``--with-ft ulfm``), they are told of it by an error of MPI's, or by nothing but bytes
-    that nobody has sent."""
-    from mpi4py import MPI
-
-    is_torn = isinstance(error, MPI.Exception | msgpack.UnpackException | ValueError)
-    if not is_torn or not survives_deaths(os.environ):
+    that nobody has sent; so MPI is asked whether a rank is dead."""
+    if not survives_deaths(os.environ) or not _has_lost_a_rank(comm):
         return error
     return TransportError(
         "a rank has died while the job was starting, which no job survives: what the others have "
         f"told this one is not whole ({type(error).__name__}: {error}); see what has ended that "
         "rank, and start the job again"
     )
+
+
+def _has_lost_a_rank(comm: MPI.Intracomm) -> bool:
+    """It may be noticed a little later than what it has torn."""
+    until_s = time.monotonic() + _NOTICE_S
+    while not comm.Get_failed().Get_size():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(_NOTICE_S / 100)
+    return True
 
 
 def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) -> None:

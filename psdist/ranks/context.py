@@ -69,7 +69,7 @@ from psdist.ranks.failure import (
     printable,
     wait_until_read,
 )
-from psdist.ranks.mpi_end import leave_out
+from psdist.ranks.mpi_end import is_ours, leave_out
 from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.run_files import Begun, create_run_directory
@@ -530,7 +530,9 @@ def connect(
     except BaseException as error:  # the others wait for this rank in the next exchange
         ignore_interrupts()
         heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
-        text, status = format_error(cause_at_start(error))
+        if isinstance(error, Exception):
+            error = cause_at_start(comm, error)
+        text, status = format_error(error)
         if parent is not None:
             parent.failed(status)
         end_all(comm, heading, text, status)
@@ -547,11 +549,18 @@ def _connect(
     nic: str,
 ) -> RankContext:
     is_wanted = isinstance(outcome, Resolved) and outcome.config.max_deaths > 0
+    has_buddies = isinstance(outcome, Resolved) and outcome.config.replication != "none"
     if is_wanted and not survives_deaths(os.environ):
         outcome = LaunchError(
             "max_deaths is above 0, but this launcher ends all ranks with the first that dies: "
             "start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and MPICH "
             "have no such thing), or leave max_deaths out and go on from a checkpoint"
+        )
+    elif (is_wanted or has_buddies) and survives_deaths(os.environ) and not is_ours():
+        outcome = LaunchError(
+            "max_deaths or replication are set, and the script loads mpi4py's MPI before "
+            "psdist.init(): MPI's own end, which may wait for the dead for ever, would then hide "
+            "the status of the script; import it behind psdist.init(), or start by psdist run"
         )
     places, resolved = exchange(comm, outcome, nic=nic)
     config = resolved.config

@@ -33,6 +33,11 @@ def end_is_ours(environment: Mapping[str, str]) -> bool:
     return _is_ours
 
 
+def is_ours() -> bool:
+    """What :func:`end_is_ours` has said."""
+    return _is_ours
+
+
 def finalize_at_exit() -> None:
     """MPI has begun in this process; what is registered later to be called at the process's end
     comes before MPI's."""
@@ -48,13 +53,11 @@ def _finalize(rank: int) -> None:
 
 
 def leave_out() -> None:
-    """This process ends without MPI_Finalize, with the status that it ends with anyway; with 0
-    where MPI's end is not psdist's. The last that is called of this process's own."""
+    """This process ends without MPI_Finalize, with the status that it ends with anyway. The last
+    that is called of this process's own. MPI's end must be psdist's."""
     global _is_left_out
     _is_left_out = True
     flush_output()
-    if not _is_ours:
-        os._exit(0)
     libc = ctypes.CDLL(None)
     # The first that exit(status) calls ends the process: no library waits for the dead.
     libc.on_exit(libc._exit, None)

@@ -148,6 +148,19 @@ def test_a_plain_script_ends_with_its_own_status_though_a_worker_has_died(tmp_pa
     assert summary_of(tmp_path)["exit"] == "completed"
 
 
+@pytest.mark.parametrize("wish", ["PSDIST_MAX_DEATHS=1", "PSDIST_REPLICATION=buddy"])
+def test_a_plain_script_whose_status_mpi_would_hide_is_refused(wish: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"from mpi4py import MPI\n{PLAIN}")
+    name, value = wish.split("=")
+    env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), name: value, "PSDIST_SERVERS": "2"}
+    words = [str(script)]
+    done = run_mpi(4, words, timeout_s=TIMEOUT_S, env=env, launcher_args=ULFM)
+    assert done.returncode not in (0, None), done.text
+    assert done.text.count("the script loads mpi4py's MPI before psdist.init()") == 1
+    assert "Traceback" not in done.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["shared_memory", "torch"])
 def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:

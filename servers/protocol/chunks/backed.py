@@ -36,7 +36,7 @@ from psdist.protocol.events import Frame
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import describe_peer, server_id
 from psdist.servers.protocol.actions import Action, LeftOut, Missed, SendControl
-from psdist.servers.protocol.chunk_clock import ChunkClock
+from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.closing import Closed, Closing, Rounds
 from psdist.servers.protocol.chunks.frontier import Frontier
@@ -53,10 +53,10 @@ class RoundClock(ChunkClock):
 
     __slots__ = ("num_rounds",)
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, limits: Limits, done: Sequence[int] = ()) -> None:
+        super().__init__(limits, done)
         self.num_rounds = 0
         """Rounds that the chunk was stepped in, or would have been."""
-        super().__init__(*arguments)  # type: ignore[arg-type]
 
     def catch_up(self) -> None:
         if self.changes is not self.limits.changes:

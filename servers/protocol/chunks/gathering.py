@@ -123,7 +123,7 @@ class Gathered(Updates):
             "same schedule"
         )
 
-    def _hyper_of(self, chunk: ChunkState, pushes: Sequence[Push]) -> bytes:  # noqa: ARG002
+    def _hyper_of(self, chunk: ChunkState, pushes: Sequence[Push]) -> bytes:  # noqa: ARG002 - as above
         """With which these are stepped: all have the same."""
         return pushes[0].settings.hyper
 

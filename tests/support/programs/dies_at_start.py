@@ -7,8 +7,6 @@ import os
 import signal
 from typing import Any
 
-from mpi4py import MPI
-
 import psdist
 from psdist.ranks import context
 
@@ -18,7 +16,7 @@ def main() -> None:
     call = getattr(context, name)
 
     def die(*given: Any, **named: Any) -> Any:
-        if MPI.COMM_WORLD.Get_rank() == 1:
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*given, **named)
 

@@ -52,11 +52,19 @@ def test_a_schedule_without_sync_takes_it() -> None:
     assert resolve(command_line=given, environment={}).config.stale_lr == "inverse"
 
 
-@pytest.mark.parametrize("codecs", ["int8", "none/fp16"])
-def test_codecs_of_a_schedule_are_refused_as_others_are(codecs: str) -> None:
+@pytest.mark.parametrize(("codecs", "key"), [("int8", "push_codec"), ("none/fp16", "pull_codec")])
+def test_codecs_of_a_schedule_are_refused_as_others_are(codecs: str, key: str) -> None:
     schedule = f"0: ssp:2 none; 9: async {codecs}"
-    with pytest.raises(ConfigError, match=r"stale_lr = inverse with schedule = 0: ssp:2 none;"):
+    said = rf"stale_lr = inverse with schedule = 0: .*; set {key} = none in every part of the sched"
+    with pytest.raises(ConfigError, match=said):
         resolve(command_line={"schedule": schedule, "stale_lr": "inverse"}, environment={})
+
+
+def test_a_codec_is_told_by_the_setting_that_names_it() -> None:
+    for given in ({"codec": "int8"}, {"codec": "int8", "schedule": "0: ssp:2; 9: async"}):
+        wrong = contradiction(RunConfig(**{"mode": "ssp", "stale_lr": "inverse", **given}))
+        assert wrong.startswith("stale_lr = inverse with codec = int8: ")
+        assert "set push_codec = none, or" in wrong
 
 
 def test_what_is_no_such_rule_is_refused() -> None:
