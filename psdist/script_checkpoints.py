@@ -140,8 +140,17 @@ class ScriptCheckpoints:
     # -- making them ---------------------------------------------------------------------------
 
     def make(self) -> str:
-        """All workers do this together, between iterations; the checkpoint's name. Raises
-        :class:`UsageError` for what no checkpoint can keep."""
+        """All workers do this together, between iterations; the checkpoint's name. In a resumed
+        run that has not come to where its checkpoint was made, that one's: what the script draws
+        and has until then is not what it goes on with. Raises :class:`UsageError` for what no
+        checkpoint can keep."""
+        restored = self._context.restored
+        if restored is not None and self.script.is_resuming and not self.has_trained:
+            self._tell_chief(
+                f"nothing was trained since {restored.checkpoint.name}, from which the run goes "
+                "on: job.checkpoint() makes no other"
+            )
+            return restored.checkpoint.name
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.flush()

@@ -217,6 +217,18 @@ def test_between_backward_and_step_it_is_of_the_iteration_before(
     assert out.read_bytes() == Path(f"{kept}.safetensors").read_bytes()
 
 
+def test_before_a_resumed_run_trains_there_is_no_other(
+    runs: ForkedRuns, kept: Path, again: Path, tmp_path: Path
+) -> None:
+    """What it has drawn until then is not what it goes on with."""
+    out = tmp_path / "out.safetensors"
+    done = resume(runs, again, f"out={out}", case="checkpoint_before_training")
+    assert done.returncode == 0, done.text
+    assert f"has {KEPT}" in done.stdout
+    assert f"nothing was trained since {KEPT}" in done.stdout
+    assert out.read_bytes() == Path(f"{kept}.safetensors").read_bytes()
+
+
 def test_what_is_attached_now_and_was_not_begins_anew_with_a_line(
     runs: ForkedRuns, again: Path
 ) -> None:

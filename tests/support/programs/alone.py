@@ -156,6 +156,8 @@ def main(case: str, given: dict[str, str]) -> None:
     model, served = job.prepare(model, served)
     print(f"begins at {job.clocks}", flush=True)
     at = [int(each) for each in given.get("at", "3").split(",") if each]
+    if case == "checkpoint_before_training":
+        print(f"has {job.checkpoint()}", flush=True)
     for _ in iterations(given):
         CASES.get(case, nothing)(job.clock)
         x, y = batch(job.clock)
