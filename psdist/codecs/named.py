@@ -9,6 +9,7 @@ from psdist.codecs.base import Codec
 from psdist.codecs.casts import Cast
 from psdist.codecs.low_rank import LowRank
 from psdist.codecs.own import own_codec
+from psdist.codecs.packed import Packed
 from psdist.codecs.plain import Plain
 from psdist.codecs.quantized import Quantized
 from psdist.codecs.raw import RAW, Raw
@@ -22,6 +23,10 @@ def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
     :class:`psdist.errors.CodecError` for one of the user's own that is none."""
     if spec.is_none:
         return RAW
+    if spec.is_packed:
+        codec = codec_of(spec._replace(is_packed=False), has_feedback=has_feedback)
+        assert not isinstance(codec, Raw)
+        return Packed(codec)
     if spec.is_cast:
         return Cast(spec.name)
     if spec.name in QUANTIZED:

@@ -1,6 +1,7 @@
 """Codecs as users write them: ``int8``, ``topk:0.01``, ``int4/sign``.
 
     parse_codec("topk:0.01")         # CodecSpec(name="topk", ratio=0.01)
+    parse_codec("int4+zstd")         # CodecSpec(name="int4", is_packed=True)
     parse_codec("my_codecs:Halves")  # CodecSpec(name="own", target="my_codecs:Halves")
     parse_codecs("int4/sign")        # ("int4", "sign"): of pushes and of pulls
     parse_codecs("int8")             # ("int8", "none")
@@ -18,6 +19,9 @@ CASTS: Final = ("fp16", "bf16")
 QUANTIZED: Final = ("int8", "int4", "int2")
 SPARSE: Final = ("topk", "randk")
 LOW_RANK: Final = "lowrank"
+ZSTD: Final = "zstd"
+PACKABLE: Final = (*CASTS, *QUANTIZED, "topk")
+"""Of the others hardly a byte is saved."""
 OWN: Final = "own"
 SKIP: Final = "skip"
 MOST_SKIPPED: Final = 1000
@@ -30,7 +34,8 @@ _OWN: Final = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 ALLOWED: Final = (
     "none, fp16, bf16, int8, int4, int2 (each of these three also as int8:stochastic), sign, "
     "topk:R or randk:R (R: the part of the values that is sent, such as 0.01), lowrank:K (pushes "
-    f"alone; K: 1 to {MOST_RANK}), or module:name of your own; of pushes also skip:THETA, or "
+    f"alone; K: 1 to {MOST_RANK}), or module:name of your own; +zstd behind {', '.join(PACKABLE)}; "
+    "of pushes also skip:THETA, or "
     "skip:THETA:ROUNDS, alone or behind a codec: int8+skip:0.001"
 )
 
@@ -59,6 +64,8 @@ class CodecSpec(NamedTuple):
     """Of lowrank."""
     target: str = ""
     """Of the user's own: ``module:name``."""
+    is_packed: bool = False
+    """Whether what the codec gives is made smaller without loss (Zstandard)."""
     skip: Skip | None = None
     """Which pushes are left for later; the codec is of the others."""
 
@@ -88,7 +95,10 @@ def _parse(text: str) -> CodecSpec | None:
         is_whole = spec is not None and spec.skip is None and skip and base != "none"
         return spec._replace(skip=skip) if spec is not None and is_whole else None
     if plus:
-        return None
+        spec = _parse(base) if rest == ZSTD else None
+        if spec is None or spec.name not in PACKABLE or spec.is_packed or spec.skip:
+            return None
+        return spec._replace(is_packed=True)
     if name in QUANTIZED and (not colon or argument == _STOCHASTIC):
         return CodecSpec(name, is_stochastic=bool(colon))
     if name in _OTHERS and not colon:

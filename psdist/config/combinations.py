@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from psdist.config.codec_specs import CodecSpec, parse_codec, parse_codecs
+from psdist.config.codec_specs import ZSTD, CodecSpec, parse_codec, parse_codecs
 
 Mode: TypeAlias = Literal["sync", "ssp", "async"]
 MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 EXAMPLES: Final = (
     *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
-    *("topk:0.01", "randk:0.01", "lowrank:4", "module:name", "skip:0.001", "int8+skip:0.001"),
+    *("topk:0.01", "randk:0.01", "lowrank:4", "module:name", "bf16+zstd", "int4+zstd"),
+    *("skip:0.001", "int8+skip:0.001"),
 )
 """One of each kind, for the table."""
 
@@ -103,6 +104,8 @@ def text_of(spec: CodecSpec) -> str:
     if spec.skip is not None:
         plain = spec._replace(skip=None)
         return f"{spec.skip}" if plain.is_none else f"{text_of(plain)}+{spec.skip}"
+    if spec.is_packed:
+        return f"{text_of(spec._replace(is_packed=False))}+{ZSTD}"
     if spec.target:
         return spec.target
     if spec.rank:

@@ -102,6 +102,8 @@ class CodecCode(IntEnum):
     """One of the user's own, which all ranks have from their configuration."""
     PLAIN = 11
     """float32, as they are."""
+    PACKED = 12
+    """Another one's payload, made smaller without loss."""
 
 
 # One field per line, in wire order; see Header for their meaning.

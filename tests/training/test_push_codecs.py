@@ -1,4 +1,4 @@
-"""Codecs that know matrices, and users' own, in whole jobs on the virtual network."""
+"""Codecs that know matrices, of users, and with zstd, in whole jobs on the virtual network."""
 
 from __future__ import annotations
 
@@ -66,6 +66,19 @@ def test_in_sync_the_same_bits_with_any_number_of_servers_and_as_low_a_loss(
     assert 0 < coding["error"] < 1
     assert coding["bytes_pushed_before"] == plain.summary["bytes_pushed"]
     assert runs[0].summary["bytes_pushed"] < plain.summary["bytes_pushed"] / 1.8
+
+
+def test_with_zstd_the_same_bits_come_from_fewer_bytes(tmp_path: Path) -> None:
+    plain, packed = (
+        play(tmp_path / name, codec=codec)
+        for name, codec in (("plain", "int4/bf16"), ("packed", "int4+zstd/bf16+zstd"))
+    )
+    packed.checked()
+    one, other = (each.results[0] for each in (plain, packed))
+    assert other["losses"] == one["losses"]
+    assert all(torch.equal(other["saved"][name], one["saved"][name]) for name in one["saved"])
+    for key in ("bytes_pushed", "bytes_pulled"):
+        assert packed.summary[key] < 0.95 * plain.summary[key]
 
 
 @pytest.mark.parametrize("mode", ["ssp", "async"])

@@ -25,6 +25,10 @@ from psdist.config.codec_specs import CodecSpec, Skip, parse_codec, parse_codecs
         ("topk:0.01+skip:1e-3", CodecSpec("topk", ratio=0.01, skip=Skip(0.001))),
         ("a.b:C+skip:0.5:1000", CodecSpec("own", target="a.b:C", skip=Skip(0.5, 1000))),
         ("fp16+skip:0.5", CodecSpec("fp16", skip=Skip(0.5))),
+        ("int4+zstd", CodecSpec("int4", is_packed=True)),
+        ("fp16+zstd", CodecSpec("fp16", is_packed=True)),
+        ("topk:0.01+zstd+skip:0.1", CodecSpec("topk", 0.01, is_packed=True, skip=Skip(0.1))),
+        ("int2:stochastic+zstd", CodecSpec("int2", is_stochastic=True, is_packed=True)),
         ("a.b2:Outer.Inner", CodecSpec("own", target="a.b2:Outer.Inner")),
     ],
 )
@@ -43,7 +47,9 @@ def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
      "a:b ", "a:b\n",
      "skip", "skip:", "skip:0", "skip:1", "skip:nan", "skip:0.1:", "skip:0.1:0", "skip:0.1:1001",
      "skip:0.1:2:3", "+skip:0.1", "none+skip:0.1", "int9+skip:0.1", "skip:0.1+int8",
-     "int8+skip:0.1+skip:0.1", "int8+sign"],
+     "int8+skip:0.1+skip:0.1", "int8+sign",
+     "zstd", "+zstd", "int8+zstd+zstd", "int8+zstd:1", "sign+zstd", "none+zstd", "a:b+zstd",
+     "lowrank:2+zstd", "randk:0.1+zstd", "int8+skip:0.1+zstd"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no codec; a codec is none, fp16, .*topk:R") as seen:
