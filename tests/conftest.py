@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
         type=int,
-        default=1000,
-        help="how many small seeded schedules tests/protocol plays (1000)",
+        default=500,
+        help="how many small seeded schedules tests/protocol plays (500)",
     )
     parser.addoption(
         "--large-schedules",

@@ -21,7 +21,7 @@ from tests.support.virtual.proof import prove_the_end
 from tests.support.virtual.schedule import AnotherSet
 
 FREE = CostModel(fold_s_per_byte=0.0, step_s_per_byte=0.0, copy_s_per_byte=0.0)
-BLOCK = 100
+BLOCK = 25
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
