@@ -59,7 +59,6 @@ from psdist.servers.protocol.actions import (
     HoldRounds,
     Inherit,
     LeftOut,
-    Load,
     MembershipEvent,
     ModeEvent,
     Receipt,
@@ -74,13 +73,14 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.chunk_clock import ChunkClock
 from psdist.servers.protocol.chunks.backed import Backed, RoundClock
 from psdist.servers.protocol.chunks.by_round import ByRound
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading, PendingReply, Push
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
 from psdist.servers.protocol.chunks.clipping import Clipped
 from psdist.servers.protocol.chunks.gathering import Gathered
 from psdist.servers.protocol.chunks.on_arrival import OnArrival
 from psdist.servers.protocol.chunks.policy import Applying, Changing, Policy, policy_for
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.updates import Updates
+from psdist.servers.protocol.chunks.values import ChiefValues
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.picture import ShardPicture
@@ -163,7 +163,7 @@ class ServerCore:
         """By so many iterations a worker may be ahead of what others of its group have pushed."""
         # A push and its second delivery, for each iteration that may be under way.
         self._most_held = 2 * (1 + self._ahead)
-        self._initials = self._pushed = PayloadRule.of_nothing()
+        self._pushed = PayloadRule.of_nothing()
         self._is_described = False
         self._told_order: Sequence[int] = ()
         self._rank: Sequence[int] = ()
@@ -176,8 +176,14 @@ class ServerCore:
         self._num_before_built: dict[int, int] = {}
         """By peer."""
         self._state = StateOfSet(server=server)
-        self._loading: dict[int, ChunkState] = {}
-        """Chunks with values that wait to be set."""
+        self._values = ChiefValues(
+            server=server,
+            membership=self._membership,
+            replies=self._replies,
+            may_miss=backup > 0,
+        )
+        self._has_waiting = False
+        """Whether values wait for a buffer."""
         self._pushes = self._duplicates = 0
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
@@ -327,10 +333,11 @@ class ServerCore:
         self._settings.describe_model(
             num_pieces=event.num_pieces, num_optimizer_groups=event.num_optimizer_groups
         )
-        self._initials, self._pushed = event.initials, event.pushes
+        self._pushed = event.pushes
         if event.replies is not None:
             self._replies.build(event.replies)
         self._updates.build(in_order, event.slots)
+        self._values.build(event.initials, self._updates.pool)
         if self._clipped is not None:
             self._clipped.share(event.blocks)
         if self._backed is not None:
@@ -552,7 +559,7 @@ class ServerCore:
         replies.bury(self._membership.dead)
         if self._membership.chief != chief:
             for chunk in self._chunks.values():
-                actions += self._give_up_load(chunk)
+                actions += self._and_look(self._values.give_up(chunk))
         for group, had_joined in groups.items():
             peers = self._membership.peers_of(group)
             for chunk in self._chunks.values():
@@ -567,16 +574,6 @@ class ServerCore:
         for chunk in self._chunks.values():
             actions += self._go_on(chunk)
         return actions + self._updates.on_stopped()
-
-    def _give_up_load(self, chunk: ChunkState) -> list[Action]:
-        """The chief has died. What it was about to set is nobody's, and the next one counts what it
-        sets by pulls of its own."""
-        chunk.newest_load = 0
-        values, chunk.loading = chunk.loading, None
-        if values is None:
-            return []
-        self._end_loading(chunk)
-        return self._updates.pool.release(values.slot)
 
     def _on_dead(self, event: Any) -> list[Action]:
         """Whoever is out of the job says nothing that counts. A slot is free again."""
@@ -741,83 +738,28 @@ class ServerCore:
         )
 
     def _on_values(self, chunk: ChunkState, peer: int, header: Header, slot: Frame) -> list[Action]:
-        if not self._initials.takes(header):
-            self._refuse(peer, self._initials.refusal(header))
-        pool = self._updates.pool
-        if header.pull_number > chunk.newest_load:
-            actions = self._on_later_values(chunk, peer, header, slot)
-        elif chunk.is_loaded:  # a second delivery must not undo what was applied since the first
-            self._duplicates += 1
-            actions = pool.release(slot)
-            if header.flags & Flag.AGAIN and not chunk.loading:
-                actions.append(Receipt(peer, chunk.index, header.clock, header.pull_number))
-        else:
-            chunk.is_loaded = True
-            actions = [Load(chunk.index, slot), *pool.release(slot)]
-            actions += self._replies.answer_unloaded_pulls(chunk)
-        # Later values may have been held behind these.
-        return actions + pool.reconsider(chunk.index, None)
+        return self._and_look(self._values.on_arrived(chunk, peer, header, slot))
 
-    def _on_later_values(
-        self, chunk: ChunkState, peer: int, header: Header, slot: Frame
-    ) -> list[Action]:
-        """The chief sets values, while all workers are in a collective: nothing is under way."""
-        group = self._membership.require_worker(peer)
-        clock, done = header.clock, chunk.clock.done[group]
-        is_behind = clock < done if self._backed is None else False  # rounds that it has missed
-        if not chunk.is_loaded or chunk.loading or chunk.has_updates or clock > done or is_behind:
-            self._refuse(
-                peer,
-                f"set values of chunk {chunk.index} at iteration {clock}, in the middle of updates "
-                f"or before there were any values; the chunk contains {done} of its group",
+    def _and_look(self, actions: list[Action]) -> list[Action]:
+        """Nothing else needs to know of values that wait for a buffer: while there are any, others
+        handle what may free one."""
+        is_waiting = bool(self._values.waiting)
+        if is_waiting != self._has_waiting:
+            self._has_waiting = is_waiting
+            self._on[Arrived] = self._on_arrived_meanwhile if is_waiting else self._on_arrived
+            self._on[ReplySent] = (
+                self._on_reply_sent_meanwhile if is_waiting else self._on_reply_sent
             )
-        self._replies.close_implied(chunk, peer, NEVER)  # who sets values waits for nothing else
-        chunk.newest_load = header.pull_number
-        chunk.loading = Loading(group, clock, header.pull_number, slot, peer)
-        return self._load(chunk, chunk.loading)
-
-    def _load(self, chunk: ChunkState, values: Loading) -> list[Action]:
-        """Set values that wait, unless replies from both buffers are open. Nothing else needs to
-        know of values that wait: while there are any, others handle what may free a buffer."""
-        target = chunk.target_buffer()
-        if target is None:
-            self._loading[chunk.index] = chunk
-            self._on[Arrived] = self._on_arrived_meanwhile
-            self._on[ReplySent] = self._on_reply_sent_meanwhile
-            return []
-        chunk.loading = None
-        self._end_loading(chunk)
-        chunk.current = target
-        chunk.version += 1
-        index, (group, clock, number, slot, peer) = chunk.index, values
-        return [
-            Load(index, slot, target, group, clock, number),
-            *self._updates.pool.release(slot),
-            Receipt(peer, index, clock, number),
-        ]
-
-    def _end_loading(self, chunk: ChunkState) -> None:
-        """No values of the chunk wait any more."""
-        if self._loading.pop(chunk.index, None) is not None and not self._loading:
-            self._on[Arrived] = self._on_arrived
-            self._on[ReplySent] = self._on_reply_sent
+        return actions
 
     def _on_arrived_meanwhile(self, event: Arrived) -> list[Action]:
         header = event.header
-        if header.kind == Kind.PUSH and header.chunk in self._loading:
+        if header.kind == Kind.PUSH and header.chunk in self._values.waiting:
             self._refuse(event.peer, f"pushed chunk {header.chunk}, whose values are being set")
-        return self._on_arrived(event) + self._load_what_waits()
+        return self._on_arrived(event) + self._and_look(self._values.set_what_waits())
 
     def _on_reply_sent_meanwhile(self, event: ReplySent) -> list[Action]:
-        return self._on_reply_sent(event) + self._load_what_waits()
-
-    def _load_what_waits(self) -> list[Action]:
-        """A buffer may be free."""
-        actions: list[Action] = []
-        for chunk in tuple(self._loading.values()):
-            if chunk.loading is not None:
-                actions += self._load(chunk, chunk.loading)
-        return actions
+        return self._on_reply_sent(event) + self._and_look(self._values.set_what_waits())
 
     def _on_push(
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
@@ -935,7 +877,7 @@ class ServerCore:
             pushes=self._pushes - (self._backed.num_taken_back if self._backed else 0),
             steps=self._updates.num_steps,
             replies=self._replies.num_made,
-            duplicates=self._duplicates,
+            duplicates=self._duplicates + self._values.num_duplicates,
             receive_slots=self._updates.pool.num_slots,
             most_slots_used=self._updates.pool.most_used,
             copies_on_write=self._updates.num_copies,
