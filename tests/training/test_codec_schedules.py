@@ -8,44 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from psdist.job import Job
-from tests.support.programs.training.cases import Case, Outcome, Result, Stage
-from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.programs.training.cases import Outcome
+from tests.support.programs.training.low_rank_task import learn
 
-GROUPS = ((0,), (1, 2), (3,))
-STEPS, WIDTH, HIDDEN = 24, 40, 32
+STEPS = 24
 WARM = "0: sync none; 4: sync topk:0.05/int4; 10: sync sign; 14: sync lowrank:1/sign; 18: sync none"
 STORY = "0: ssp:3 topk:0.1/int8; 9: ssp:1 int8; 17: sync none"
 
 
-def train(job: Job, stage: Stage) -> Result:
-    """A linear map to be learnt, by two layers."""
-    torch.manual_seed(0)
-    target = torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH) / WIDTH**0.5
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.Linear(HIDDEN, WIDTH))
-    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5))
-    generator = torch.Generator().manual_seed(job.worker)
-    losses = []
-    for step in range(STEPS):
-        x = torch.randn(32, WIDTH, generator=generator)
-        optimizer.zero_grad()
-        loss = (model(x) - x @ target.T).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        stage.sleep(1e-3 * (1 + (job.worker + step) % 3))
-    file = stage.path / "model.safetensors"
-    job.save(file)
-    return {"losses": losses, "saved": load_file(file) if job.is_chief else {}}
+def play(path: Path, **settings: Any) -> Outcome:
+    def pause(worker: int, step: int) -> float:
+        return 1e-3 * (1 + (worker + step) % 3)
 
-
-def play(path: Path, *, servers: int = 2, **settings: Any) -> Outcome:
-    # Chunks of 1,024 values cut both matrices, in the middle of rows.
-    given = {"chunk_bytes": 4096, "record": True, **settings}
-    case = Case(name="schedule", script=train, servers=servers, groups=GROUPS, settings=given)
-    return run_virtually(case, path)
+    return learn(path, steps=STEPS, pause=pause, **settings)
 
 
 def test_in_sync_the_same_bits_with_any_number_of_servers_across_changes(tmp_path: Path) -> None:

@@ -7,44 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from psdist.errors import CodecError
-from psdist.job import Job
-from tests.support.programs.training.cases import Case, Outcome, Result, Stage
-from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.programs.training.cases import Outcome
+from tests.support.programs.training.low_rank_task import learn
 
-GROUPS = ((0,), (1, 2), (3,))
-STEPS, WIDTH, HIDDEN = 25, 40, 32
+STEPS = 25
 OWN = "tests.support.own_codecs:Squeezed"
 
 
-def train(job: Job, stage: Stage) -> Result:
-    """A linear map of rank 3 to be learnt, by two layers."""
-    torch.manual_seed(0)
-    target = torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH) / WIDTH**0.5
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.Linear(HIDDEN, WIDTH))
-    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5))
-    generator = torch.Generator().manual_seed(job.worker)
-    losses = []
-    for _ in range(STEPS):
-        x = torch.randn(32, WIDTH, generator=generator)
-        optimizer.zero_grad()
-        loss = (model(x) - x @ target.T).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        stage.sleep(1e-3 * (1 + job.worker % 2))
-    file = stage.path / "model.safetensors"
-    job.save(file)
-    return {"losses": losses, "saved": load_file(file) if job.is_chief else {}}
-
-
-def play(path: Path, *, servers: int = 2, **settings: Any) -> Outcome:
-    # Chunks of 1,024 values cut both matrices, in the middle of rows.
-    given = {"chunk_bytes": 4096, "record": True, **settings}
-    case = Case(name="push", script=train, servers=servers, groups=GROUPS, settings=given)
-    return run_virtually(case, path)
+def play(path: Path, **settings: Any) -> Outcome:
+    return learn(path, steps=STEPS, pause=lambda worker, _step: 1e-3 * (1 + worker % 2), **settings)
 
 
 @pytest.mark.parametrize("codec", ["lowrank:2/int8", f"{OWN}/{OWN}"], ids=["lowrank", "own"])
