@@ -33,7 +33,13 @@ from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
-from psdist.protocol.optimizers import canonical_name, check_mode, hyperparameters, traits
+from psdist.protocol.optimizers import (
+    canonical_name,
+    check_freeze,
+    check_mode,
+    hyperparameters,
+    traits,
+)
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import backward_order, round_order
 from psdist.ranks.context import RankContext
@@ -565,6 +571,8 @@ class ParameterSets:
                 "skip compares lr x gradient with the parameters, which is what SGD moves them by, "
                 "and no other optimizer; train with torch.optim.SGD, or leave skip out"
             )
+        if config.freeze_step:
+            check_freeze(description.optimizer, on_servers.param_groups)
         # Servers see what a codec has made of gradients: their joint norm is not known.
         mode = judging_mode(config)
         # And where groups may miss rounds, no server waits for the norm of others.

@@ -94,6 +94,8 @@ class ServerOptions:
     wire: Wire = RAW_WIRE
     compensation: float = 0.0
     """lambda of psdist.servers.shard.given; 0: delays are not compensated."""
+    freeze_step: int = 0
+    """Steps after which Adam's second moment stays; 0: it never does."""
     keeper: Keeper | None = None
     """Where checkpoints go and come from; None where there are none."""
 
@@ -115,6 +117,7 @@ def shard_spec(
         wire=options.wire,
         extra_optimizers=options.extra_optimizers,
         compensation=options.compensation,
+        freeze_step=options.freeze_step,
         is_holding=tuple(options.modes) == ("sync",) and setup.max_norm > 0,
         states=unpack_states(setup.state, pieces=range(len(partition.pieces))),
     )

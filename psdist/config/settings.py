@@ -157,6 +157,12 @@ class RunConfig(BaseModel):
         description="Modes ssp, async: lambda by which gradients are moved to where they are "
         "applied.",
     )
+    freeze_step: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        0,
+        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        description="Adam, AdamW: steps after which the second moment stays as it is; 0: it never "
+        "does.",
+    )
     backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",

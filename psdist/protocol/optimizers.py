@@ -41,6 +41,7 @@ LOCAL_KEYS: Final = frozenset(
     }
 )
 
+_WITH_SECOND_MOMENT: Final = ("torch.optim.Adam", "torch.optim.AdamW")
 _MAX_BYTES: Final = 8 * 2**20
 _MAX_GROUPS: Final = 65_536
 _MAX_KEYS: Final = 256
@@ -192,6 +193,20 @@ def check_mode(accepted: OptimizerTraits, mode: str) -> None:
         raise OptimizerRefusedError(
             f"{accepted.name} cannot run in {mode} mode, where each group's update is applied with "
             f"lr x the group's weight: {accepted.reason}; use mode sync or another optimizer"
+        )
+
+
+def check_freeze(name: str, param_groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse the setting ``freeze_step`` for what has no second moment that could stay."""
+    if name not in _WITH_SECOND_MOMENT:
+        raise OptimizerRefusedError(
+            f"freeze_step with {name} on servers: it keeps the second moment of "
+            f"{' or '.join(_WITH_SECOND_MOMENT)}; train with one of them, or set freeze_step = 0"
+        )
+    if any(group["amsgrad"] for group in param_groups):
+        raise OptimizerRefusedError(
+            f"freeze_step with {name} and amsgrad, which divides by the largest second moment so "
+            "far; set amsgrad=False, or freeze_step = 0"
         )
 
 

@@ -225,6 +225,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         checksum_every=config.checksum_every,
         wire=wire_of(config),
         compensation=config.delay_compensation,
+        freeze_step=config.freeze_step,
         keeper=make_keeper(server),
     )
     make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))

@@ -43,6 +43,7 @@ from torch import Tensor
 from psdist.errors import InvariantError, OptimizerRefusedError
 from psdist.protocol.optimizer_state import PieceState, fits_torch
 from psdist.protocol.optimizers import LOCAL_KEYS, HyperValue, OptimizerKind, OptimizerTraits
+from psdist.servers.shard.frozen_adam import FrozenAdam
 from psdist.servers.shard.fused_kernels import Switches, can_fuse, is_proven, kernel_for, switches
 from psdist.servers.shard.optimizer_classes import (
     construct,
@@ -98,9 +99,10 @@ class ChunkOptimizer:
         values: Tensor,
         segments: Sequence[SegmentSpec],
         extra: Sequence[str] = (),
+        freeze_step: int = 0,
     ) -> None:
         """``values``: 1-D, float32 or float64, the chunk's master values; unchanged here, and
-        kept alive.
+        kept alive. ``freeze_step``: steps after which Adam's second moment stays; 0: it never does.
 
         Raises OptimizerRefusedError with torch's own text where the class is missing or refuses
         the hyperparameters or the shape.
@@ -136,6 +138,7 @@ class ChunkOptimizer:
                 f"{name} cannot run on a parameter server: its groups have no lr"
             )
         self._kernel = kernel_for(name) if is_fused else None
+        self._frozen = FrozenAdam(after=freeze_step) if freeze_step else None
         self._hyper: Mapping[str, HyperValue] = {}
         self._switches: Switches = ()
         self._apply(hyper)
@@ -177,6 +180,10 @@ class ChunkOptimizer:
                 self._split()
             parts = [part for part in self._parts if part.piece not in absent]
 
+        if self._frozen is not None:
+            parts = self._step_frozen(self._frozen, parts, values, grad, lr)
+            if not parts:
+                return
         try:
             # Not looked up by the parameter: torch hashes it in Python.
             states = [part.state for part in parts if part.state is not None]
@@ -307,6 +314,19 @@ class ChunkOptimizer:
         if self._kernel is not None:
             for part in parts:
                 part.state = state[part.parameter]
+
+    def _step_frozen(
+        self, frozen: FrozenAdam, parts: Sequence[_Part], values: Tensor, grad: Tensor, lr: float
+    ) -> list[_Part]:
+        """The parts whose second moment still moves are left."""
+        left = []
+        for part in parts:
+            state = self._optimizer.state.get(part.parameter)
+            if frozen.rules(state):
+                frozen.step(part.of(values), part.of(grad), state, self._group, lr)
+            else:
+                left.append(part)
+        return left
 
     def _check_state(self) -> None:
         """State of an elementwise optimizer can be split only where it is per element."""

@@ -45,6 +45,8 @@ class ShardSpec:
     extra_optimizers: tuple[str, ...] = ()
     compensation: float = 0.0
     """lambda of psdist.servers.shard.given; 0: gradients stay as they are."""
+    freeze_step: int = 0
+    """Steps after which Adam's second moment stays (psdist.servers.shard.frozen_adam); 0: none."""
     is_holding: bool = False
     """Whether chunks are held before they are stepped: memory for all is made with the shard."""
     states: Mapping[int, PieceState] = field(default_factory=dict)

@@ -105,6 +105,7 @@ class TensorShard:
                     for segment in chunk.segments
                 ],
                 extra=spec.extra_optimizers,
+                freeze_step=spec.freeze_step,
             )
             memory.optimizer.begin_state(spec.states)
         self._states = spec.states

@@ -69,14 +69,18 @@ SCHEMES: Final = {
     "lowrank:4": Scheme({"push_codec": "lowrank:4"}),
     "SGD, skip:0.001": Scheme({"push_codec": "skip:0.001"}, "SGD"),
     "SGD, skip:0.01": Scheme({"push_codec": "skip:0.01"}, "SGD"),
+    "frozen at 500": Scheme({"freeze_step": 500}, "frozen at 500"),
+    "frozen at 500, sign from there on": Scheme(
+        {"freeze_step": 500, "schedule": "0: sync none; 500: sync sign/sign"}, "frozen at 500"
+    ),
+    "sign from 500 on": Scheme({"schedule": "0: sync none; 500: sync sign/sign"}),
 }
 
 
 def optimizer_of(scheme: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    groups = optimizer_groups(model, weight_decay=0.1)
-    if SCHEMES[scheme].baseline == "none":
-        return torch.optim.AdamW(groups, lr=4e-3)
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if SCHEMES[scheme].baseline == "SGD":
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=4e-3)
 
 
 def run(scheme: str, seed: int, steps: int, batch_size: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from psdist.protocol.optimizers import (
     REFUSED,
     OptimizerKind,
     canonical_name,
+    check_freeze,
     check_mode,
     difference,
     hyperparameters,
@@ -190,6 +191,16 @@ def test_an_optimizer_whose_lr_does_not_scale_is_refused_outside_sync(name: str,
     assert text.endswith(f"{accepted.reason}; use mode sync or another optimizer")
     assert accepted.reason
     assert "\n" not in text
+
+
+def test_only_a_second_moment_can_stay() -> None:
+    for name in ("torch.optim.Adam", "torch.optim.AdamW"):
+        check_freeze(name, [{"amsgrad": False}])
+        with pytest.raises(OptimizerRefusedError, match=rf"freeze_step with {name} and amsgrad"):
+            check_freeze(name, [{"amsgrad": False}, {"amsgrad": True}])
+    for name in ("torch.optim.SGD", "torch.optim.NAdam"):
+        with pytest.raises(OptimizerRefusedError, match=rf"freeze_step with {name} on servers"):
+            check_freeze(name, [{"amsgrad": False}])
 
 
 def test_the_others_run_in_every_mode() -> None:

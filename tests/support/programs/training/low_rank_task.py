@@ -25,28 +25,29 @@ def learn(
     path: Path,
     *,
     steps: int,
-    pause: Callable[[int, int], float],
+    pause: Callable[[int, int], float] = lambda worker, step: 1e-3,  # noqa: ARG005 - as named
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     servers: int = 2,
     **settings: Any,
 ) -> Outcome:
-    """``pause(worker, step)``: seconds of each step. A worker's result has its ``losses``, and the
-    chief's what it has ``saved``."""
+    """``pause(worker, step)``: seconds of each step; ``optimizer``: SGD, or one with an lr. A
+    worker's result has its ``losses``, and the chief's what it has ``saved``."""
 
     def train(job: Job, stage: Stage) -> Result:
         torch.manual_seed(0)
         target = torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH) / WIDTH**0.5
         layers = torch.nn.Linear(WIDTH, _HIDDEN), torch.nn.Linear(_HIDDEN, WIDTH)
         model = torch.nn.Sequential(*layers)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
-        model, optimizer = job.prepare(model, sgd)
+        hyper = {"lr": 0.3, "momentum": 0.5} if optimizer is torch.optim.SGD else {"lr": 0.01}
+        model, served = job.prepare(model, optimizer(model.parameters(), **hyper))
         generator = torch.Generator().manual_seed(job.worker)
         losses = []
         for step in range(steps):
             x = torch.randn(32, WIDTH, generator=generator)
-            optimizer.zero_grad()
+            served.zero_grad()
             loss = (model(x) - x @ target.T).square().mean()
             loss.backward()
-            optimizer.step()
+            served.step()
             losses.append(loss.item())
             stage.sleep(pause(job.worker, step))
         file = stage.path / "model.safetensors"

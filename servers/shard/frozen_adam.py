@@ -1,0 +1,57 @@
+"""Adam and AdamW with a preconditioner that is frozen: the second moment stays as it was after so
+many steps (Tang et al., 1-bit Adam, arXiv 2102.02888).
+
+    frozen = FrozenAdam(after=1000)
+    frozen.rules(state)                                   # whether the next step is such a one
+    frozen.step(values, grad, state, group, lr)
+
+With v of step T = ``after``, and of step t > T,
+
+    v^ = v / (1 - beta2^T)
+    m  = beta1 m + (1 - beta1) g
+    x  = x - lr m / (1 - beta1^t) / (sqrt(v^) + eps)
+
+so a step is linear in the gradients: what a codec leaves out of one push and adds to a later one
+moves parameters later by what it would have moved them then. With v that goes on, it does not, and
+what comes at once is squared. In the paper workers send their momentum; here they send gradients,
+of which the server's momentum is the same linear sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from torch import Tensor
+
+
+class FrozenAdam:
+    def __init__(self, *, after: int) -> None:
+        """``after``: steps of a parameter, from 1 up."""
+        self._after = after
+
+    def rules(self, state: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+        """``state``: the optimizer's of one parameter; None before its first step."""
+        return state is not None and "step" in state and int(state["step"]) >= self._after
+
+    def step(
+        self,
+        values: Tensor,
+        grad: Tensor,
+        state: Mapping[str, Any],
+        group: Mapping[str, Any],
+        lr: float,
+    ) -> None:
+        """One step in place; ``grad`` may be overwritten."""
+        beta1, beta2 = group["betas"]
+        count = state["step"].add_(1).item()
+        if group["maximize"]:
+            grad = grad.neg_()
+        if group.get("decoupled_weight_decay", False):
+            values.mul_(1 - lr * group["weight_decay"])
+        elif group["weight_decay"]:
+            grad = grad.add_(values, alpha=group["weight_decay"])
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        corrected = state["exp_avg_sq"] / (1 - beta2**self._after)
+        scale = corrected.sqrt_().add_(group["eps"])
+        values.addcdiv_(state["exp_avg"], scale, value=-lr / (1 - beta1**count))

@@ -1,0 +1,108 @@
+"""Adam on servers, whose second moment stays as it is after so many steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.protocol.optimizers import traits
+from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
+
+AFTER, NUM_STEPS, LENGTH = 4, 11, 48
+TWO = [SegmentSpec(piece=0, offset=0, length=16), SegmentSpec(piece=1, offset=16, length=32)]
+
+
+def make(name: str, hyper: dict[str, Any], values: torch.Tensor, after: int) -> ChunkOptimizer:
+    full = f"torch.optim.{name}"
+    return ChunkOptimizer(
+        name=full, traits=traits(full), hyper=hyper, values=values, segments=TWO, freeze_step=after
+    )
+
+
+def gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(LENGTH, generator=generator) for _ in range(NUM_STEPS)]
+
+
+def by_the_formula(
+    name: str, hyper: dict[str, Any], start: torch.Tensor, after: int
+) -> torch.Tensor:
+    """In float64, one value at a time."""
+    lr, eps, decay = hyper["lr"], hyper["eps"], hyper["weight_decay"]
+    beta1, beta2 = hyper["betas"]
+    found = []
+    for place in range(LENGTH):
+        x, m, v = float(start[place]), 0.0, 0.0
+        for t, grad in enumerate(gradients(), start=1):
+            g = float(grad[place]) * (-1 if hyper["maximize"] else 1)
+            if name == "AdamW":
+                x -= lr * decay * x
+            else:
+                g += decay * x
+            m = beta1 * m + (1 - beta1) * g
+            if t <= after:
+                v = beta2 * v + (1 - beta2) * g * g
+            corrected = v / (1 - beta2 ** min(t, after))
+            x -= lr * m / (1 - beta1**t) / (math.sqrt(corrected) + eps)
+        found.append(x)
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_it_steps_by_the_formula(name: str, maximize: bool) -> None:
+    hyper = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1}
+    hyper["maximize"] = maximize
+    start = torch.linspace(-1, 1, LENGTH)
+    values, other = start.clone(), start.clone()  # two buffers in turn, as servers have
+    optimizer = make(name, hyper, values, AFTER)
+    usual = make(name, hyper, start.clone(), 0)
+    free = start.clone()
+    for number, grad in enumerate(gradients(), start=1):
+        values, other = other.copy_(values), values
+        step = {"hyper": hyper, "lr_scale": 1.0, "absent": frozenset[int]()}
+        optimizer.step(values=values, grad=grad.clone(), **step)
+        usual.step(values=free, grad=grad.clone(), **step)
+        assert torch.equal(values, free) == (number <= AFTER), number
+    expected = by_the_formula(name, hyper, start, AFTER)
+    assert torch.allclose(values, expected, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(free, by_the_formula(name, hyper, start, NUM_STEPS), rtol=1e-4, atol=1e-5)
+
+
+def test_lr_of_one_step_counts_in_that_step_alone() -> None:
+    hyper = {"lr": 0.05, "weight_decay": 0.0}
+    whole, half = torch.ones(LENGTH), torch.ones(LENGTH)
+    optimizers = [make("AdamW", hyper, each, 1) for each in (whole, half)]
+    for grad in gradients()[:3]:
+        before = whole.clone(), half.clone()
+        for optimizer, values, scale in zip(optimizers, (whole, half), (1.0, 0.5), strict=True):
+            optimizer.step(
+                values=values, grad=grad.clone(), hyper=hyper, lr_scale=scale, absent=frozenset()
+            )
+        moved = [now - then for now, then in zip((whole, half), before, strict=True)]
+        assert torch.allclose(moved[1], moved[0] / 2, rtol=1e-4, atol=1e-7)
+
+
+def test_a_piece_that_was_absent_is_frozen_by_its_own_steps() -> None:
+    """And what is left out of a step stays, state and all."""
+    hyper = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.0, "maximize": False}
+    values = torch.zeros(LENGTH)
+    optimizer = make("Adam", hyper, values, 2)
+    moments: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for number, grad in enumerate(gradients()):
+        absent = frozenset({1}) if number in (1, 2, 6) else frozenset()
+        before = values.clone()
+        optimizer.step(values=values, grad=grad, hyper=hyper, lr_scale=1.0, absent=absent)
+        assert torch.equal(values[16:], before[16:]) == bool(absent)
+        assert not torch.equal(values[:16], before[:16])
+        states = [optimizer.state_tensors(each.offset) for each in TWO]
+        moments.append((states[0]["exp_avg_sq"][:16].clone(), states[1]["exp_avg_sq"].clone()))
+    first, second = zip(*moments, strict=True)
+    changes = [[not torch.equal(a, b[-len(a) :]) for a, b in zip(e[1:], e, strict=False)]
+               for e in (first, second)]  # fmt: skip
+    assert changes[0] == [True] + [False] * 9
+    assert changes[1][0] is changes[1][1] is False, "it was absent"
+    assert changes[1][2:] == [True] + [False] * 7
