@@ -5,16 +5,17 @@ many steps (Tang et al., 1-bit Adam, arXiv 2102.02888).
     frozen.rules(state)                                   # whether the next step is such a one
     frozen.step(values, grad, state, group, lr)
 
-With v of step T = ``after``, and of step t > T,
+In step t > T = ``after``, with v^ = v / (1 - beta2^T) of step T,
 
-    v^ = v / (1 - beta2^T)
     m  = beta1 m + (1 - beta1) g
     x  = x - lr m / (1 - beta1^t) / (sqrt(v^) + eps)
+    v  = v^ (1 - beta2^t)
 
-so a step is linear in the gradients: what a codec leaves out of one push and adds to a later one
-moves parameters later by what it would have moved them then. With v that goes on, it does not, and
-what comes at once is squared. In the paper workers send their momentum; here they send gradients,
-of which the server's momentum is the same linear sum.
+so that v^ follows from v and t as ever: whoever goes on from this state, frozen or not, has the
+right one. A step is linear in the gradients: what a codec leaves out of one push and adds to a
+later one moves parameters later by what it would have moved them then. With v that moves, it does
+not, and what comes at once is squared. In the paper workers send their momentum; here they send
+gradients, of which the server's momentum is the same linear sum.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class FrozenAdam:
         elif group["weight_decay"]:
             grad = grad.add_(values, alpha=group["weight_decay"])
         state["exp_avg"].lerp_(grad, 1 - beta1)
-        corrected = state["exp_avg_sq"] / (1 - beta2**self._after)
-        scale = corrected.sqrt_().add_(group["eps"])
+        before, now = (1 - beta2**number for number in (count - 1, count))
+        second = state["exp_avg_sq"].mul_(now / before)
+        scale = (second / now).sqrt_().add_(group["eps"])
         values.addcdiv_(state["exp_avg"], scale, value=-lr / (1 - beta1**count))

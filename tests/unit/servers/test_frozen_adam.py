@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -91,18 +93,48 @@ def test_a_piece_that_was_absent_is_frozen_by_its_own_steps() -> None:
     hyper = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.0, "maximize": False}
     values = torch.zeros(LENGTH)
     optimizer = make("Adam", hyper, values, 2)
-    moments: list[tuple[torch.Tensor, torch.Tensor]] = []
+    moments: list[list[torch.Tensor]] = []
     for number, grad in enumerate(gradients()):
-        absent = frozenset({1}) if number in (1, 2, 6) else frozenset()
+        absent = frozenset({1}) if number in (0, 2, 6) else frozenset()
         before = values.clone()
         optimizer.step(values=values, grad=grad, hyper=hyper, lr_scale=1.0, absent=absent)
         assert torch.equal(values[16:], before[16:]) == bool(absent)
         assert not torch.equal(values[:16], before[:16])
         states = [optimizer.state_tensors(each.offset) for each in TWO]
-        moments.append((states[0]["exp_avg_sq"][:16].clone(), states[1]["exp_avg_sq"].clone()))
+        moments.append([corrected(state) if state else torch.zeros(1) for state in states])
     first, second = zip(*moments, strict=True)
-    changes = [[not torch.equal(a, b[-len(a) :]) for a, b in zip(e[1:], e, strict=False)]
-               for e in (first, second)]  # fmt: skip
-    assert changes[0] == [True] + [False] * 9
-    assert changes[1][0] is changes[1][1] is False, "it was absent"
-    assert changes[1][2:] == [True] + [False] * 7
+    assert has_moved(first) == [True] + [False] * 9
+    assert has_moved(second) == [True, False, True] + [False] * 7
+
+
+def corrected(state: Mapping[str, Any]) -> torch.Tensor:
+    moment: torch.Tensor = state["exp_avg_sq"] / (1 - 0.9 ** float(state["step"]))
+    return moment
+
+
+def has_moved(moments: Sequence[torch.Tensor]) -> list[bool]:
+    return [
+        one.shape != other.shape or not torch.allclose(one, other, rtol=1e-5)
+        for one, other in pairwise(moments)
+    ]
+
+
+def test_who_goes_on_from_its_state_has_the_same_second_moment() -> None:
+    """Frozen earlier, later or never by now."""
+    hyper = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.0}
+    values = torch.zeros(LENGTH)
+    first = make("Adam", hyper, values, 3)
+    for grad in gradients()[:6]:
+        first.step(values=values, grad=grad, hyper=hyper, lr_scale=1.0, absent=frozenset())
+    second = corrected(first.state_tensors(0))
+    for after in (1, 3, 6):
+        ours = values.clone()
+        other = make("Adam", hyper, ours, after)
+        other.begin_state(first.describe_state())
+        for key in ("exp_avg", "exp_avg_sq"):
+            for each in TWO:
+                elements = each.offset, each.length
+                other.state_elements(key, *elements).copy_(first.state_elements(key, *elements))
+        for grad in gradients()[6:]:
+            other.step(values=ours, grad=grad, hyper=hyper, lr_scale=1.0, absent=frozenset())
+        assert torch.allclose(corrected(other.state_tensors(0)), second, rtol=1e-5)
