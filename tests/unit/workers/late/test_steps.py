@@ -59,6 +59,16 @@ def test_a_worker_alone_in_its_group_with_a_model_on_the_cpu_may_return_early() 
     late.stop()
 
 
+def test_what_the_script_has_written_is_moved_again_before_a_step_returns() -> None:
+    late = late_steps(nn.Linear(4, 4), group_size=1, has_mirrors=False)
+    done: list[str] = []
+    late._overlap.move_written = lambda: done.append("written")  # type: ignore[method-assign]
+    late._tail = cast(Any, SimpleNamespace(begin=lambda clock: done.append(f"tail {clock}")))
+    late.begin(7)
+    assert done == ["written", "tail 7"]
+    assert late.num_late == 1
+
+
 @pytest.mark.parametrize(
     ("group_size", "has_mirrors", "why"),
     [(2, False, "a worker in a group of several"), (1, True, "the model is on a device")],
