@@ -30,20 +30,25 @@ from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, mode_by, schedule_of
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
+from psdist.history.hands import HandRecords
+from psdist.history.writers import history_folder
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
-from psdist.protocol.ids import describe_workers, worker_of
+from psdist.protocol.control import RoundTook
+from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
 from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
+from psdist.step_control import Term
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
+from psdist.workers.data.hands import Dealing, Dealt
 from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
@@ -53,6 +58,7 @@ from psdist.workers.group.meeting import Hosts
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.rounds.lengths import StepsBySpeed
 from psdist.workers.standing import Standing
 from psdist.workers.traced import TracedChannel, span_of_call
 
@@ -147,6 +153,11 @@ class Job:
             tracer=context.tracer,
             survives_workers=context.survives_workers,
         )
+        self._by_speed: StepsBySpeed | None = None
+        """Where groups make local steps by their speed, the length of rounds."""
+        self._hands: HandRecords | None = None
+        if context.config.steps_by == "speed":
+            self._begin_by_speed(members)
         self._loaders = Loaders(
             seed=context.config.seed,
             worker=self.worker,
@@ -158,6 +169,7 @@ class Job:
             on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
             num_epochs=lambda: self._checkpoints.epochs.current,
             global_batch=context.config.global_batch,
+            dealing=self._dealing() if self._by_speed is not None else None,
         )
         self._standing = Standing(
             self.worker,
@@ -174,6 +186,7 @@ class Job:
             on_iteration=self._end_iteration,
             on_use=lambda: self._checkpoints.on_use(),
             on_missed=self._loaders.miss,
+            length=self._by_speed,
         )
         self._checkpoints = ScriptCheckpoints(
             context,
@@ -418,7 +431,51 @@ class Job:
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal)
             position.use_batch()
-            self._standing.on_batch(position)
+            self._standing.on_batch(position, is_of_equal_passes=self._by_speed is None)
+
+    # -- local steps by speed ------------------------------------------------------------------
+
+    def _begin_by_speed(self, members: Sequence[int]) -> None:
+        context, is_leader = self._context, members[0] == self.worker
+
+        def tell(clock: int, step_us: int) -> None:
+            if is_leader:
+                took = RoundTook(worker=self.worker, round=clock, step_us=step_us)
+                context.transport.send_control(REGISTRAR, took)
+
+        self._by_speed = StepsBySpeed(
+            group=self.group, steps_of=self._loop.steps_of, tell=tell, now_s=context.now_s
+        )
+        if context.config.record:
+            self._hands = HandRecords(history_folder(context.run_directory.path, 0), self.worker)
+            context.flushes.append(self._hands.flush)
+
+    def _dealing(self) -> Dealing:
+        groups = self._context.roles.groups
+        return Dealing(
+            sizes=tuple(map(len, groups)),
+            group=self.group,
+            place=groups[self.group].index(self.worker),
+            steps_of=self._steps_of,
+            on_batch=self._on_dealt,
+        )
+
+    def _steps_of(self, term: Term) -> tuple[int, ...]:
+        self._require_open("loader")
+        self._loop.begin_waiting(self.clock)
+        asking = self._loop.steps_of(term)
+        while True:
+            try:
+                self._loop.carry_on(next(asking))
+            except StopIteration as done:
+                steps: tuple[int, ...] = done.value
+                return steps
+
+    def _on_dealt(self, dealt: Dealt | None) -> None:
+        assert self._by_speed is not None
+        self._by_speed.deal(ends_hand=dealt is not None)
+        if dealt is not None and self._hands is not None:
+            self._hands.add(dealt, round_number=self.clock if self._is_training() else -1)
 
     def _sit_out(self) -> None:
         if self._is_training():
@@ -639,6 +696,11 @@ class Job:
 
         Raises :class:`UsageError` between backward() and step() where gradients have left.
         """
+        if self._by_speed is not None:
+            raise UsageError(
+                "job.checkpoint with steps_by = speed: a checkpoint does not say how a pass was "
+                "dealt, so no run could go on from it; leave it out, or set steps_by = count"
+            )
         self._prepared_between_steps("checkpoint")
         return self._checkpoints.make()
 
@@ -769,6 +831,8 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
+        if self._hands is not None:
+            self._hands.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]
         report = {
             "trained_s": trained_s,

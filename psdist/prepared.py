@@ -68,6 +68,7 @@ from psdist.workers.model.optimizer_state import (
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
+from psdist.workers.rounds.lengths import EqualSteps, RoundLength
 from psdist.workers.rounds.outer import make_outer
 from psdist.workers.rounds.trainer import Rounds
 from psdist.workers.script.state import ScriptModel
@@ -206,10 +207,13 @@ class ParameterSets:
         on_iteration: Callable[[], None],
         on_use: Callable[[], None],
         on_missed: Callable[[int], None],
+        length: RoundLength | None = None,
     ) -> None:
         """``on_iteration()``: an iteration of any set has ended; ``on_use()``: before a forward
         pass with gradients of any prepared model; ``on_missed(rounds)``: so many rounds behind an
-        iteration that is about to end are missed."""
+        iteration that is about to end are missed; ``length``: of rounds of local steps, where they
+        are not all alike."""
+        self._length = length
         self._tell_missed = on_missed
         self._on_iteration = on_iteration
         self._on_use = on_use
@@ -392,6 +396,12 @@ class ParameterSets:
                 "job.prepare(max_grad_norm=...) in a run whose mode may change between sync, where "
                 "servers clip the joint gradient, and others, where each group clips its own: call "
                 "job.clip_grad_norm_ before each step, or keep to one of them"
+            )
+        if self._length is not None and len(self.sets) + len(optimizers) > 1:
+            raise UsageError(
+                "job.prepare of a second optimizer with steps_by = speed: a round is the batches "
+                "that a group is dealt, and several optimizers may use them unlike; prepare one "
+                "optimizer, or set steps_by = count"
             )
         if self._config.backup and len(self.sets) + len(optimizers) > 1:
             raise UsageError(
@@ -724,7 +734,7 @@ class ParameterSets:
     def _rounds(self, optimizer: LocalOptimizer, max_norm: float) -> Rounds:
         roles = self._context.roles
         return Rounds(
-            local_steps=self._config.local_steps,
+            length=self._length or EqualSteps(self._config.local_steps),
             step=optimizer.step_here,
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             # Groups weigh alike, and together as much as all workers, of which a step that servers

@@ -19,7 +19,7 @@ Longer than other modules: a method for each action, and calls that wait beside 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -37,6 +37,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizers import lr_of_groups
 from psdist.protocol.partition import Chunk, Partition
+from psdist.step_control import Term
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
@@ -607,6 +608,14 @@ class WorkerLoop:
         self._do(meetings.hold(what, clocks=clocks))
         self.carry_on(self._wait_until(lambda: not meetings.is_held))
         return meetings.take()
+
+    def steps_of(self, term: Term) -> Generator[Wait, None, tuple[int, ...]]:
+        """Local steps of each group in a term of which nobody has asked here before."""
+        steps = self.core.steps
+        self._do([steps.ask(term)])
+        who = describe_peer(REGISTRAR)
+        yield Wait(lambda: steps.is_known(term), f"{who} to say how many local steps groups make")
+        return steps.take(term)
 
     def begin_waiting(self, clock: int) -> None:
         """A step after ``clock`` iterations begins, or what else may wait for other workers."""

@@ -64,10 +64,12 @@ class Standing:
         """The job goes on from a checkpoint, after ``clock`` iterations."""
         self._passes = EqualPasses(clock)
 
-    def on_batch(self, position: Position) -> None:
-        """A batch for training was used, of a loader that is at ``position``."""
+    def on_batch(self, position: Position, *, is_of_equal_passes: bool = True) -> None:
+        """A batch for training was used, of a loader that is at ``position``, and whose passes are
+        as long on all workers."""
         self._position = position
-        self._passes.on_batch(position.batches)
+        if is_of_equal_passes:
+            self._passes.on_batch(position.batches)
 
     def miss(self, rounds: int) -> None:
         """The iteration that is about to end is followed by so many that the group misses."""

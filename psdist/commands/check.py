@@ -28,12 +28,14 @@ from rich.table import Table
 
 from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
+from psdist.history.hands import read_hands, read_step_lines
 from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
 from psdist.history.rules.codecs import check_codecs
 from psdist.history.rules.decisions import check_decisions, read_mode_lines
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.hands import check_hands
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
 from psdist.history.rules.loads import check_loads, check_same_loads
 from psdist.history.rules.memberships import (
@@ -429,6 +431,8 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     report = check_sets_of(histories, summary)
     if histories[0].run.mode_by == "auto":
         report = _with_decisions(run_dir, histories[0], report)
+    if histories[0].run.local_steps_by_speed:
+        report = _with_hands(run_dir, histories[0], report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
@@ -446,6 +450,23 @@ def _with_decisions(run_dir: Path, history: History, report: Report) -> Report:
         findings,
         is_complete=report.is_complete,
     )
+    return _with_findings(report, findings)
+
+
+def _with_hands(run_dir: Path, history: History, report: Report) -> Report:
+    """What workers were dealt is whole, and follows from what was observed."""
+    findings, run = Findings(max_listed_per_rule=20), history.run
+    workers = read_hands(history_folder(run_dir, 0), num_workers=run.num_workers)
+    check_hands(run, workers, read_step_lines(run_dir), findings)
+    early = [worker for worker, told in enumerate(workers) if not told.is_complete]
+    notes = [f"the hands of worker {worker} end early" for worker in early]
+    report = _with_findings(report, findings)
+    return dataclasses.replace(
+        report, is_complete=report.is_complete and not early, notes=(*report.notes, *notes)
+    )
+
+
+def _with_findings(report: Report, findings: Findings) -> Report:
     if not findings.total:
         return report
     broken = Counter(report.violations_by_rule)

@@ -37,11 +37,13 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
         coming = coded_by_round(config)
         coded = [each.push if key == "push_codec" else each.pull for each in coming]
         return not all(each.is_none for each in coded)
-    if key == "schedule":
-        return config.schedule is not None
+    if key in ("schedule", "checkpoint_every"):
+        return getattr(config, key) is not None
     if (key, value) == ("mode", "sync"):
         return "sync" in modes_that_may_come(config)
     found = getattr(config, key)
+    if value is not None and found is None:
+        return False
     if isinstance(value, int) and not isinstance(value, bool):
         return bool(found >= value)
     return bool(found == value)

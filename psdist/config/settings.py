@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from psdist.config.backup import contradiction_of_backup
+from psdist.config.by_speed import contradiction_of_speed
 from psdist.config.codec_rounds import contradiction_of_codecs, has_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
@@ -177,6 +178,12 @@ class RunConfig(BaseModel):
         1,
         allowed=_COUNT,
         description="Steps of the script's optimizer on each group between two exchanges.",
+    )
+    steps_by: Literal["count", "speed"] = _setting(
+        "count",
+        allowed="count or speed",
+        description="With local_steps: count: all groups make as many; speed: faster ones more, as "
+        "many in the mean.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
@@ -432,6 +439,8 @@ def contradiction(config: RunConfig) -> str:
     if wrong := contradiction_of_backup(config):
         return wrong
     if wrong := contradiction_of_stale(config):
+        return wrong
+    if wrong := contradiction_of_speed(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
         return (

@@ -67,6 +67,9 @@ class RunRecord(BaseModel):
     """Where psdist chooses between sync and ssp, the bound of that."""
     schedule: tuple[ModeSince, ...] = ()
     """The mode of every round, where a schedule says it."""
+    local_steps_by_speed: _Count = 0
+    """Local steps that groups make in the mean, each as many as were fixed for it; 0: all groups
+    make as many."""
     backup: _Count = 0
     """So many groups may miss a round,"""
     backup_every: _Count = 0

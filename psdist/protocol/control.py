@@ -561,6 +561,38 @@ class CommitMode(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTook(Control):
+    """A group's leader to the registrar, before it pushes this round: what each local step has
+    taken, in microseconds."""
+
+    worker: int
+    round: int
+    step_us: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskSteps(Control):
+    """A worker to the registrar: how many local steps does each group make in this term
+    (psdist.step_control)? Once for each term that it comes to; answered with :class:`StepsFixed`,
+    alike for all workers."""
+
+    worker: int
+    loader: int
+    number: int
+    block: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepsFixed(Control):
+    """The registrar's answer to :class:`AskSteps`: by group."""
+
+    loader: int
+    number: int
+    block: int
+    steps: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Noted(Control):
     """Registrar to its deputy: what it was told, or (no ``message``) that ``peer`` has died, as
     ``who``. What follows from it leaves when :class:`NotedToo` has come. ``done``: what concerns

@@ -122,6 +122,8 @@ class RankContext:
     job: int = 0
     """Number of the job that goes on, or was last; 0 before the first."""
     is_in_job: bool = False
+    now_s: Callable[[], float] = time.monotonic
+    """By which this rank measures its own rounds."""
     failure: BaseException | None = None
     """What has ended this rank's work on the job before its end; it ends the script, too."""
     plan: Plan | None = None

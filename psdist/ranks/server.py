@@ -56,6 +56,7 @@ from psdist.ranks.telling.deaths import DeathReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
+from psdist.ranks.telling.steps import StepReports
 from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, share_line, together
 from psdist.ranks.wire import codecs_of_rounds, wire_of
 from psdist.report.facts import RankSurvived, Training
@@ -76,11 +77,13 @@ from psdist.servers.protocol.registrar import (
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.takeovers import ServerDeath, ShardAlone, ShardWhole
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.steps import StepsChosen, StepsObserved
 from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.traced import TracedSetLoop
+from psdist.step_control import StepControl
 from psdist.transfers import transfers_for
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor
@@ -306,7 +309,15 @@ def _registrar(context: RankContext) -> Registrar:
         racks=racks_of(roles),
         takes_set_mode=context.config.set_mode == "allowed",
         control=control,
+        steps=_step_control(context),
     )
+
+
+def _step_control(context: RankContext) -> StepControl | None:
+    if context.config.steps_by != "speed":
+        return None
+    sizes = [len(workers) for workers in context.roles.groups]
+    return StepControl(sizes=sizes, local_steps=context.config.local_steps)
 
 
 def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> Office:
@@ -354,6 +365,7 @@ class Reporter:
         if is_active:
             context.on_abort = self._on_abort
         self._modes = ModeReports(context.config, context.run_directory)
+        self._steps = StepReports(context.config, context.run_directory)
         self._codecs = codecs_of_rounds(context.config)
         mode = self._modes.now
         self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
@@ -434,6 +446,9 @@ class Reporter:
             pipeline=context.config.pipeline,
             stale_lr=context.config.stale_lr,
             delay_compensation=context.config.delay_compensation,
+            local_steps_by_speed=(
+                context.config.local_steps if context.config.steps_by == "speed" else 0
+            ),
             backup=context.config.backup,
             backup_every=context.config.backup_every if context.config.backup else 0,
             has_copies=wire_of(context.config).has_copies,
@@ -517,6 +532,10 @@ class Reporter:
         elif isinstance(action, ModeChanged):
             self._modes.changed(action)
             self._standing.mode = self._status.mode = self._modes.now
+        elif isinstance(action, StepsObserved):
+            self._steps.observed(action)
+        elif isinstance(action, StepsChosen):
+            self._steps.chosen(action)
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure

@@ -32,6 +32,7 @@ from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
 from psdist.protocol.control import (
     Absent,
+    AskSteps,
     Buried,
     Busy,
     Collected,
@@ -50,6 +51,7 @@ from psdist.protocol.control import (
     Progress,
     Resume,
     Resumed,
+    RoundTook,
     Stop,
     TakenOver,
     WhoIsAbsent,
@@ -75,6 +77,8 @@ from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
+from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
+from psdist.step_control import StepControl
 
 
 @dataclass(slots=True)
@@ -117,6 +121,8 @@ RegistrarAction = (
     | TakeoverAction
     | ModeChanged
     | ModeObserved
+    | StepsObserved
+    | StepsChosen
 )
 
 
@@ -149,6 +155,7 @@ class Registrar:
         *Deaths.TAKES,
         *Takeovers.TAKES,
         *ModeChanges.TAKES,
+        *FixedSteps.TAKES,
     )
 
     def __init__(
@@ -166,6 +173,7 @@ class Registrar:
         racks: Sequence[str] = (),
         takes_set_mode: bool = False,
         control: ModeControl | None = None,
+        steps: StepControl | None = None,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -174,7 +182,8 @@ class Registrar:
         ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
         has its second copy; nothing where there are none; ``hosts``, ``racks``: by server, where
         it is; ``takes_set_mode``: whether scripts may change the mode; ``control``: chooses it,
-        where nobody else does."""
+        where nobody else does; ``steps``: chooses how many local steps each group makes,
+        where they differ."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -198,6 +207,9 @@ class Registrar:
         self._decision: Decision | None = None
         """Of ``control``, while servers are being told."""
         self._group_led_by = {workers[0]: group for group, workers in enumerate(groups)}
+        self._steps: FixedSteps | None = None
+        if steps is not None:
+            self._steps = FixedSteps(steps, num_workers=num_workers, leaders=self._group_led_by)
         self._changes_mode: int | None = None
         """Number of the collective that is over when the mode has changed."""
         self._is_ready = False
@@ -262,6 +274,9 @@ class Registrar:
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)
             return self._on_mode_proposed(message)
+        if isinstance(message, FixedSteps.TAKES):
+            self._require_worker(peer, message)
+            return self._on_steps(message)
         if isinstance(message, TakenOver):
             taken = self._takeovers.on_taken_over(peer, message)
             return [*taken, *self._ask_again(message.server)]
@@ -292,7 +307,9 @@ class Registrar:
         return [*actions, *dropped, *self._go_on_with_checkpoint()]
 
     def _require_worker(
-        self, peer: int, message: Progress | Enter | Done | WhoIsAbsent | Held | Busy
+        self,
+        peer: int,
+        message: Progress | Enter | Done | WhoIsAbsent | Held | Busy | RoundTook | AskSteps,
     ) -> None:
         worker = message.worker
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
@@ -390,6 +407,13 @@ class Registrar:
             return [observed]
         self._decision = decision
         return [observed, *self._modes.propose(decision.mode, decision.staleness, why=decision.why)]
+
+    def _on_steps(self, message: RoundTook | AskSteps) -> list[RegistrarAction]:
+        if self._steps is None:
+            _refuse(worker_id(message.worker), f"sent {type(message).__name__}, unasked")
+        if isinstance(message, RoundTook):
+            return [*self._steps.on_took(message)]
+        return [*self._steps.on_ask(message)]
 
     def _check_missed_calls(
         self, seq: int, collective: _Collective, worker: int

@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from psdist.errors import UsageError
 from psdist.workers.data.ending import ends_with_its_rank
+from psdist.workers.data.hands import HandBatches, refuse_dealing
+from psdist.workers.data.position import length_of
 from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
@@ -75,6 +77,9 @@ class Unwatched:
     def end(self, a_pass: Pass) -> None: ...
 
 
+Deal = Callable[..., HandBatches]
+"""Of (dataset, batch_size=, drop_last=, shuffle=, seed=, worker=)."""
+
 OnBatch = Callable[[int, float], None]
 """Called with (samples of this worker in the batch, samples of a full one) before the batch is
 handed out."""
@@ -103,9 +108,9 @@ class Batches(Protocol):
         """Whether there is anything behind ``start`` for every worker."""
         ...
 
-    def consumed(self, *, start: int, seen: int) -> int:
+    def consumed(self, *, start: int, seen: int) -> int | None:
         """What of the epoch's order all workers have seen after ``seen`` batches of such a pass;
-        what ``start`` may be."""
+        what ``start`` may be; None where nobody knows."""
         ...
 
     def sizes(self) -> Iterator[tuple[int, float]]:
@@ -114,7 +119,9 @@ class Batches(Protocol):
 
     def __iter__(self) -> Iterator[list[Any]]: ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Of a pass. TypeError where nobody knows."""
+        ...
 
 
 class PlannedBatches:
@@ -286,13 +293,13 @@ class EpochLoader:
         self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
         if a_pass.start and not self._batches.has_any():
             return self._hand_out(a_pass, iter(()))  # too few are left for so many workers
-        a_pass.num_batches = len(self._batches)
+        a_pass.num_batches = length_of(self._batches) or None
         a_pass.consumed = lambda: self._consumed(a_pass)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
         # anything from a dataset with __getitems__.
         return self._hand_out(a_pass, zip(self._batches.sizes(), iter(self._loader), strict=True))
 
-    def _consumed(self, a_pass: Pass) -> int:
+    def _consumed(self, a_pass: Pass) -> int | None:
         assert self._batches is not None
         return self._batches.consumed(start=a_pass.start, seen=a_pass.seen)
 
@@ -340,11 +347,13 @@ def shard_loader(
     watch: Watch | None = None,
     loader_options: Mapping[str, Any] | None = None,
     global_batch: int | None = None,
+    deal: Deal | None = None,
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
 
     ``global_batch``: samples that all workers together take as a batch, in place of as many
-    ``batch_size``; parts differ by one where it cannot be divided.
+    ``batch_size``; parts differ by one where it cannot be divided. ``deal``: makes the batches
+    where groups get as many as they make local steps.
 
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
@@ -368,8 +377,9 @@ def shard_loader(
     global_batch = global_batch if shard else None
     if global_batch is not None:
         batch_size = -(-global_batch // num_workers)
-    batches = None
+    batches: PlannedBatches | HandBatches | None = None
     if isinstance(dataset, IterableDataset):
+        refuse_dealing(deal if shard else None, "a dataset without indices")
         if global_batch is not None and global_batch % num_workers:
             raise UsageError(
                 f"global_batch = {global_batch} and {num_workers} workers: of a dataset without "
@@ -388,18 +398,28 @@ def shard_loader(
                 f"job.loader cannot share out a {type(dataset).__name__}: it needs len(dataset) "
                 f"and dataset[i], or must be a torch.utils.data.IterableDataset"
             )
-        batches = PlannedBatches(
-            dataset,
-            batch_size=batch_size,
-            global_batch=global_batch,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            worker=worker if shard else 0,
-            num_workers=num_workers if shard else 1,
-        )
+        if deal is not None and shard:
+            batches = deal(
+                dataset,
+                batch_size=batch_size,
+                drop_last=drop_last,
+                shuffle=shuffle,
+                seed=seed,
+                worker=worker,
+            )
+        else:
+            batches = PlannedBatches(
+                dataset,
+                batch_size=batch_size,
+                global_batch=global_batch,
+                drop_last=drop_last,
+                shuffle=shuffle,
+                seed=seed,
+                worker=worker if shard else 0,
+                num_workers=num_workers if shard else 1,
+            )
+            len(batches)
         # A dataset that is too small is refused here, not at the first pass.
-        len(batches)
         batches.require_joint_batches()
     return make_loader(
         dataset,

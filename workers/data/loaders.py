@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from psdist.errors import CollectiveError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers
-from psdist.workers.data.loader import EpochLoader, shard_loader
+from psdist.workers.data.hands import Dealing, HandBatches, refuse_dealing
+from psdist.workers.data.loader import Deal, EpochLoader, shard_loader
 from psdist.workers.data.position import Position, length_of
 from psdist.workers.data.samplers import WorkerSampler, refuse_global_batch, share_out
 from psdist.workers.data.seen import Pass, SeenPasses
@@ -40,6 +41,7 @@ class Loaders:
         on_boundary: Callable[[Pass | None], None] = lambda _pass: None,
         num_epochs: Callable[[], int | None] = lambda: None,
         global_batch: int | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         """``on_batch(position, samples, samples of a full batch)``: before a batch is handed out by
         a loader that shares samples out; ``on_end()``: after the last batch of a pass in which
@@ -47,7 +49,8 @@ class Loaders:
         ``is_training()``: whether a batch that is handed out now is one to train with;
         ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
         the next batch of this pass, or (None) begins one; ``num_epochs()``: of job.epochs;
-        ``global_batch``: samples of a batch of all workers together, in place of batch sizes."""
+        ``global_batch``: samples of a batch of all workers together, in place of batch sizes;
+        ``dealing``: where groups get as many batches as they make local steps."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
@@ -56,6 +59,9 @@ class Loaders:
         self._on_boundary = on_boundary
         self._num_epochs = num_epochs
         self._global_batch = global_batch
+        self._dealing = dealing
+        self._num_dealt = 0
+        """Loaders that deal by hands."""
         self.seen = SeenPasses()
         self._num_in_round = 0
         """Batches for training that were handed out since the last iteration ended."""
@@ -85,6 +91,7 @@ class Loaders:
                 shard=shard,
                 loader_options=options,
                 global_batch=self._global_batch,
+                deal=self._deal() if shard else None,
             ),
             dataset,
             Position(epochs=epochs),
@@ -103,11 +110,22 @@ class Loaders:
             )
         return self._follow(
             partial(
-                share_out, loader, compare=self._compare_order, global_batch=self._global_batch
+                share_out,
+                loader,
+                compare=self._compare_order,
+                global_batch=self._global_batch,
+                deal=self._deal(),
             ),
             loader.dataset,
             Position(),
         )
+
+    def _deal(self) -> Deal | None:
+        """Makes the batches of the next loader, where they are dealt by hands."""
+        if self._dealing is None:
+            return None
+        self._num_dealt += 1
+        return partial(HandBatches, loader=self._num_dealt, dealing=self._dealing)
 
     def _compare_order(self, digest: bytes) -> None:
         drawn = self._collective("loader", digest)
@@ -134,6 +152,7 @@ class Loaders:
     ) -> WorkerSampler:
         """See :meth:`psdist.job.Job.sampler`."""
         refuse_global_batch(self._global_batch, "a DataLoader of the script's own (job.sampler)")
+        refuse_dealing(self._deal(), "job.sampler")
         self.seen.register(dataset, is_shared=True)
         return WorkerSampler(
             dataset,

@@ -29,7 +29,15 @@ from torch.utils.data import (
 )
 
 from psdist.errors import UsageError
-from psdist.workers.data.loader import EpochLoader, OnBatch, Watch, make_loader, shard_loader
+from psdist.workers.data.hands import refuse_dealing
+from psdist.workers.data.loader import (
+    Deal,
+    EpochLoader,
+    OnBatch,
+    Watch,
+    make_loader,
+    shard_loader,
+)
 from psdist.workers.data.seeded import SeededIndices
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
@@ -59,10 +67,11 @@ def share_out(
     compare: Compare,
     watch: Watch | None = None,
     global_batch: int | None = None,
+    deal: Deal | None = None,
     **share: Unpack[Share],
 ) -> EpochLoader:
     """The part of ``loader``'s batches that is ``worker``'s; its batch size is now per worker, or
-    ``global_batch`` the samples of a batch of all workers.
+    ``global_batch`` the samples of a batch of all workers; ``deal`` as in :func:`shard_loader`.
 
     Raises :class:`UsageError` for a loader whose batches cannot be shared out.
     """
@@ -99,6 +108,7 @@ def share_out(
                 "with indices: psdist would not know the samples in a batch; give it a batch size"
             )
         refuse_global_batch(global_batch, "a DataLoader with batch_size=None")
+        refuse_dealing(deal, "a DataLoader with batch_size=None")
         return make(None, batch_size=None)
     # A loader that was given torch's own batch sampler says neither batch size nor sampler itself.
     whole: Any = loader.batch_sampler
@@ -117,6 +127,7 @@ def share_out(
         watch=watch,
         loader_options=options,
         global_batch=global_batch,
+        deal=deal,
         **share,
     )
     if isinstance(loader.dataset, IterableDataset):
@@ -130,6 +141,7 @@ def share_out(
         return planned(shuffle=False)
     if type(sampler) is RandomSampler and _takes_each_once(sampler):
         return planned(shuffle=True)
+    refuse_dealing(deal, f"a DataLoader with the sampler {type(sampler).__name__}")
     if not is_torchs:
         refuse_global_batch(global_batch, f"the batch sampler {type(whole).__name__}")
     elif global_batch is not None:

@@ -47,6 +47,7 @@ from psdist.protocol.control import (
     Setup,
     StateHeld,
     StateTaken,
+    StepsFixed,
     Stop,
     Survive,
     WhoIsMissing,
@@ -65,6 +66,7 @@ from psdist.workers.protocol.optimizer_state import StateTransfer
 from psdist.workers.protocol.resending import ResendingTransfers
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
+from psdist.workers.protocol.steps import FixedSteps
 from psdist.workers.protocol.transfers import Transfers, Version
 
 ANY_TIME = frozenset({"mean", "any", "all", "barrier", "loader"})
@@ -108,6 +110,8 @@ class WorkerCore:
             self.sets[0]._collectives if self.set_index else Collectives(seat)
         )
         self.meetings: Meetings = self.sets[0].meetings if self.set_index else Meetings(seat.worker)
+        self.steps: FixedSteps = self.sets[0].steps if self.set_index else FixedSteps(seat)
+        """Local steps of each group, where they differ."""
         self._settings = SettingsVersions()
         self._state = StateTransfer(seat, set_index=self.set_index)
         self._moves: Moves = Moves(self.sets[0]._moves if self.set_index else None)
@@ -141,6 +145,7 @@ class WorkerCore:
                 Release: self.meetings.on_release,
                 Commit: self.meetings.on_commit,
                 Cancel: self.meetings.on_cancel,
+                StepsFixed: self.steps.on_fixed,
             }
         self._checked: tuple[int, ...] = ()
 

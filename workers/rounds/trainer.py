@@ -11,10 +11,11 @@ Stich 2019; as a pseudo-gradient of an outer optimizer: Reddi et al. 2020, DiLoC
 are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which weigh
 alike.
 
-A round ends after ``local_steps`` steps, and earlier before every collective, ``pull`` and the end
-of the script: others may wait for it, and what they would read is not on the servers yet.
+A round ends when its length says so (psdist.workers.rounds.lengths), and earlier before every
+collective, ``pull`` and the end of the script: others may wait for it, and what they would read is
+not on the servers yet.
 
-    trainer = LocalTrainer(rounds=Rounds(local_steps=16, ...), ...)       # as a Trainer
+    trainer = LocalTrainer(rounds=Rounds(length=EqualSteps(16), ...), ...)       # as a Trainer
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.workers.loop import Wait
 from psdist.workers.model.bits import same_bits
 from psdist.workers.reduction import Reduced
+from psdist.workers.rounds.lengths import RoundLength
 from psdist.workers.step_table import Row, in_group, set_of
 from psdist.workers.trainer import NON_FINITE_REMEDY, Trainer, WorkerStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    local_steps: int
+    length: RoundLength
     step: Callable[[], Any]
     """One step of the script's optimizer on this worker, with the gradients in ``p.grad``."""
     hyperparameters: Callable[[], bytes]
@@ -74,6 +76,10 @@ class LocalTrainer(Trainer):
         self._ready: Reduced | None = None
         """Of gradients that job.clip_grad_norm_ has reduced already."""
 
+    def on_batch(self, num_samples: int, nominal: float) -> None:
+        super().on_batch(num_samples, nominal)
+        self._rounds.length.use_batch()
+
     # -- a step --------------------------------------------------------------------------------
 
     def iterate(
@@ -103,6 +109,9 @@ class LocalTrainer(Trainer):
         asked for. ``clip_to``: the script clips; whether an overflow is skipped its scaler says
         later."""
         may_be_skipped = clip_to is not None
+        self._rounds.length.require_batches()
+        if not self._in_round:
+            yield from self._rounds.length.begin(self.clock)
         self._look_for_changes(self._flat, self.clock)
         self._require_anchor()
         self._batches.use_unseen()
@@ -148,8 +157,8 @@ class LocalTrainer(Trainer):
         self._in_round += 1
         self._num_steps += 1
         self._rounds.on_step()
-        if self._in_round == self._rounds.local_steps:
-            yield from self._end_round("optimizer.step")
+        if self._rounds.length.end_step(self._in_round):
+            yield from self._end_round("optimizer.step", is_cut=False)
 
     def clip(self, max_norm: float) -> float:
         if self._rounds.max_norm:
@@ -182,17 +191,17 @@ class LocalTrainer(Trainer):
 
     # -- the end of a round --------------------------------------------------------------------
 
-    def _end_round(self, call: str) -> Generator[Wait, None, None]:
-        """Push the difference to the anchor; what comes back is the next one."""
+    def _end_round(self, call: str, *, is_cut: bool = True) -> Generator[Wait, None, None]:
+        """Push the difference to the anchor; what comes back is the next one. ``is_cut``: some of
+        the round's steps were not made."""
         if not self._in_round:
             return
         self._loop.begin_waiting(self.clock)
-        is_cut = self._in_round < self._rounds.local_steps
         if is_cut and (written := self._flat.written_by_others()):
             raise UsageError(
                 f"{call}: parameter {self._partition.pieces[written[0]].name} was written since "
-                "the last optimizer.step(), in the middle of a round of "
-                f"{self._rounds.local_steps} local steps, which ends here; call job.pull(), which "
+                "the last optimizer.step(), in the middle of a round of local steps, which ends "
+                f"here, after {self._in_round}; call job.pull(), which "
                 "ends it, before the script writes to parameters (averaged weights for an "
                 "evaluation, load_state_dict)"
             )
@@ -217,11 +226,13 @@ class LocalTrainer(Trainer):
             absent=everything - self._touched,
             is_skipped=not is_finite,
         )
+        self._rounds.length.end_round(self.clock)
         self._in_round = 0
         self._num_cut += is_cut
         self._touched.clear()
         self._loop.core.forget_values(self._mine)  # what replies may be relative to is the anchor
         yield from self._exchange(reduced)
+        self._rounds.length.exchanged()
         self._drop_anchor()
 
     def _make_difference(self) -> bool:

@@ -63,6 +63,7 @@ def run_virtually(
             transport=network.endpoint(peer),
             core_share=1.0,
             started_s=time.monotonic(),
+            now_s=lambda: network.now_s,
             worker=worker,
             channel=channels[worker.index] if worker is not None else AloneChannel(),
             board=board,

@@ -1,0 +1,68 @@
+"""What local steps by speed go with: one function decides, and docs/local-steps.md has its table.
+
+contradiction_of_speed(config)            # "" where the run can be
+
+python -m psdist.config.by_speed          # the table
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psdist.config.beside import Other, first_refused, remedy, table, told
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
+
+OTHERS: Final = (
+    Other({"mode": "sync"}, ""),
+    Other({"mode": "ssp"}, ""),
+    Other({"mode": "async"}, ""),
+    Other(
+        {"global_batch": 64},
+        "a joint batch is of as many samples as steps make it",
+        "no global_batch",
+    ),
+    Other({"push_codec": "int8"}, ""),
+    Other({"pull_codec": "fp16"}, ""),
+    Other({"outer": "nesterov"}, ""),
+    Other({"max_deaths": 1}, "what a dead group was dealt would be lost", "max_deaths = 0"),
+    Other(
+        {"replication": "buddy", "servers": 2},
+        "second copies were not tried with it yet",
+        "replication = none",
+    ),
+    Other(
+        {"resume": True},
+        "a checkpoint does not say how a pass was dealt",
+        "resume = false",
+    ),
+    Other(
+        {"checkpoint_every": "100"},
+        "a checkpoint does not say how a pass was dealt",
+        "no checkpoint_every",
+    ),
+    Other({"group": "node"}, ""),
+)
+
+
+def contradiction_of_speed(config: RunConfig) -> str:
+    """What does not go with ``steps_by = speed``, and what to do; "" where all does."""
+    if config.steps_by == "count":
+        return ""
+    if config.local_steps == 1:
+        return (
+            "steps_by = speed with local_steps = 1: no group can make fewer than one; set "
+            "local_steps to 8 or more, which lets speeds be told apart, or steps_by = count"
+        )
+    other = first_refused(config, OTHERS)
+    if other is None:
+        return ""
+    return (
+        f"steps_by = speed with {told(config, other)}: {other.why_not}; set "
+        f"{remedy(config, other)}, or steps_by = count"
+    )
+
+
+if __name__ == "__main__":
+    print(table(OTHERS), end="")
