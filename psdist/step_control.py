@@ -5,27 +5,26 @@ feeds it what was recorded and must get the same decisions.
 
     control = StepControl(sizes=[1, 1, 2], local_steps=16)
     control.observe(group, step_us)          # of a round, as groups report
-    control.choose()                         # Choice((11, 11, 21), "...")
+    control.choose()                         # Choice((16, 16, 16), "")
 
-All groups together make ``local_steps`` times as many steps as there are workers, each step counted
-for every worker of its group, so that a round is of as many samples as with equal numbers. Among
-these numbers are those with which the group that comes last comes earliest (:func:`spread`).
+The slowest group makes a whole number of steps, and every other one as many as it can in that time.
+The number is that with which a round is of about as many samples as with ``local_steps`` on every
+group: so the exchange costs as much of a sample as it did.
 """
 
 from __future__ import annotations
 
-import heapq
 import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import mul, truediv
 from typing import Final, NamedTuple
 
-KEPT: Final = 8
+KEPT: Final = 3
 """Rounds of a group whose median is its pace."""
 LEAST_GAIN: Final = 0.05
-"""Of a round's time, predicted, for which the numbers change."""
+"""Of a step's time, predicted, for which the numbers change."""
 
 HANDS: Final = 4
 """Of a term, but of the first of a pass, which has one."""
@@ -45,28 +44,6 @@ class Term(NamedTuple):
 def block_of(hand: int) -> int:
     """Of which block of its pass the hand is, or the round of a script's own batches."""
     return (hand + HANDS - 1) // HANDS
-
-
-def spread(paces: Sequence[float], sizes: Sequence[int], total: int) -> tuple[int, ...]:
-    """Steps of each group, one at least, ``total`` at least together, so that the largest product
-    of steps and pace is the least there is.
-
-    ``paces``: [groups], what a step takes, > 0; ``sizes``: [groups], what a step counts for.
-    """
-    # With no less than this the last group comes; each step below it belongs to the answer.
-    least = total / sum(size / pace for size, pace in zip(sizes, paces, strict=True))
-    steps = [max(1, int(least / pace)) for pace in paces]
-    missing = total - sum(map(mul, steps, sizes))
-    ends = [
-        ((n + 1) * pace, group) for group, (n, pace) in enumerate(zip(steps, paces, strict=True))
-    ]
-    heapq.heapify(ends)
-    while missing > 0:
-        _, group = ends[0]
-        steps[group] += 1
-        missing -= sizes[group]
-        heapq.heapreplace(ends, ((steps[group] + 1) * paces[group], group))
-    return tuple(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +73,19 @@ class StepControl:
         if not all(self._step_us):
             return Choice(self._steps, "")
         paces = [statistics.median_low(each) for each in self._step_us]
-        steps = spread(paces, self._sizes, self._total)
-        before_us, after_us = _longest(self._steps, paces), _longest(steps, paces)
+        round_us = self._total / sum(map(truediv, self._sizes, paces))  # if steps were divisible
+        slowest = max(paces)
+        time_us = max(1, round(round_us / slowest)) * slowest
+        steps = tuple(time_us // pace for pace in paces)
+        before_us, after_us = self._mean_us(self._steps, paces), self._mean_us(steps, paces)
         if after_us > (1 - LEAST_GAIN) * before_us:
             return Choice(self._steps, "")
         self._steps = steps
-        return Choice(steps, f"a round takes {after_us / 1e3:.2f} ms, not {before_us / 1e3:.2f} ms")
+        return Choice(
+            steps, f"a step takes {after_us / 1e3:.2f} ms in the mean, not {before_us / 1e3:.2f} ms"
+        )
 
-
-def _longest(steps: Sequence[int], paces: Sequence[int]) -> int:
-    return max(n * pace for n, pace in zip(steps, paces, strict=True))
+    def _mean_us(self, steps: Sequence[int], paces: Sequence[int]) -> float:
+        """A round's time by the steps of a worker in it."""
+        num_steps = sum(map(mul, steps, self._sizes)) / sum(self._sizes)
+        return max(map(mul, steps, paces)) / num_steps

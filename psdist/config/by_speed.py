@@ -19,7 +19,7 @@ OTHERS: Final = (
     Other({"mode": "ssp"}, ""),
     Other({"mode": "async"}, ""),
     Other(
-        {"global_batch": 64},
+        {"global_batch": 1},
         "a joint batch is of as many samples as steps make it",
         "no global_batch",
     ),

@@ -13,6 +13,7 @@ all workers get the same answer.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +21,7 @@ from operator import mul
 from typing import Any
 
 from psdist.errors import UsageError
-from psdist.step_control import Term, block_of, spread
+from psdist.step_control import Term, block_of
 from psdist.workers.data.seeded import SeededIndices
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 
@@ -78,13 +79,35 @@ def deal(
     return Hand(positions=range(start, stop), steps=taken, sizes=tuple(sizes), is_last=is_last)
 
 
+def _spread(paces: Sequence[float], sizes: Sequence[int], total: int) -> tuple[int, ...]:
+    """Steps of each group, one at least, ``total`` at least together, so that the largest product
+    of steps and pace is the least there is.
+
+    ``paces``: [groups], what a step takes, > 0; ``sizes``: [groups], what a step counts for.
+    """
+    # With no less than this the last group comes; each step below it belongs to the answer.
+    least = total / sum(size / pace for size, pace in zip(sizes, paces, strict=True))
+    steps = [max(1, int(least / pace)) for pace in paces]
+    missing = total - sum(map(mul, steps, sizes))
+    ends = [
+        ((n + 1) * pace, group) for group, (n, pace) in enumerate(zip(steps, paces, strict=True))
+    ]
+    heapq.heapify(ends)
+    while missing > 0:
+        _, group = ends[0]
+        steps[group] += 1
+        missing -= sizes[group]
+        heapq.heapreplace(ends, ((steps[group] + 1) * paces[group], group))
+    return tuple(steps)
+
+
 def _fewer(
     steps: Sequence[int], sizes: Sequence[int], *, wanted: int, at_most: int
 ) -> tuple[int, ...]:
     """As many batches as ``wanted`` and no more than ``at_most``, in the proportion of ``steps``,
     one at least for each worker."""
     paces = [1 / each for each in steps]
-    taken = list(spread(paces, sizes, wanted))
+    taken = list(_spread(paces, sizes, wanted))
     while sum(map(mul, taken, sizes)) > at_most:
         ends = (n * pace if n > 1 else 0.0 for n, pace in zip(taken, paces, strict=True))
         last = max(enumerate(ends), key=lambda each: each[1])[0]

@@ -51,7 +51,8 @@ class FixedSteps:
 
     def take(self, term: Term) -> tuple[int, ...]:
         """[groups], once."""
-        steps = self._answers.pop(term, None)
+        steps = self._answers.get(term)
         if steps is None:
             raise InvariantError(f"worker {self._seat.worker}: {term} was taken before its answer")
+        del self._answers[term]
         return steps

@@ -1,0 +1,193 @@
+"""Hands and steps as they are recorded: read, refused where damaged, and judged by the check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.errors import HistoryError
+from psdist.history.hands import (
+    STEP_LINES,
+    Fixed,
+    HandLine,
+    HandLines,
+    HandRecords,
+    Observed,
+    StepLine,
+    read_hands,
+    read_step_lines,
+)
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.hands import check_hands
+from psdist.history.run_record import RunRecord
+
+RUN = RunRecord(
+    psdist="1",
+    mode="sync",
+    local_steps_by_speed=2,
+    groups=((0,), (1,)),
+    slices=((),),
+    num_servers=1,
+    num_chunks=0,
+    owners=(),
+)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    loader: int = 1
+    number: int = 0
+    hand: int = 0
+    start: int = 0
+    stop: int = 4
+    batches: int = 2
+    end: int = -1
+    left: int = 0
+    may_leave: int = 0
+
+
+def line(**given: int) -> HandLine:
+    return HandLine.model_validate({**vars(Dealt()), "round": 0, **given})
+
+
+def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
+    records = [HandRecords(tmp_path / "history", worker) for worker in range(2)]
+    records[0].add(Dealt(), round_number=3)
+    records[0].add(Dealt(hand=1, end=8), round_number=-1)
+    records[0].close()
+    records[0].flush()
+    records[1].add(Dealt(hand=5), round_number=3)
+    records[1].flush()
+    first, second = read_hands(tmp_path / "history", num_workers=2)
+    assert first.lines == (line(round=3), line(hand=1, end=8, round=-1))
+    assert first.is_complete
+    assert second == HandLines(lines=(line(hand=5, round=3),), is_complete=False)
+    records[1].close()
+
+
+def test_evidence_is_not_written_over(tmp_path: Path) -> None:
+    HandRecords(tmp_path, 0).close()
+    with pytest.raises(HistoryError, match=r"worker-0.hands is there already"):
+        HandRecords(tmp_path, 0)
+
+
+def test_a_line_that_a_crash_has_cut_is_left_out(tmp_path: Path) -> None:
+    text = line().model_dump_json()
+    (tmp_path / "worker-0.hands").write_text(f"{text}\n{text[:20]}")
+    (only,) = read_hands(tmp_path, num_workers=1)
+    assert only == HandLines(lines=(line(),), is_complete=False)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "[]", '{"loader": 1}', line().model_dump_json().replace("4", "-4"), "closed\nclosed"],
+)
+def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "worker-0.hands").write_text(f"{damaged}\n{line().model_dump_json()}\n")
+    with pytest.raises(HistoryError, match=r"worker-0.hands is damaged"):
+        read_hands(tmp_path, num_workers=1)
+    (tmp_path / STEP_LINES).write_text(f"{damaged}\n")
+    with pytest.raises(HistoryError, match=r"steps.jsonl is damaged"):
+        read_step_lines(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match=r"cannot read .*worker-0.hands"):
+        read_hands(tmp_path, num_workers=1)
+
+
+OBSERVED = [
+    StepLine(observed=Observed(group=group, round=0, step_us=us))
+    for group, us in ((0, 3000), (1, 1000))
+]
+
+
+def fixed(block: int, *steps: int, why: str = "") -> StepLine:
+    return StepLine(fixed=Fixed(loader=1, number=0, block=block, steps=list(steps), why=why))
+
+
+WHY = "a step takes 1.50 ms in the mean, not 3.00 ms"
+STEPS = [fixed(0, 2, 2), *OBSERVED, fixed(1, 1, 3, why=WHY)]
+MINE = [
+    [line(stop=4, batches=2), line(hand=1, start=8, stop=10, batches=1, end=16, round=1)],
+    [
+        line(start=4, stop=8, batches=2),
+        line(hand=1, start=10, stop=16, batches=3, end=16, round=1),
+    ],
+]
+"""Of two workers, in batches of two."""
+
+
+def found(workers: list[list[HandLine]], steps: list[StepLine]) -> tuple[str, ...]:
+    findings = Findings(max_listed_per_rule=9)
+    told = [HandLines(lines=tuple(lines), is_complete=True) for lines in workers]
+    check_hands(RUN, told, steps, findings)
+    assert set(findings.counts) <= {Rule.HANDS}
+    return findings.lines()
+
+
+def test_what_is_right_is_not_found() -> None:
+    assert found(MINE, STEPS) == ()
+    fewer = [[MINE[0][0]], MINE[1]]  # the first has left before the second hand
+    assert found(fewer, STEPS) == ()
+
+
+def changed(worker: int, place: int, **update: Any) -> list[list[HandLine]]:
+    lines = [list(each) for each in MINE]
+    lines[worker][place] = lines[worker][place].model_copy(update=update)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (changed(0, 0, batches=1), "is of 1 batches, 2 were fixed"),
+        (changed(0, 0, batches=3), "is of 3 batches, 2 were fixed"),
+        (changed(0, 1, batches=2), "is of 2 batches, 1 were fixed"),
+        (changed(0, 0, start=1), "the samples 1 to 4 were dealt, those before end at 0"),
+        (changed(1, 0, start=3), "the samples 3 to 8 were dealt, those before end at 4"),
+        (changed(1, 0, start=5), "the samples 5 to 8 were dealt, those before end at 4"),
+        (changed(1, 0, stop=9), "the samples 8 to 10 were dealt, those before end at 9"),
+        (changed(1, 1, stop=15), "hand 1 ends at 15, workers say [16]"),
+        (changed(1, 1, end=17), "workers say [16, 17]"),
+        (changed(1, 1, left=1), "leaves out 1 samples"),
+        (changed(1, 1, round=0), "ended in round 0, as the hand before it"),
+        (changed(1, 1, hand=2), "follows 0"),
+        (changed(0, 0, number=1), "hand 0 of pass 1 over loader 1 was never fixed"),
+        ([[MINE[0][0]], [MINE[1][0], MINE[0][1], MINE[1][1]]], "follows 1"),
+        (
+            [[MINE[0][0]], [MINE[1][0], MINE[1][1].model_copy(update={"start": 7})]],
+            "the samples 7 to 16 were dealt, those before end at 8",
+        ),
+        (
+            [
+                [each.model_copy(update={"end": 8}) for each in lines[:1]] + lines[1:]
+                for lines in MINE
+            ],
+            "hand 0 is the last one, and others follow",
+        ),
+    ],
+)
+def test_what_is_dealt_wrongly_is_found(workers: list[list[HandLine]], words: str) -> None:
+    assert any(words in each for each in found(workers, STEPS)), found(workers, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([STEPS[0], *OBSERVED, fixed(1, 1, 3, why="no reason")], "calls for [1, 3]"),
+        ([STEPS[0], *OBSERVED, fixed(1, 2, 2)], "calls for [1, 3]"),
+        ([STEPS[0], fixed(1, 1, 3, why=WHY), *OBSERVED], "calls for [2, 2] (as before)"),
+        ([STEPS[0], *STEPS], "line 2: Term(loader=1, number=0, block=0) is fixed twice"),
+        ([STEPS[0], *OBSERVED], "was never fixed"),
+        (
+            [StepLine(observed=Observed(group=2, round=0, step_us=1)), *STEPS],
+            "line 1: of no group of this run",
+        ),
+    ],
+)
+def test_steps_that_do_not_follow_are_found(steps: list[StepLine], words: str) -> None:
+    assert any(words in each for each in found(MINE, steps)), found(MINE, steps)
