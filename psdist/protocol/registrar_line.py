@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
+    AskSteps,
     Buried,
     Bury,
     Busy,
@@ -57,6 +58,7 @@ from psdist.protocol.control import (
     Release,
     Resume,
     Resumed,
+    RoundTook,
     Stop,
     Succeeds,
     Survive,
@@ -72,6 +74,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 SAID_TO_REGISTRAR: Final = (
     *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Busy),
     *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled),
+    *(RoundTook, AskSteps),
 )
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),

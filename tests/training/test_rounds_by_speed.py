@@ -27,7 +27,7 @@ from psdist.transport.virtual import LinkModel
 from psdist.workers.data.hands import Hand, deal
 from psdist.workers.rounds.lengths import StepsBySpeed
 from tests.support.programs.training.by_speed_cases import COUNT, STEP_S, dataset, training
-from tests.support.programs.training.cases import Case, Outcome, Outcomes, Result, Script, Stage
+from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
 LINK = LinkModel(latency_s=1e-5, jitter_s=1e-4, duplicate_rate=0.02)
@@ -235,8 +235,8 @@ def test_broken_versions_are_found_by_the_check(
     assert any(re.search(found, line) for line in report.violations), report.violations
 
 
-def test_every_sample_comes_once_over_mpi(outcomes: Outcomes) -> None:
-    outcome = outcomes[OVER_MPI]["by speed"]
+def test_every_sample_comes_once_over_mpi(outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes["by speed"]
     outcome.checked()
     each_once(outcome, COUNT, 2)
     assert len({tuple(each["clocks"]) for each in outcome.results}) == 1

@@ -978,5 +978,6 @@ def test_the_check_imports_nothing_of_what_it_judges() -> None:
     *modules, has_torch, has_mpi = done.stdout.split()
     assert (has_torch, has_mpi) == ("False", "False")
     rooms = {name.split(".")[1] for name in modules if name != "psdist"}
-    # mode_control is pure, and what auto has decided must follow from it.
-    assert rooms == {"commands", "errors", "history", "mode_control", "version", "whole_writes"}
+    # What decides modes and steps is pure, and what was decided must follow from it.
+    pure = {"mode_control", "step_control"}
+    assert rooms == {"commands", "errors", "history", "version", "whole_writes", *pure}

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from psdist.errors import InvariantError
 from psdist.protocol.control import (
     Absent,
+    AskSteps,
     Buried,
     Busy,
     Collected,
@@ -30,6 +31,7 @@ from psdist.protocol.control import (
     Progress,
     Resume,
     Resumed,
+    RoundTook,
     Stop,
     TakenOver,
     WhoIsAbsent,
@@ -224,7 +226,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
-        *(TakenOver, KeepsCopy, CopyFilled),
+        *(TakenOver, KeepsCopy, CopyFilled, RoundTook, AskSteps),
     }
 
 
