@@ -87,5 +87,6 @@ class StepControl:
 
     def _mean_us(self, steps: Sequence[int], paces: Sequence[int]) -> float:
         """A round's time by the steps of a worker in it."""
-        num_steps = sum(map(mul, steps, self._sizes)) / sum(self._sizes)
-        return max(map(mul, steps, paces)) / num_steps
+        num_steps: int = sum(map(mul, steps, self._sizes))
+        time_us: int = max(map(mul, steps, paces))
+        return time_us * sum(self._sizes) / num_steps

@@ -59,6 +59,7 @@ from psdist.protocol.control import (
     Resume,
     Resumed,
     RoundTook,
+    StepsFixed,
     Stop,
     Succeeds,
     Survive,
@@ -78,7 +79,7 @@ SAID_TO_REGISTRAR: Final = (
 )
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
-    *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy),
+    *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
 FOR_REGISTRAR: Final = (
