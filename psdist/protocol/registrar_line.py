@@ -34,6 +34,7 @@ from psdist.protocol.control import (
     CommitMode,
     Control,
     CopyFilled,
+    CopyLost,
     Departed,
     Done,
     Enter,
@@ -76,6 +77,7 @@ SAID_TO_REGISTRAR: Final = (
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy),
+    CopyLost,
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
 FOR_REGISTRAR: Final = (

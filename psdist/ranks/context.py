@@ -48,7 +48,7 @@ from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Failure, Survive
 from psdist.protocol.events import ControlArrived
-from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_id, worker_of
+from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import (
     AgreedExit,
@@ -166,7 +166,9 @@ class RankContext:
         return self.transport.me
 
     @property
-    def role(self) -> Literal["server", "worker"]:
+    def role(self) -> Literal["server", "worker", "spare"]:
+        if is_spare(self.me):
+            return "spare"
         return "worker" if is_worker(self.me) else "server"
 
     @property
@@ -187,6 +189,7 @@ class RankContext:
         """How this rank waits: it spins only where a core is to spare (``spin`` decides)."""
         spin = self.config.spin
         is_spinning = self.core_share >= 1.0 if spin == "auto" else spin == "on"
+        is_spinning &= self.role != "spare"  # its cores are others', which work
         if not has_deadline:
             return Waiting(is_spinning=is_spinning, warn_s=float("inf"), timeout_s=float("inf"))
         return Waiting(
@@ -423,7 +426,7 @@ class RankContext:
         """Who has died without whom this rank cannot go on."""
         lost = self.transport.lost
         if not self.survives_workers:
-            return list(lost.values())
+            return [who for peer, who in lost.items() if not is_spare(peer)]
         group = self._group
         return [who for peer, who in lost.items() if is_worker(peer) and worker_of(peer) in group]
 
@@ -642,7 +645,7 @@ def join(
         run_directory=RunDirectory(path),
         transport=transport,
         advance=transport.advance,
-        core_share=_core_share(roles.places, rank),
+        core_share=_core_share(roles, rank),
         started_s=started_s,
         comm=comm,
     )
@@ -655,8 +658,10 @@ def join(
     return context
 
 
-def _core_share(places: Sequence[Place], rank: int) -> float:
-    mine = places[rank]
+def _core_share(roles: Roles, rank: int) -> float:
+    """Spares, which wait, take nothing from others."""
+    mine, spares = roles.places[rank], set(roles.spare_ranks) - {rank}
+    places = [each for each in roles.places if each.rank not in spares]
     here = [each for each in places if (each.kernel or each.host) == (mine.kernel or mine.host)]
     users = Counter(core for each in here for core in each.cores)
     return sum(1.0 / users[core] for core in mine.cores)
