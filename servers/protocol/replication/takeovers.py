@@ -121,6 +121,8 @@ class Takeovers:
             *map(spare_id, range(num_spares)),
         ]
         """Ids of all that may have a shard."""
+        if not buddies:  # nobody asks where servers are
+            self._processes, hosts, racks = [], (), ()
         unknown = [""] * len(self._processes)
         self._hosts = dict(zip(self._processes, hosts or unknown, strict=True))
         self._racks = dict(zip(self._processes, racks or unknown, strict=True))

@@ -1,5 +1,5 @@
-"""Jobs with spares whose servers and spares die one after the other, each at a seeded moment: before,
-while and behind a spare's copy is filled, and once it has taken a place.
+"""Jobs with spares whose servers and spares die one after the other, each at a seeded moment:
+before, while and behind a spare's copy is filled, and once it has taken a place.
 
 job = play_with_spares(7)
 job.met                                 # what has happened, and how often
