@@ -155,6 +155,29 @@ def test_a_spare_goes_on_in_the_place_of_the_second_server_that_dies(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(["s0"], id="waits"),
+        pytest.param(["2", "s0"], id="has two copies"),
+        pytest.param(["2", "1", "s0"], id="has a place"),
+    ],
+)
+def test_a_spare_dies_and_no_bit_is_another_one(
+    kills: list[str], undisturbed: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, kills=",".join(kills), servers=3, spares=1)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(summary["deaths"]) == len(kills)
+    assert summary["deaths"][-1]["spare"] == 0
+    assert "spare 0 (rank 5 on" in done.stderr
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+    assert parameters_of(done) == undisturbed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [0, 1])
 @pytest.mark.parametrize("mode", ["ssp", "async"])
 def test_the_death_of_a_server_is_survived(mode: str, server: int, tmp_path: Path) -> None:

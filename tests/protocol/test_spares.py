@@ -23,9 +23,10 @@ from tests.support.virtual.refills import prove_refills
 from tests.support.virtual.spares import play_with_spares
 from tests.support.virtual.surviving import prove_survival
 
-SEEDS = (2, 6, 14, 17, 20, 38, 39, 40, 42, 48, 50, 55)
+SEEDS = (6, 14, 20, 38, 39, 42, 48, 50, 55)
 """Of the first seventy those that are quick and have met all that can be met."""
-SEEDS_WITH_REGISTRAR = (0, 1, 2, 3)
+SEEDS_WITH_REGISTRAR = (10, 19, 26, 33, 38, 42, 48, 67)
+"""As these."""
 MANY = range(1000, 1200)
 
 
@@ -58,7 +59,10 @@ def test_servers_and_spares_die_and_the_others_go_on() -> None:
 
 def test_the_registrar_dies_among_them() -> None:
     met = play_and_prove(SEEDS_WITH_REGISTRAR, registrar_dies=True)
-    for what in ("registrar", "registrar while filling", "survived", "a spare that keeps"):
+    for what in (
+        *("registrar", "registrar while filling", "survived", "ended", "same bits"),
+        *("a spare that keeps", "a spare that is filled", "a spare that serves"),
+    ):
         assert met[what], met
 
 
