@@ -346,7 +346,9 @@ class RankContext:
         if self.parent is not None:
             self.parent.finished()
         survives = self.survives_workers or bool(self.buddies)
-        self._ends_without_mpi = survives and bool(self.transport.lost or self.transport.moved)
+        has_lost = bool(self.transport.lost or self.transport.moved)
+        # Nobody waits for a spare that has no shard, so a job may be over before its death is told.
+        self._ends_without_mpi = survives and (has_lost or self.roles.num_spares > 0)
 
     def end_process(self) -> None:
         """The last that this process does: where ranks have died MPI's own end is left out."""

@@ -33,16 +33,14 @@ def kill(name: str) -> None:
 
 
 def wait_for_copies(dead: list[str]) -> None:
-    """Until the registrar, or who has succeeded it, has said that all servers of ``dead`` are, and
-    of every shard whose second copy is lost that there is another one."""
+    """Until the registrar, or who has succeeded it, has said that all of ``dead`` are, and of every
+    shard whose second copy is lost that there is another one."""
     while True:
-        texts = [each.read_text() for each in sorted(LOGS.glob("rank-*.log"))]
-        shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", "".join(texts))
+        text = "".join(each.read_text() for each in sorted(LOGS.glob("rank-*.log")))
+        shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
         standing = dict(shards)  # the last word of each
-        if (
-            standing.keys() >= {each for each in dead if each.isdigit()}
-            and "one" not in standing.values()
-        ):
+        spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has died", text)}
+        if standing.keys() | spares >= set(dead) and "one" not in standing.values():
             return
         time.sleep(0.02)
 
@@ -65,6 +63,8 @@ def main() -> None:
         optimizer.step()
     job.pull()
     if job.is_chief:
+        if spares := [each for each in victims if each.startswith("s")]:
+            wait_for_copies(spares)
         flat = torch.cat([each.detach().flatten() for each in model.parameters()])
         print(f"parameters {zlib.crc32(flat.numpy().tobytes()):08x}", flush=True)
 
