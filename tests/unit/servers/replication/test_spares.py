@@ -127,6 +127,11 @@ def test_the_only_copy_in_a_spare_ends_the_job_with_it() -> None:
         takeovers.on_server_lost(SPARE, "spare 0")
 
 
+def test_without_second_copies_nobody_is_asked_where_servers_are() -> None:
+    without = Takeovers(num_workers=1, buddies=(), hosts=["a", "b"], racks=["", ""])
+    assert (without.alive, without.alone, without.idle_spares) == ([], [], [])
+
+
 def test_whose_death_nobody_knows_is_refused() -> None:
     with pytest.raises(InvariantError, match="told that spare 1 has died"):
         with_spares(1).on_server_lost(spare_id(1), "spare 1")
