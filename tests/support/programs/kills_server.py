@@ -32,15 +32,16 @@ def kill(name: str) -> None:
     os.kill(pids[int(number)], signal.SIGKILL)
 
 
-def wait_for_copies(dead: list[str]) -> None:
+def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
     """Until the registrar, or who has succeeded it, has said that all of ``dead`` are, and of every
-    shard whose second copy is lost that there is another one."""
+    shard whose second copy is lost that there is another one (``of_copies``)."""
     while True:
         text = "".join(each.read_text() for each in sorted(LOGS.glob("rank-*.log")))
         shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
         standing = dict(shards)  # the last word of each
         spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has died", text)}
-        if standing.keys() | spares >= set(dead) and "one" not in standing.values():
+        are_whole = "one" not in standing.values()
+        if standing.keys() | spares >= set(dead) and (are_whole or not of_copies):
             return
         time.sleep(0.02)
 
@@ -56,7 +57,7 @@ def main() -> None:
     kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
         if iteration in kills and job.is_chief:
-            wait_for_copies(victims[: victims.index(kills[iteration])])
+            wait_until_told(victims[: victims.index(kills[iteration])])
             kill(kills[iteration])
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()
@@ -64,7 +65,7 @@ def main() -> None:
     job.pull()
     if job.is_chief:
         if spares := [each for each in victims if each.startswith("s")]:
-            wait_for_copies(spares)
+            wait_until_told(spares, of_copies=False)
         flat = torch.cat([each.detach().flatten() for each in model.parameters()])
         print(f"parameters {zlib.crc32(flat.numpy().tobytes()):08x}", flush=True)
 
