@@ -147,6 +147,7 @@ class Job:
                 members=members,
                 num_servers=self.num_servers,
                 servers_have_buddies=bool(context.buddies),
+                num_spares=roles.num_spares,
             ),
             waiting=context.waiting(),
             describe_group=roles.describe_group,

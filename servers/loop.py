@@ -27,6 +27,7 @@ from psdist.protocol.control import (
     Bury,
     CommitMode,
     Control,
+    CopyLost,
     Departed,
     FillCopy,
     Finish,
@@ -46,7 +47,7 @@ from psdist.protocol.control import (
     TakeOver,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, worker_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
     Action,
@@ -100,6 +101,7 @@ class ServerLoop:
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
         is_hosted: bool = False,
+        has_shard: bool = True,
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
@@ -107,7 +109,7 @@ class ServerLoop:
         ``on_registrar`` gets its actions that concern files and people (everything but
         SendControl); ``standby`` on its deputy only; ``make_set`` is for spans, and for tests that
         break a server on purpose; ``replication``: where shards have second copies; ``is_hosted``:
-        this one goes on in place of a server that has died."""
+        this one goes on in place of a server that has died; ``has_shard``: not of a spare."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -126,7 +128,9 @@ class ServerLoop:
         self._on_built = on_built
         self._replication: Replication | None = None
         if replication is not None:
-            buddy = None if is_hosted else replication.buddies[options.server]
+            buddy = None
+            if has_shard and not is_hosted:
+                buddy = replication.buddies[options.server]
             self._replication = Replication(
                 transport, replication, options, make_executor, buddy=buddy
             )
@@ -135,7 +139,8 @@ class ServerLoop:
         """The mode, where it has changed within the run."""
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
-        self._add_set(resumed_up_to=0)
+        if has_shard:
+            self._add_set(resumed_up_to=0)
 
     def _add_set(self, *, resumed_up_to: int) -> None:
         index = len(self.sets)
@@ -177,6 +182,10 @@ class ServerLoop:
         """Serve until the registrar says that the job is complete; nothing that this loop has sent
         is under way then. ``on_idle`` is called between events; a server waits as long as its
         workers need, so waiting never times out here."""
+        if self.registrar is not None:
+            for peer, who in self.transport.lost.items():
+                if is_spare(peer):  # before the job began
+                    self._do_as_registrar(self.registrar.on_server_lost(peer, who))
         while not self.is_finished:
             if self.turn():
                 waiting.reset()
@@ -364,7 +373,7 @@ class ServerLoop:
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""
-        if isinstance(message, TakeOver | Moved | KeepCopy | FillCopy | Stop):
+        if isinstance(message, TakeOver | Moved | KeepCopy | FillCopy | CopyLost | Stop):
             replication = self._require_registrar(peer, message)
             if isinstance(message, Stop):
                 self._finish()
@@ -373,7 +382,10 @@ class ServerLoop:
             elif isinstance(message, KeepCopy):
                 replication.keep(message)
             elif isinstance(message, FillCopy):
-                self._fill(message)
+                loop, filling = self._served(message.server, message)
+                filling.fill(loop.sets, keeper=message.keeper, number=message.number)
+            elif isinstance(message, CopyLost):
+                self._served(message.server, message)[1].on_copy_lost()
             else:
                 self._on_moved(message.server, message.host)
             return True
@@ -535,16 +547,17 @@ class ServerLoop:
         for each in self._replications:
             each.on_moved(server)
 
-    def _fill(self, message: FillCopy) -> None:
-        """Another server is to have a copy of a shard that is served here."""
+    def _served(self, server: int, message: Control) -> tuple[ServerLoop, Replication]:
+        """The loop that serves the shard of ``server`` here, with what it knows of copies."""
         served = {loop._options.server: loop for loop in (self, *self.hosted)}
-        loop = served.get(message.server)
+        loop = served.get(server)
         if loop is None or loop._replication is None:
             raise ProtocolError(
-                f"server {self._options.server}: {describe_peer(REGISTRAR)} wants a copy of the "
-                f"shard of server {message.server}; served here are those of {sorted(served)}"
+                f"{describe_peer(self._options.server)}: {describe_peer(REGISTRAR)} sent "
+                f"{type(message).__name__} of the shard of server {server}; served here are those "
+                f"of {sorted(served)}"
             )
-        loop._replication.fill(loop.sets, keeper=message.keeper, number=message.number)
+        return loop, loop._replication
 
     def _go_on_filling(self) -> None:
         """Between messages."""

@@ -166,6 +166,10 @@ def run(
         str | None,
         typer.Option(metavar="N", help="All workers together take N samples as a batch."),
     ] = None,
+    spares: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="With replication: ranks that wait to replace dead ones."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run's folder.")
     ] = False,
@@ -209,6 +213,7 @@ def run(
         "seed": seed,
         "checkpoint_every": checkpoint_every,
         "global_batch": global_batch,
+        "spares": spares,
         "record": True if record else None,
         "trace": True if trace else None,
         "resume": True if resume else None,

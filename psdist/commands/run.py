@@ -33,7 +33,7 @@ from psdist.install.mpi import (
 # Settings that have an option of their own name; all others are given by --set.
 OPTION_KEYS: Final = (
     *("mode", "staleness", "servers", "group", "placement", "run_dir", "seed"),
-    *("checkpoint_every", "global_batch"),
+    *("checkpoint_every", "global_batch", "spares"),
 )
 FLAG_KEYS: Final = ("record", "resume", "trace", "strict_placement")
 

@@ -49,7 +49,7 @@ def _take_part(context: RankContext, program: Program) -> int:
         from psdist import joining
         from psdist.ranks import server as serve
 
-    if context.role == "server":
+    if context.role != "worker":
         return serve.serve(context)
     if context.comm is None:
         serve.write_summary_if_it_fails(context)

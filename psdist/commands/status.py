@@ -54,6 +54,9 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
     if status.alone:
         which = ", ".join(map(str, status.alone))
         lines.append(f"  one copy   of the shard of server {which}: another one is not whole")
+    if status.spares:
+        waits = "waits" if status.spares == 1 else "wait"
+        lines.append(f"  spares     {status.spares}, which {waits} to take a dead one's place")
     if status.done:
         lines.append(f"  finished   {describe_workers(status.done)}")
     shown = _furthest_behind_first(status.workers)[:_MOST_WORKERS]

@@ -26,14 +26,14 @@ def num_ranks_for(num_workers: int, config: RunConfig, environment: Mapping[str,
     if config.placement not in _STRATEGIES:
         return _num_ranks_of_plan(num_workers, config.placement)
     if config.servers != "auto":
-        return num_workers + config.servers
+        return num_workers + config.servers + config.spares
     if not is_single_host(environment):
         raise LaunchError(
             f"--workers {num_workers} with servers = auto on several hosts: how many serve is "
             "decided once the ranks are placed; add --servers N, or give the number of all ranks "
             "with -n"
         )
-    return num_workers + SERVERS_ON_ONE_HOST
+    return num_workers + SERVERS_ON_ONE_HOST + config.spares
 
 
 def _num_ranks_of_plan(num_workers: int, placement: str) -> int:

@@ -43,6 +43,8 @@ MAX_CHUNK_BYTES: Final = 256 << 20
 _COUNT_MAX: Final = 2**31 - 1
 MAX_CREDITS: Final = 4096
 """As psdist.protocol.header says; neither imports the other, and a test compares them."""
+MAX_SPARES: Final = 1 << 16
+"""As many as a plan has ranks."""
 _SEED_MAX: Final = 2**63 - 1
 _SECONDS_MAX: Final = 1e9
 _DEVICE: Final = r"^(cpu|auto|cuda(:(0|[1-9][0-9]{0,3}))?)$"
@@ -288,6 +290,11 @@ class RunConfig(BaseModel):
         description="buddy: another server has a copy of each shard and survives its server's "
         "death.",
     )
+    spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
+        0,
+        allowed=f"a whole number from 0 to {MAX_SPARES}",
+        description="With replication = buddy: ranks that wait to take a dead server's place.",
+    )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_SEED_MAX}",
@@ -480,6 +487,11 @@ def contradiction(config: RunConfig) -> str:
         return (
             f"replication = buddy with server_device = {config.server_device}: second copies are "
             "kept on the CPU; set server_device = cpu, or replication = none"
+        )
+    if config.spares and config.replication == "none":
+        return (
+            f"spares = {config.spares} with replication = none: a spare goes on with the second "
+            "copy of a dead server's shard; set replication = buddy, or leave spares out"
         )
     if config.trace and (config.replication == "buddy" or config.max_deaths):
         setting = "replication = buddy" if config.replication == "buddy" else "max_deaths"

@@ -436,7 +436,7 @@ class KeepsCopy(Control):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FillCopy(Control):
     """Registrar to the process that serves ``server``: fill the ``number``-th copy of that shard,
-    which server ``keeper`` keeps."""
+    which ``keeper``, a server or a spare, keeps."""
 
     server: int
     keeper: int
@@ -453,9 +453,17 @@ class CopyFilled(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CopyLost(Control):
+    """Registrar to the process that serves ``server``: the spare that had the copy of that shard,
+    or was to have it, has died; go on alone. (Of a server that has died :class:`Moved` says so.)"""
+
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Moved(Control):
-    """Registrar to everybody: ``server`` has died, and what is sent to it goes to server ``host``
-    from now on, which has taken its place."""
+    """Registrar to everybody: ``server`` has died, and what is sent to it goes to ``host``, another
+    server or a spare, from now on, which has taken its place."""
 
     server: int
     host: int

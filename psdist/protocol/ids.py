@@ -1,7 +1,8 @@
-"""The stable ids that servers and workers are known by; never MPI ranks.
+"""The stable ids that servers, workers and spares are known by; never MPI ranks.
 
 server_id(0)                  # the registrar
 worker_id(3)
+spare_id(1)                   # below those of workers: it may go on in place of servers
 describe_peer(worker_id(3))   # "worker 3"
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SPARE_BASE = 1 << 19
 _WORKER_BASE = 1 << 20
 _NAMED_AT_MOST = 8
 
@@ -23,6 +25,20 @@ def worker_id(worker: int) -> int:
     return _WORKER_BASE + worker
 
 
+def spare_id(spare: int) -> int:
+    """The stable id of spare number ``spare``, which it keeps in whatever place it goes on."""
+    return _SPARE_BASE + spare
+
+
+def is_spare(peer: int) -> bool:
+    return _SPARE_BASE <= peer < _WORKER_BASE
+
+
+def spare_of(peer: int) -> int:
+    """Inverse of :func:`spare_id`."""
+    return peer - _SPARE_BASE
+
+
 def is_worker(peer: int) -> bool:
     return peer >= _WORKER_BASE
 
@@ -33,7 +49,9 @@ def worker_of(peer: int) -> int:
 
 
 def describe_peer(peer: int) -> str:
-    return f"worker {worker_of(peer)}" if is_worker(peer) else f"server {peer}"
+    if is_worker(peer):
+        return f"worker {worker_of(peer)}"
+    return f"spare {spare_of(peer)}" if is_spare(peer) else f"server {peer}"
 
 
 def describe_workers(workers: Iterable[int]) -> str:

@@ -35,6 +35,7 @@ from psdist.protocol.control import (
     CommitMode,
     Control,
     CopyFilled,
+    CopyLost,
     Departed,
     Done,
     Enter,
@@ -80,6 +81,7 @@ SAID_TO_REGISTRAR: Final = (
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
+    CopyLost,
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
 FOR_REGISTRAR: Final = (

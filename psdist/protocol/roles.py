@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from psdist.protocol.ids import describe_peer, server_id, worker_id
+from psdist.protocol.ids import describe_peer, server_id, spare_id, worker_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,8 @@ class Roles:
     """Worker numbers of each group, ascending; the first is the group's leader."""
     weights: tuple[float, ...] = ()
     """Part of the model's bytes for each server; empty for equal parts."""
+    spare_ranks: tuple[int, ...] = ()
+    """Ranks that wait to go on in a dead one's place."""
 
     @property
     def shard_weights(self) -> tuple[float, ...]:
@@ -59,10 +61,15 @@ class Roles:
     def num_workers(self) -> int:
         return len(self.worker_ranks)
 
+    @property
+    def num_spares(self) -> int:
+        return len(self.spare_ranks)
+
     @cached_property
     def rank_of_peer(self) -> dict[int, int]:
         table = {server_id(i): rank for i, rank in enumerate(self.server_ranks)}
         table.update({worker_id(i): rank for i, rank in enumerate(self.worker_ranks)})
+        table.update({spare_id(i): rank for i, rank in enumerate(self.spare_ranks)})
         return table
 
     @cached_property

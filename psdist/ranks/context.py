@@ -48,7 +48,7 @@ from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Failure, Survive
 from psdist.protocol.events import ControlArrived
-from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_id, worker_of
+from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import (
     AgreedExit,
@@ -168,7 +168,9 @@ class RankContext:
         return self.transport.me
 
     @property
-    def role(self) -> Literal["server", "worker"]:
+    def role(self) -> Literal["server", "worker", "spare"]:
+        if is_spare(self.me):
+            return "spare"
         return "worker" if is_worker(self.me) else "server"
 
     @property
@@ -189,6 +191,7 @@ class RankContext:
         """How this rank waits: it spins only where a core is to spare (``spin`` decides)."""
         spin = self.config.spin
         is_spinning = self.core_share >= 1.0 if spin == "auto" else spin == "on"
+        is_spinning &= self.role != "spare"  # its cores are others', which work
         if not has_deadline:
             return Waiting(is_spinning=is_spinning, warn_s=float("inf"), timeout_s=float("inf"))
         return Waiting(
@@ -345,7 +348,9 @@ class RankContext:
         if self.parent is not None:
             self.parent.finished()
         survives = self.survives_workers or bool(self.buddies)
-        self._ends_without_mpi = survives and bool(self.transport.lost or self.transport.moved)
+        has_lost = bool(self.transport.lost or self.transport.moved)
+        # Nobody waits for a spare that has no shard, so a job may be over before its death is told.
+        self._ends_without_mpi = survives and (has_lost or self.roles.num_spares > 0)
 
     def end_process(self) -> None:
         """The last that this process does: where ranks have died MPI's own end is left out."""
@@ -425,7 +430,7 @@ class RankContext:
         """Who has died without whom this rank cannot go on."""
         lost = self.transport.lost
         if not self.survives_workers:
-            return list(lost.values())
+            return [who for peer, who in lost.items() if not is_spare(peer)]
         group = self._group
         return [who for peer, who in lost.items() if is_worker(peer) and worker_of(peer) in group]
 
@@ -644,7 +649,7 @@ def join(
         run_directory=RunDirectory(path),
         transport=transport,
         advance=transport.advance,
-        core_share=_core_share(roles.places, rank),
+        core_share=_core_share(roles, rank),
         started_s=started_s,
         comm=comm,
     )
@@ -657,8 +662,10 @@ def join(
     return context
 
 
-def _core_share(places: Sequence[Place], rank: int) -> float:
-    mine = places[rank]
+def _core_share(roles: Roles, rank: int) -> float:
+    """Spares, which wait, take nothing from others."""
+    mine, spares = roles.places[rank], set(roles.spare_ranks) - {rank}
+    places = [each for each in roles.places if each.rank not in spares]
     here = [each for each in places if (each.kernel or each.host) == (mine.kernel or mine.host)]
     users = Counter(core for each in here for core in each.cores)
     return sum(1.0 / users[core] for core in mine.cores)

@@ -32,6 +32,7 @@ from psdist.protocol.ids import (
     REGISTRAR,
     describe_peer,
     describe_workers,
+    is_spare,
     is_worker,
     worker_of,
 )
@@ -172,6 +173,8 @@ def _control(context: RankContext, event: Event) -> ControlArrived | None:
     if isinstance(event, ControlArrived):
         return event
     if isinstance(event, PeerLost):
+        if is_spare(event.peer):
+            return None  # a job begins without it
         if context.survives_workers and is_worker(event.peer):
             return None  # the registrar's lobby knows (transport.lost)
         if context.buddies and context.job and event.peer < len(context.buddies):
@@ -192,7 +195,8 @@ def _unexpected(context: RankContext, peer: int, what: Control | Event) -> Proto
 def _begin(context: RankContext, begun: Begun) -> None:
     if begun.job != context.job + 1:
         raise ProtocolError(f"job {begun.job} began after job {context.job}")
-    for who in (*context.transport.lost.values(), *context.transport.moved.values()):
+    lost = [who for peer, who in context.transport.lost.items() if not is_spare(peer)]
+    for who in (*lost, *context.transport.moved.values()):
         raise PeerLostError(who)  # the job before has survived it
     context.begin_job(begun.job, _resolved(context, begun).config)
 

@@ -18,7 +18,8 @@ def pairs_of(config: RunConfig, roles: Roles, environment: Mapping[str, str]) ->
     """Raises :class:`ConfigError` where a server's death would end the job all the same."""
     if config.replication == "none":
         return None
-    pairs = pair(hosts=hosts_of(roles), racks=racks_of(roles))
+    num_servers = roles.num_servers
+    pairs = pair(hosts=hosts_of(roles)[:num_servers], racks=racks_of(roles)[:num_servers])
     if not survives_deaths(environment):
         raise ConfigError(
             "replication = buddy needs an MPI that survives the death of a rank, which is Open MPI "
@@ -29,13 +30,13 @@ def pairs_of(config: RunConfig, roles: Roles, environment: Mapping[str, str]) ->
 
 
 def hosts_of(roles: Roles) -> list[str]:
-    """By server."""
-    return [roles.places[rank].host for rank in roles.server_ranks]
+    """By server, and then by spare."""
+    return [roles.places[rank].host for rank in (*roles.server_ranks, *roles.spare_ranks)]
 
 
 def racks_of(roles: Roles) -> list[str]:
-    """By server, "" where that is not known."""
-    return [_rack(roles.places[rank]) for rank in roles.server_ranks]
+    """By server, and then by spare; "" where that is not known."""
+    return [_rack(roles.places[rank]) for rank in (*roles.server_ranks, *roles.spare_ranks)]
 
 
 def _rack(place: Place) -> str:

@@ -46,7 +46,7 @@ def connect_or_serve(
         context = connect(outcome)
     except AgreedExit as agreed:
         sys.exit(agreed.status)
-    if context.role == "server":
+    if context.role != "worker":
         sys.exit(run_or_fail(context, lambda: serve(context)))
     tell_errors()
     atexit.register(_finish_at_exit, finish, os.getpid())

@@ -20,7 +20,7 @@ from psdist.config.modes import describe_modes, modes_that_may_come
 from psdist.config.settings import RunConfig, to_toml
 from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
 from psdist.errors import ConfigError
-from psdist.protocol.ids import is_worker, worker_of
+from psdist.protocol.ids import is_spare, is_worker, worker_of
 from psdist.protocol.roles import Roles
 from psdist.ranks.checkpointing.resuming import choose
 from psdist.report.run_directory import RunDirectory
@@ -116,6 +116,12 @@ def _nobody_to_be_ahead_of(config: RunConfig, roles: Roles) -> list[str]:
     ]
 
 
+def _role(peer: int) -> str:
+    if is_spare(peer):
+        return "spare"
+    return "worker" if is_worker(peer) else "server"
+
+
 def _rank_table(roles: Roles) -> list[dict[str, Any]]:
     seen: Counter[str] = Counter()
     table: list[dict[str, Any]] = []
@@ -125,7 +131,7 @@ def _rank_table(roles: Roles) -> list[dict[str, Any]]:
         table.append(
             {
                 "rank": each.rank,
-                "role": "server" if worker is None else "worker",
+                "role": _role(peer),
                 "worker": worker,
                 "host": each.host,
                 "pid": each.pid,

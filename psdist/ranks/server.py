@@ -42,7 +42,7 @@ from psdist.history.writers import (
 from psdist.mode_control import ModeControl
 from psdist.protocol.control import Progress, Setup
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import REGISTRAR, is_spare, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
 from psdist.ranks.context import RankContext
@@ -75,13 +75,19 @@ from psdist.servers.protocol.registrar import (
     WriteMetrics,
 )
 from psdist.servers.protocol.replication.picture import ShardPicture
-from psdist.servers.protocol.replication.takeovers import ServerDeath, ShardAlone, ShardWhole
+from psdist.servers.protocol.replication.takeovers import (
+    ServerDeath,
+    ShardAlone,
+    ShardWhole,
+    SpareDeath,
+)
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.steps import StepsChosen, StepsObserved
 from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
+from psdist.servers.spare import SpareLoop
 from psdist.servers.traced import TracedSetLoop
 from psdist.step_control import StepControl
 from psdist.transfers import transfers_for
@@ -104,7 +110,11 @@ def serve(context: RankContext) -> int:
     lobby = None
     if context.me == REGISTRAR:
         roles = context.roles
-        lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
+        lobby = Lobby(
+            num_workers=roles.num_workers,
+            num_servers=roles.num_servers,
+            num_spares=roles.num_spares,
+        )
         write_summary_if_it_fails(context)
         write_files_when_terminated(context)
     context.reach("training")
@@ -248,6 +258,16 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             make_keeper=make_keeper,
             first_clocks=context.first_clocks,
         )
+    if is_spare(server):
+        assert replication is not None
+        spare = SpareLoop(
+            transport,
+            make_core,
+            replace(options, keeper=None),
+            make_executor=make_executor,
+            replication=replication,
+        )
+        return spare, None
     is_deputy = bool(context.buddies) and server == server_id(context.buddies[0])
     if server != REGISTRAR and not is_deputy:
         loop = ServerLoop(
@@ -307,6 +327,7 @@ def _registrar(context: RankContext) -> Registrar:
         buddies=context.buddies,
         hosts=hosts_of(roles),
         racks=racks_of(roles),
+        num_spares=roles.num_spares,
         takes_set_mode=context.config.set_mode == "allowed",
         control=control,
         steps=_step_control(context),
@@ -327,6 +348,7 @@ def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> O
         deputy=server_id(context.buddies[0]),
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
+        num_spares=roles.num_spares,
         is_active=is_active,
     )
 
@@ -469,6 +491,8 @@ class Reporter:
         """On the deputy: the registrar has done this."""
         if isinstance(action, ServerDeath):
             self._deaths.taken_over(action, is_news=False)
+        elif isinstance(action, SpareDeath):
+            self._deaths.spare_lost(action, is_news=False)
         elif isinstance(action, ShardAlone):
             self._copies.alone(action, is_news=False)
         elif isinstance(action, ShardWhole):
@@ -516,7 +540,11 @@ class Reporter:
         elif isinstance(action, Warn):
             logger.warning("%s", action.text)
         elif isinstance(action, ServerDeath):
-            self._on_server_death(action)
+            self._deaths.taken_over(action)
+            self._tell_parent_of_death(self._context.roles.server_ranks[action.server])
+        elif isinstance(action, SpareDeath):
+            self._deaths.spare_lost(action)
+            self._tell_parent_of_death(self._context.roles.spare_ranks[action.spare])
         elif isinstance(action, ShardAlone):
             self._copies.alone(action)
         elif isinstance(action, ShardWhole):
@@ -557,10 +585,8 @@ class Reporter:
             for line in lines:
                 print(line, flush=True)
 
-    def _on_server_death(self, death: ServerDeath) -> None:
-        self._deaths.taken_over(death)
+    def _tell_parent_of_death(self, rank: int) -> None:
         if self._context.parent is not None:
-            rank = self._context.roles.server_ranks[death.server]
             self._context.parent.tell(RankSurvived(rank=rank))
 
     def _on_abort(self, text: str, status: int) -> None:
@@ -597,6 +623,7 @@ class Reporter:
             out=registrar.out,
             dead=[each["who"] for each in self._deaths.told()],
             alone=registrar.alone,
+            num_idle_spares=len(registrar.idle_spares),
             training=training,
             outcome=outcome,
         )
@@ -654,6 +681,7 @@ class Reporter:
             "staleness": self._modes.begins.staleness,
             "servers": context.roles.num_servers,
             "workers": context.roles.num_workers,
+            "spares": context.roles.num_spares,
             "groups": len(context.roles.groups),
             **together(sets),
             "codecs": codecs,

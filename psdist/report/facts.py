@@ -40,7 +40,7 @@ PHASES: Final[tuple[Phase, ...]] = (
 """What a rank does before it trains, in order. A server has no part in ``starting`` (the script's
 own beginning) and ``preparing``, and reports ``training`` once it serves."""
 
-Role: TypeAlias = Literal["worker", "server", "registrar"]
+Role: TypeAlias = Literal["worker", "server", "registrar", "spare"]
 """The registrar is a server, too."""
 
 _T = TypeVar("_T")

@@ -69,6 +69,8 @@ class Status(_Told):
     """Who has died, in words."""
     alone: tuple[_Count, ...] = ()
     """Servers of whose shards there is one copy, where each had a second one."""
+    spares: _Count = 0
+    """Ranks that wait to take a dead one's place."""
     slowest: _Count | None
     """The group that others wait for, or that is far behind."""
     others_wait: Annotated[float, Field(ge=0, le=1)]

@@ -18,7 +18,14 @@ from typing import Any, NoReturn
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import MOST_TOLD
 from psdist.protocol.control import Absent, Begin, Begun, Control, End, Gone, WhoIsAbsent
-from psdist.protocol.ids import REGISTRAR, describe_peer, describe_workers, server_id, worker_id
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    describe_workers,
+    server_id,
+    spare_id,
+    worker_id,
+)
 from psdist.servers.protocol.actions import SendControl
 
 
@@ -40,9 +47,11 @@ LobbyAction = SendControl | Open | AllGone
 class Lobby:
     TAKES = (Begin, Gone, WhoIsAbsent)
 
-    def __init__(self, *, num_workers: int, num_servers: int) -> None:
+    def __init__(self, *, num_workers: int, num_servers: int, num_spares: int = 0) -> None:
         self._num_workers = num_workers
-        self._num_servers = num_servers
+        self._servers = [server_id(server) for server in range(num_servers)]
+        """Ids of servers and spares."""
+        self._servers += [spare_id(spare) for spare in range(num_spares)]
         self._job = 1
         self._called: dict[int, Mapping[str, Any]] = {}
         """Worker -> what it has passed to psdist.init for this job."""
@@ -99,8 +108,7 @@ class Lobby:
         begun = Begun(job=self._job, settings=message.settings)
         self._job += 1
         self._called = {}
-        others = [server_id(server) for server in range(self._num_servers)]
-        others += [worker_id(worker) for worker in range(self._num_workers)]
+        others = [*self._servers, *(worker_id(worker) for worker in range(self._num_workers))]
         return [Open(begun), *(SendControl(each, begun) for each in others if each != REGISTRAR)]
 
     def _on_gone(self, peer: int, message: Gone) -> list[LobbyAction]:
@@ -109,8 +117,8 @@ class Lobby:
         self._gone.add(message.worker)
         self._called.pop(message.worker, None)
         if len(self._gone) == self._num_workers:
-            servers = range(1, self._num_servers)
-            return [*(SendControl(server_id(each), End()) for each in servers), AllGone()]
+            others = [each for each in self._servers if each != REGISTRAR]
+            return [*(SendControl(each, End()) for each in others), AllGone()]
         return self._fail_for_the_gone() if self._called and not self._error else []
 
     def lose(self, worker: int) -> list[LobbyAction]:

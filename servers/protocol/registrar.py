@@ -171,6 +171,7 @@ class Registrar:
         buddies: Sequence[int] = (),
         hosts: Sequence[str] = (),
         racks: Sequence[str] = (),
+        num_spares: int = 0,
         takes_set_mode: bool = False,
         control: ModeControl | None = None,
         steps: StepControl | None = None,
@@ -180,10 +181,10 @@ class Registrar:
         (ssp), the least that may come; ``groups``: the workers of each; without them every worker
         is one of its own;
         ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
-        has its second copy; nothing where there are none; ``hosts``, ``racks``: by server, where
-        it is; ``takes_set_mode``: whether scripts may change the mode; ``control``: chooses it,
-        where nobody else does; ``steps``: chooses how many local steps each group makes,
-        where they differ."""
+        has its second copy; nothing where there are none; ``hosts``, ``racks``: by server,
+        and then by spare, where it is; ``takes_set_mode``: whether scripts may change the mode;
+        ``control``: chooses it, where nobody else does; ``steps``: chooses how many local steps
+        each group makes, where they differ."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -217,7 +218,11 @@ class Registrar:
         self._is_finishing = False
         """Whether servers have been told that all workers are done."""
         self._takeovers = Takeovers(
-            num_workers=num_workers, buddies=buddies, hosts=hosts, racks=racks
+            num_workers=num_workers,
+            buddies=buddies,
+            hosts=hosts,
+            racks=racks,
+            num_spares=num_spares,
         )
         self._collectives: dict[int, _Collective] = {}
         self._held: int | None = None
@@ -289,7 +294,7 @@ class Registrar:
         raise InvariantError(f"the registrar was given {type(message).__name__}")
 
     def on_server_lost(self, peer: int, who: str) -> list[RegistrarAction]:
-        """A server has died that has a buddy. Raises :class:`ServersLostError`."""
+        """A server has died that has a buddy, or a spare. Raises :class:`ServersLostError`."""
         return [*self._takeovers.on_server_lost(peer, who)]
 
     def _ask_again(self, server: int) -> list[RegistrarAction]:
@@ -685,6 +690,11 @@ class Registrar:
     def alone(self) -> list[int]:
         """Servers of whose shards there is one copy, where all had a second one."""
         return self._takeovers.alone
+
+    @property
+    def idle_spares(self) -> list[int]:
+        """The ids of spares that wait."""
+        return self._takeovers.idle_spares
 
     @property
     def out(self) -> frozenset[int]:

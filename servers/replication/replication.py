@@ -21,7 +21,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import CopyFilled, KeepCopy, KeepsCopy, Setup
 from psdist.protocol.events import Arrived, Event, Offered, Sent
 from psdist.protocol.header import Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, server_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.replication.filling import Filling
 from psdist.servers.protocol.replication.primary import Primary
@@ -48,7 +48,7 @@ class Replication:
         buddy: int | None,
     ) -> None:
         """``buddy``: who keeps the second copy; None for a server that goes on in place of one that
-        has died, of whose shard there is one copy."""
+        has died, of whose shard there is one copy, and for a spare, which has none."""
         self.options = options
         self._transport = transport
         self._server_options = server_options
@@ -121,8 +121,12 @@ class Replication:
     def on_moved(self, server: int) -> None:
         """The registrar says that ``server`` has died."""
         if server_id(server) == self.outbox.primary.buddy:
-            self._filling = None
-            self.outbox.go_alone()
+            self.on_copy_lost()
+
+    def on_copy_lost(self) -> None:
+        """The registrar says that who had the copy, or was to have it, has died."""
+        self._filling = None
+        self.outbox.go_alone()
 
     def on_built(
         self, set_index: int, partition: Partition, owners: Sequence[int], setup: Setup
@@ -134,6 +138,14 @@ class Replication:
         self._built.append(built)
         for each in self.kept.values():
             each.on_built(built)
+        primary = self.outbox.primary
+        if primary.buddy is not None and not primary.has_lost_buddy:
+            self._describe(primary.buddy, set_index)
+
+    def _describe(self, keeper: int, set_index: int) -> None:
+        """To a spare, which the chief does not know."""
+        if is_spare(keeper):
+            self._transport.send_control(keeper, self._built[set_index].setup, set_index)
 
     def close_histories(self) -> None:
         for each in self.kept.values():
@@ -169,6 +181,8 @@ class Replication:
         self._sets = [each for each in described if isinstance(each, RecordingSetLoop)]
         self._keeper = keeper
         self.outbox.begin_fill(server_id(keeper))
+        for set_index in range(len(self._built)):
+            self._describe(keeper, set_index)
         for each in self._sets:
             each.begin_fill()
         chunks = [(each.set_index, chunk) for each in self._sets for chunk in each.core.chunks]

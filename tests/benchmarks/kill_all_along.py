@@ -5,7 +5,8 @@
 Four workers and four servers with buddies train tests/support/programs/long_training.py on this
 host. Every ``--every`` seconds of training a role is drawn, worker, server or registrar (server 0),
 and one of those that live gets SIGKILL: the job goes on without it, or where it cannot it ends, and
-is started again with ``--resume``, with all ranks. At the end ``psdist check`` judges the history,
+is started again with ``--resume``, with all ranks. With ``--spares N`` as many more ranks wait to
+take dead servers' places, and may be killed, too. At the end ``psdist check`` judges the history,
 and the loss stands beside that of a run in which nobody dies. Exit status 0 where the training has
 come to its end and the check has passed.
 """
@@ -31,6 +32,7 @@ from tests.benchmarks.kill_and_resume import ranks_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS, SERVERS, CHECKPOINT_EVERY = 4, 4, 50
+ROLES = ("worker", "server", "spare")
 MOST_STARTS = 50
 TIMEOUT_S = 600
 
@@ -46,12 +48,14 @@ class Found:
     check: str = ""
 
 
-def start(run_dir: Path, mode: str, epochs: int, output: Path) -> subprocess.Popen[bytes]:
+def start(
+    run_dir: Path, mode: str, epochs: int, spares: int, output: Path
+) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "psdist", "run", "--workers", str(WORKERS), "--mode", mode]
     words += ["--servers", str(SERVERS), "--record", "--resume", "--run-dir", str(run_dir)]
     words += ["--checkpoint-every", str(CHECKPOINT_EVERY), "--group", "rank"]
     words += ["--set=max_deaths=99", "--set=replication=buddy", "--set=chunk_bytes=4096"]
-    words += ["-m", "tests.support.programs.long_training"]
+    words += [f"--spares={spares}", "-m", "tests.support.programs.long_training"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PSDIST_PROGRESS": "off"}
     env["EPOCHS"] = str(epochs)
     with output.open("wb") as file:
@@ -68,7 +72,7 @@ def is_training(run_dir: Path, since_s: float) -> bool:
 
 def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Random) -> str | None:
     """The role of who was killed; None where nobody has come so far that it has one."""
-    alive = [each for each in ranks_of(run_dir, process.pid) if each[1] in ("worker", "server")]
+    alive = [each for each in ranks_of(run_dir, process.pid) if each[1] in ROLES]
     if not alive:
         return None
     places = json.loads((run_dir / "ranks.json").read_text("utf-8"))
@@ -81,13 +85,13 @@ def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Rando
     return role
 
 
-def train(mode: str, *, epochs: int, every_s: float, seed: int, folder: Path) -> Found:
+def train(mode: str, *, epochs: int, every_s: float, seed: int, spares: int, folder: Path) -> Found:
     """``every_s`` 0: nobody dies."""
     found, pick, run_dir = Found(), random.Random(seed), folder / "run"
     begun_s = monotonic()
     for attempt in range(MOST_STARTS):
         output = folder / f"output-{attempt}"
-        process = start(run_dir, mode, epochs, output)
+        process = start(run_dir, mode, epochs, spares, output)
         started_s, next_s = time(), inf
         deadline_s = monotonic() + TIMEOUT_S
         while process.poll() is None and monotonic() < deadline_s:
@@ -121,6 +125,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=20.0)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     told: dict[str, Found] = {}
@@ -131,6 +136,7 @@ def main() -> None:
                 epochs=given.epochs,
                 every_s=every_s,
                 seed=given.seed,
+                spares=given.spares,
                 folder=Path(folder),
             )
         killed = ", ".join(f"{count} {role}" for role, count in sorted(found.kills.items()))

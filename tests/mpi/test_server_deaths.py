@@ -27,15 +27,17 @@ def run(
     servers: int = 2,
     launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
     settings: tuple[str, ...] = (),
+    spares: int = 0,
 ) -> Completed:
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
     words += ["--servers", str(servers), "--set", "replication=buddy", "--set", "chunk_bytes=4096"]
+    words += [f"--spares={spares}"] * bool(spares)
     words += [f"--set={each}" for each in settings]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
     if kills is not None:
         env["KILLS"] = str(kills)
     return run_mpi(
-        2 + servers,
+        2 + servers + spares,
         [*words, str(PROGRAM)],
         timeout_s=TIMEOUT_S,
         env=env,
@@ -121,6 +123,58 @@ def test_three_of_four_servers_die_one_after_the_other(
     assert report.proved, (report.violations, report.notes)
     if mode == "sync":  # by how many servers it is done is in no bit either
         assert parameters_of(done) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "kills"),
+    [
+        pytest.param("sync", [2, 1], id="sync"),
+        pytest.param("sync", [0, 2], id="sync, the registrar first"),
+        pytest.param("async", [2, 1], id="async"),
+    ],
+)
+def test_a_spare_goes_on_in_the_place_of_the_second_server_that_dies(
+    mode: str, kills: list[int], undisturbed: str, tmp_path: Path
+) -> None:
+    """The first one's buddy has its place, and the spare the two copies that are missing then."""
+    done = run(tmp_path, kills=",".join(map(str, kills)), servers=3, mode=mode, spares=1)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["exit"], summary["spares"]) == ("completed", 1)
+    assert [each["server"] for each in summary["deaths"]] == kills
+    assert summary["deaths"][1]["taken_over_by"] == "spare 0"
+    assert [each["kept_by"] for each in summary["alone"]][:2] == ["spare 0", "spare 0"]
+    assert "spare 0 has taken its place" in done.stderr
+    ranks = json.loads((tmp_path / "run" / "ranks.json").read_text())
+    assert [each["role"] for each in ranks].count("spare") == 1
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+    if mode == "sync":
+        assert parameters_of(done) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(["s0"], id="waits"),
+        pytest.param(["2", "s0"], id="has two copies"),
+        pytest.param(["2", "1", "s0"], id="has a place"),
+    ],
+)
+def test_a_spare_dies_and_no_bit_is_another_one(
+    kills: list[str], undisturbed: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, kills=",".join(kills), servers=3, spares=1)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(summary["deaths"]) == len(kills)
+    assert summary["deaths"][-1]["spare"] == 0
+    assert "spare 0 (rank 5 on" in done.stderr
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+    assert parameters_of(done) == undisturbed
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ below them, and writes sizes, times and lists. Draws nothing, computes no load.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -251,12 +252,9 @@ def machine_words(machine: Machine) -> str:
 
 
 def roles_words(ranks: Sequence[PlannedRank]) -> str:
-    """``1 server, 4 workers``, or ``nobody``."""
-    num_servers = sum(each.role == "server" for each in ranks)
-    amounts = [
-        counted(num_servers, "server"),
-        counted(len(ranks) - num_servers, "worker"),
-    ]
+    """``1 server, 4 workers, 1 spare``, or ``nobody``."""
+    numbers = Counter(each.role for each in ranks)
+    amounts = [counted(numbers[role], role) for role in ("server", "worker", "spare")]
     return ", ".join(words for words in amounts if not words.startswith("0 ")) or "nobody"
 
 

@@ -99,6 +99,8 @@ def users(place: Place, device: Device) -> list[PlannedRank]:
 def rank_words(scene: Scene, rank: PlannedRank) -> str:
     if rank.role == "server":
         return f"server {rank.index}, {100 * scene.plan.weights[rank.index]:.1f} %"
+    if rank.role == "spare":
+        return f"spare {rank.index}"
     return f"worker {rank.index}, group {rank.group}"
 
 

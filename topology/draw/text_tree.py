@@ -246,7 +246,7 @@ class Tree:
         parts = [f"rank {rank.rank:<4} {rank.role} {rank.index:<4}"]
         if rank.role == "server":
             parts[0] += f" holds {100 * plan.weights[rank.index]:5.1f} %"
-        else:
+        elif rank.role == "worker":
             parts[0] += f" group {rank.group:<7}"
         word = "core" if len(rank.cores) == 1 else "cores"
         cores = f"{word} {shortened(ranges(rank.cores), MAX_LIST)}" if rank.cores else "not bound"

@@ -25,9 +25,9 @@ REMEDY: Final = "correct it or make the plan again"
 def check(plan: Plan, *, where: str) -> None:
     """Raise PlacementError, one line that begins with ``where``, unless the plan is sound.
 
-    Sound: ranks 0, 1, 2 ... in order; servers and workers numbered in rank order, at least one of
-    each; groups without gaps; a weight for each server, with sum 1; as many cores as CPUs or none;
-    links whose time is finite.
+    Sound: ranks 0, 1, 2 ... in order; servers, workers and spares numbered in rank order, at least
+    one of the first two; groups without gaps; a weight for each server, with sum 1; as many cores
+    as CPUs or none; links whose time is finite.
     """
     counts = Counter[str]()
     for position, each in enumerate(plan.ranks):
@@ -59,7 +59,7 @@ def _check_rank(each: PlannedRank, index: int, where: str) -> None:
     if each.index != index:
         refuse(where, f"{name}: index", each.index, f"{index}: {each.role}s count in rank order")
     if (each.group < 0) is (each.role == "worker") or each.group < -1:
-        refuse(where, f"{name}: group", each.group, "-1 for a server, 0 or more for a worker")
+        refuse(where, f"{name}: group", each.group, "0 or more for a worker, -1 for all others")
     if bool(each.cores) != bool(each.cpus):
         wanted = f"{len(each.cores)} cores with the cpus of each, or none of both"
         refuse(where, f"{name}: number of cpus", len(each.cpus), wanted)

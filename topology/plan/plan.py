@@ -43,11 +43,11 @@ class PlannedRank:
 
     rank: Whole
     host: HostName
-    role: Literal["server", "worker"]
+    role: Literal["server", "worker", "spare"]
     index: Whole
-    """Its number among servers or among workers."""
+    """Its number among those of its role."""
     group: Whole
-    """Of a worker; -1 for a server."""
+    """Of a worker; -1 for all others."""
     cores: _Cpus
     """Logical core numbers on its host; () where it is not to be bound."""
     cpus: _Cpus
@@ -152,6 +152,10 @@ class Plan:
     @property
     def worker_ranks(self) -> tuple[int, ...]:
         return tuple(each.rank for each in self.ranks if each.role == "worker")
+
+    @property
+    def spare_ranks(self) -> tuple[int, ...]:
+        return tuple(each.rank for each in self.ranks if each.role == "spare")
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.header import MOST_SETS
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, spare_of
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, InitialSent, MovePeer, SendControl, Warn
@@ -186,16 +186,18 @@ class WorkerCore:
             return []  # servers wait for it until the registrar says that nobody does
         if not self.seat.servers_have_buddies or is_worker(event.peer):
             raise PeerLostError(event.who)
-        self._require_set_up(event.who)
+        if not is_spare(event.peer):  # which nothing was set up on
+            self._require_set_up(event.who)
         return self._go_on_with(self._moves.on_lost(event.peer))
 
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
         server, host, count = message.server, message.host, self.seat.num_servers
-        if peer != REGISTRAR or not (0 <= server < count and 0 <= host < count):
+        is_known = 0 <= host < count or (is_spare(host) and spare_of(host) < self.seat.num_spares)
+        if peer != REGISTRAR or not (0 <= server < count and is_known):
             raise ProtocolError(
                 f"worker {self.seat.worker}: {describe_peer(peer)} sent Moved of server {server} "
-                f"to {host}; {describe_peer(REGISTRAR)} declares deaths, and there are {count} "
-                "servers"
+                f"to {describe_peer(host)}; {describe_peer(REGISTRAR)} declares deaths, and there "
+                f"are {count} servers and {self.seat.num_spares} spares"
             )
         return self._go_on_with(self._moves.on_moved(server, host=host))
 

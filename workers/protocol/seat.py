@@ -18,6 +18,8 @@ class Seat:
     num_servers: int
     servers_have_buddies: bool = False
     """Whether another server goes on in the place of one that has died."""
+    num_spares: int = 0
+    """Those that may do so, too."""
 
     @property
     def place(self) -> int:

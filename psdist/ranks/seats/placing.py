@@ -37,6 +37,7 @@ from psdist.topology.network.sources import build_cluster, port_guids, read_tree
 from psdist.topology.plan import codec as plan_codec
 from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, Strategy, on_hosts, plan_job
+from psdist.topology.plan.spares import choose_spares, with_spares
 from psdist.topology.text import bitmap
 from psdist.topology.text.untrusted import file_bytes, shown
 
@@ -78,7 +79,10 @@ def agree_on_plan(
                 print(f"psdist: note: {note}", file=sys.stderr, flush=True)
             plan = replace(plan, notes=(*plan.notes, *of_cards))
             error = unexpected_workers(
-                num_workers, num_servers=len(plan.server_ranks), num_ranks=len(places)
+                num_workers,
+                num_servers=len(plan.server_ranks),
+                num_spares=len(plan.spare_ranks),
+                num_ranks=len(places),
             )
             if error is not None:
                 raise error
@@ -99,14 +103,15 @@ def agree_on_plan(
 
 
 def unexpected_workers(
-    expected: int | None, *, num_servers: int, num_ranks: int
+    expected: int | None, *, num_servers: int, num_ranks: int, num_spares: int = 0
 ) -> LaunchError | None:
     """Why the world does not have the workers that ``--workers`` names; None where it does."""
-    num_workers = num_ranks - num_servers
+    num_workers = num_ranks - num_servers - num_spares
     if expected in (None, num_workers):
         return None
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
     beside = f" beside {num_servers} that serve" if num_servers else ""
+    beside += f" and {num_spares} spare" if num_spares else ""
     return LaunchError(
         f"--workers {expected} does not fit: the launcher started {ranks}, of which {num_workers} "
         f"would work{beside}; start as many ranks as workers and servers together, say with "
@@ -148,6 +153,8 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
     strategy = _STRATEGIES.get(config.placement)
     if strategy is None:
         return _given_plan(cluster, places, config)
+    hosts = [each.host for each in places]
+    spares = choose_spares(hosts, config.spares)
     ranks = [
         RankFacts(
             rank=each.rank,
@@ -158,6 +165,7 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
             nic=each.nic,
         )
         for each in places
+        if each.rank not in spares
     ]
     request = PlanRequest(
         servers=config.servers,
@@ -165,7 +173,7 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
         placement=strategy,
         may_bind=config.bind == "auto",
     )
-    return plan_job(cluster, ranks, request)
+    return with_spares(plan_job(cluster, ranks, request), hosts, spares)
 
 
 def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
@@ -186,6 +194,11 @@ def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) ->
         raise PlacementError(
             f"servers = {config.servers}, but the plan {where} has {len(plan.weights)}: leave one "
             "of the two settings out"
+        )
+    if config.spares != len(plan.spare_ranks):
+        raise PlacementError(
+            f"spares = {config.spares}, but the plan {where} has {len(plan.spare_ranks)}: ask for "
+            "as many, or make a new plan (placement = auto)"
         )
     pairs = list(zip(plan.ranks, places, strict=True))
     moved = [
@@ -252,4 +265,5 @@ def roles_of_plan(places: Sequence[Place], plan: Plan) -> Roles:
         worker_ranks=plan.worker_ranks,
         groups=tuple(tuple(members[group]) for group in sorted(members)),
         weights=plan.weights,
+        spare_ranks=plan.spare_ranks,
     )

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from psdist.protocol.ids import describe_peer
+from psdist.ranks.telling.deaths import told_holder
 from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole
 
 logger = logging.getLogger("psdist")
@@ -32,7 +34,7 @@ class CopyReports:
         now."""
         told = {
             "server": event.server,
-            "host": event.host,
+            "host": told_holder(event.host),
             "from_s": self._now(),
             "until_s": None,
             "kept_by": None,
@@ -42,22 +44,22 @@ class CopyReports:
         if not is_news:
             return
         logger.warning(
-            "the shard of server %d has one copy, in server %d: the job ends with that one's "
+            "the shard of server %d has one copy, in %s: the job ends with that one's "
             "death, until another copy is whole",
             event.server,
-            event.host,
+            describe_peer(event.host),
         )
 
     def whole(self, event: ShardWhole, *, is_news: bool = True) -> None:
         """There is another copy; ``is_news`` as in :meth:`alone`."""
         told = self._open.pop(event.server)
-        told["until_s"], told["kept_by"] = self._now(), event.keeper
+        told["until_s"], told["kept_by"] = self._now(), told_holder(event.keeper)
         if not is_news:
             return
         logger.warning(
-            "the shard of server %d has a second copy again, in server %d, after %.1f s",
+            "the shard of server %d has a second copy again, in %s, after %.1f s",
             event.server,
-            event.keeper,
+            describe_peer(event.keeper),
             told["until_s"] - told["from_s"],
         )
 

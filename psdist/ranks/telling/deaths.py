@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.protocol.control import Progress
-from psdist.protocol.ids import describe_workers
+from psdist.protocol.ids import describe_peer, describe_workers, is_spare
 from psdist.protocol.roles import Roles
 from psdist.servers.protocol.deaths import Death, Survived
-from psdist.servers.protocol.replication.takeovers import ServerDeath
+from psdist.servers.protocol.replication.takeovers import ServerDeath, SpareDeath
 
 logger = logging.getLogger("psdist")
+
+
+def told_holder(peer: int) -> int | str:
+    """Who has a shard, for summary.json: the number of a server, or ``spare 1``."""
+    return describe_peer(peer) if is_spare(peer) else peer
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ class DeathReports:
             {
                 "server": death.server,
                 "who": death.who,
-                "taken_over_by": death.host,
+                "taken_over_by": told_holder(death.host),
                 "clock": clock,
                 "at_s": round(time.monotonic() - self._started_s, 3),
             }
@@ -73,10 +78,19 @@ class DeathReports:
         if not is_news:
             return
         logger.warning(
-            "%s has died; server %d has taken its place: no update that was acknowledged is lost",
+            "%s has died; %s has taken its place: no update that was acknowledged is lost",
             death.who,
-            death.host,
+            describe_peer(death.host),
         )
+
+    def spare_lost(self, death: SpareDeath, *, is_news: bool = True) -> None:
+        """A spare has died; what it served or kept, if anything, is told by others."""
+        clock = max((each.clock for each in self._progress.values()), default=0)
+        at_s = round(time.monotonic() - self._started_s, 3)
+        told = {"spare": death.spare, "who": death.who, "clock": clock, "at_s": at_s}
+        self._taken_over.append(told)
+        if is_news:
+            logger.warning("%s has died; the job goes on", death.who)
 
     def survived(self, survived: Survived) -> None:
         """All servers have taken in what was declared up to a generation."""

@@ -72,7 +72,7 @@ class StatusWriter:
         """Servers wait for psdist.init on all workers; ``called``: those that have called it."""
         everybody = range(self._roles.num_workers)
         call = OpenCall(-job, "psdist.init", called, set(everybody) - set(called))
-        self._write(phase="starting", calls=[call])
+        self._write(phase="starting", calls=[call], spares=self._roles.num_spares)
 
     def training(
         self,
@@ -83,12 +83,14 @@ class StatusWriter:
         out: Collection[int] = (),
         dead: Sequence[str] = (),
         alone: Sequence[int] = (),
+        num_idle_spares: int = 0,
         training: Training | None = None,
         outcome: str = "",
     ) -> None:
         """``progress``: what each worker has told last; ``out``: those that are not in the job any
         more; ``dead``: who has died, in words; ``alone``: servers of whose shards there is one
-        copy; ``training``: what a display is told; ``outcome``: how the job has ended."""
+        copy; ``num_idle_spares``: spares that wait; ``training``: what a display is told;
+        ``outcome``: how the job has ended."""
         now_s = self._clock()
         workers = []
         for worker, each in sorted(progress.items()):
@@ -118,6 +120,7 @@ class StatusWriter:
             done=done,
             dead=dead,
             alone=alone,
+            spares=num_idle_spares,
             training=training,
             outcome=outcome,
         )
@@ -131,6 +134,7 @@ class StatusWriter:
         done: Collection[int] = (),
         dead: Sequence[str] = (),
         alone: Sequence[int] = (),
+        spares: int = 0,
         training: Training | None = None,
         outcome: str = "",
     ) -> None:
@@ -155,6 +159,7 @@ class StatusWriter:
             done=tuple(sorted(done)),
             dead=tuple(dead),
             alone=tuple(alone),
+            spares=spares,
             slowest=training.slowest if training else None,
             others_wait=training.others_wait if training else 0.0,
             outcome=outcome[:MOST_CHARACTERS],

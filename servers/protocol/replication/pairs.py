@@ -10,10 +10,14 @@ the two are in different racks, else on different hosts: what fails together is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psdist.errors import ConfigError
+from psdist.protocol.ids import is_spare
+
+_SHARDS_OF_A_SERVER = 2
+"""Its own, and the copy of another one's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,16 +66,18 @@ def next_keeper(
     host: int,
     others: Sequence[int],
     *,
-    hosts: Sequence[str],
-    racks: Sequence[str],
-    load: Sequence[int],
+    hosts: Mapping[int, str],
+    racks: Mapping[int, str],
+    load: Mapping[int, int],
 ) -> int:
-    """Which of the servers ``others`` is to keep another copy of a shard that server ``host`` has:
-    one on another host, in another rack, then one that has the fewest shards (``load``)."""
+    """Which of ``others``, ids of servers and spares, is to keep another copy of a shard that
+    ``host`` has: one on another host, in another rack, then a spare that has fewer than the two
+    shards of a server, then one that has the fewest (``load``)."""
 
-    def apart(other: int) -> tuple[bool, bool, int, int]:
+    def apart(other: int) -> tuple[bool, bool, bool, int, int]:
         is_elsewhere = hosts[other] != hosts[host], racks[other] != racks[host]
-        return *is_elsewhere, -load[other], -other
+        has_room = is_spare(other) and load[other] < _SHARDS_OF_A_SERVER
+        return *is_elsewhere, has_room, -load[other], -other
 
     return max(others, key=apart)
 

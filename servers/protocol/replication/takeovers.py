@@ -10,6 +10,9 @@ A shard that has one copy left gets another, in two steps: a server that lives k
 (``FillCopy``, ``CopyFilled``). Until it is full only the one that serves the shard has it: with the
 death of that one nobody has, and the job ends.
 
+Spares are processes that serve nothing at the start, and are known by ids of their own: to keep a
+copy, and then to take a place, they are as good as servers.
+
     takeovers = Takeovers(num_workers=2, buddies=(1, 2, 0))
     takeovers.on_server_lost(server_id(1), "server 1 (rank 1 on n1)")
     takeovers.on_taken_over(server_id(2), TakenOver(server=1))
@@ -21,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-from psdist.errors import ProtocolError, ServersLostError
+from psdist.errors import InvariantError, ProtocolError, ServersLostError
 from psdist.protocol.control import (
     CopyFilled,
+    CopyLost,
     FillCopy,
     KeepCopy,
     KeepsCopy,
@@ -31,7 +35,7 @@ from psdist.protocol.control import (
     TakenOver,
     TakeOver,
 )
-from psdist.protocol.ids import describe_peer, server_id, worker_id
+from psdist.protocol.ids import describe_peer, is_spare, server_id, spare_id, spare_of, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.replication.pairs import next_keeper
 
@@ -46,7 +50,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class ServerDeath:
-    """For people: a server has died, and another one goes on in its place."""
+    """For people: a server has died, and ``host``, another one or a spare, goes on in its place."""
 
     server: int
     who: str
@@ -54,8 +58,16 @@ class ServerDeath:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareDeath:
+    """For people: spare number ``spare`` has died. What it kept or served, others say."""
+
+    spare: int
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShardAlone:
-    """For people: of the shard of ``server`` there is one copy, that of server ``host``."""
+    """For people: of the shard of ``server`` there is one copy, that of ``host``."""
 
     server: int
     host: int
@@ -63,13 +75,13 @@ class ShardAlone:
 
 @dataclass(frozen=True, slots=True)
 class ShardWhole:
-    """For people: server ``keeper`` has another copy of the shard of ``server``."""
+    """For people: ``keeper`` has another copy of the shard of ``server``."""
 
     server: int
     keeper: int
 
 
-TakeoverAction: TypeAlias = SendControl | Move | ServerDeath | ShardAlone | ShardWhole
+TakeoverAction: TypeAlias = SendControl | Move | ServerDeath | SpareDeath | ShardAlone | ShardWhole
 
 
 @dataclass(slots=True)
@@ -98,15 +110,24 @@ class Takeovers:
         buddies: Sequence[int],
         hosts: Sequence[str] = (),
         racks: Sequence[str] = (),
+        num_spares: int = 0,
     ) -> None:
-        """``buddies``: by server, nothing where no server has one; ``hosts``, ``racks``: by server,
-        nothing or "" where that is not known."""
+        """``buddies``: by server, nothing where no server has one; ``hosts``, ``racks``: by server
+        and then by spare, nothing or "" where that is not known."""
         self._num_workers = num_workers
         self._shards = [_Shard(host, buddy) for host, buddy in enumerate(buddies)]
-        self._hosts = hosts or [""] * len(buddies)
-        self._racks = racks or [""] * len(buddies)
+        self._processes = [
+            *map(server_id, range(len(buddies))),
+            *map(spare_id, range(num_spares)),
+        ]
+        """Ids of all that may have a shard."""
+        if not buddies:  # nobody asks where servers are
+            self._processes, hosts, racks = [], (), ()
+        unknown = [""] * len(self._processes)
+        self._hosts = dict(zip(self._processes, hosts or unknown, strict=True))
+        self._racks = dict(zip(self._processes, racks or unknown, strict=True))
         self._names: dict[int, str] = {}
-        """Servers that have died, and who they were."""
+        """Servers and spares that have died, and who they were."""
         self._pending: set[int] = set()
         """Shards whose place is about to be taken."""
         self.is_ending = False
@@ -114,17 +135,20 @@ class Takeovers:
 
     @property
     def alive(self) -> list[int]:
-        """The ids of servers whose processes live."""
-        return [server_id(each) for each in self._alive]
+        """The ids of servers and spares whose processes live."""
+        return [each for each in self._processes if each not in self._names]
 
     @property
-    def _alive(self) -> list[int]:
-        return [each for each in range(len(self._shards)) if each not in self._names]
+    def idle_spares(self) -> list[int]:
+        """The ids of spares that live and have no shard."""
+        load = self._load()
+        return [each for each in self.alive if is_spare(each) and not load[each]]
 
     @property
     def taken(self) -> list[int]:
         """Servers in whose places others go on."""
-        return sorted(self._names.keys() - self._pending)
+        dead = {each for each in self._names if not is_spare(each)}
+        return sorted(dead - self._pending)
 
     @property
     def alone(self) -> list[int]:
@@ -140,13 +164,19 @@ class Takeovers:
     def on_server_lost(self, peer: int, who: str) -> list[TakeoverAction]:
         """Raises :class:`ServersLostError` where nobody has some shard any more."""
         dead = peer
+        if dead not in self._processes:
+            raise InvariantError(f"the registrar was told that {describe_peer(dead)} has died")
         self._names[dead] = who
         served = [server for server, each in enumerate(self._shards) if each.host == dead]
         gone = {each.lost for each in self._of(served) if each.keeper is None}
         if gone:
             raise ServersLostError(who, sorted(gone))
         actions: list[TakeoverAction] = []
+        if is_spare(dead):
+            actions.append(SpareDeath(spare_of(dead), who))
         for server, shard in enumerate(self._shards):
+            if is_spare(dead) and dead in (shard.keeper, shard.next_keeper):
+                actions.append(SendControl(server_id(shard.host), CopyLost(server=server)))
             if shard.next_keeper == dead:
                 shard.next_keeper = None
             if shard.keeper == dead:
@@ -157,7 +187,7 @@ class Takeovers:
             shard.host, shard.keeper, shard.lost = shard.keeper, None, who
             self._pending.add(server)
             actions.append(SendControl(server_id(shard.host), TakeOver(server=server)))
-        return actions
+        return [*actions, *self._begin_copies()]
 
     def _of(self, servers: Sequence[int]) -> list[_Shard]:
         return [self._shards[each] for each in servers]
@@ -191,7 +221,7 @@ class Takeovers:
         for server, shard in enumerate(self._shards):
             if shard.keeper is not None or shard.next_keeper is not None:
                 continue
-            others = [each for each in self._alive if each != shard.host]
+            others = [each for each in self.alive if each != shard.host]
             if not others:
                 continue
             found = next_keeper(
@@ -203,9 +233,9 @@ class Takeovers:
             actions.append(SendControl(server_id(found), keep))
         return actions
 
-    def _load(self) -> list[int]:
-        """By server: how many shards it has or is about to have."""
-        load = [0] * len(self._shards)
+    def _load(self) -> dict[int, int]:
+        """By server and spare: how many shards it has or is about to have."""
+        load = dict.fromkeys(self._processes, 0)
         for each in self._shards:
             for holder in (each.host, each.keeper, each.next_keeper):
                 if holder is not None:

@@ -45,7 +45,7 @@ from psdist.protocol.control import (
     decode_control,
     encode_control,
 )
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, spare_id, worker_id
 from psdist.protocol.registrar_line import SAID_BY_REGISTRAR, TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
@@ -73,6 +73,7 @@ class Office:
         deputy: int,
         num_workers: int,
         num_servers: int,
+        num_spares: int = 0,
         is_active: bool = True,
     ) -> None:
         """``deputy``: its stable id; ``is_active``: false there."""
@@ -83,6 +84,7 @@ class Office:
         self._peers = [
             *(server_id(server) for server in range(num_servers) if server != REGISTRAR),
             *map(worker_id, range(num_workers)),
+            *map(spare_id, range(num_spares)),
         ]
         self._lines = Lines()
         self._number = 0

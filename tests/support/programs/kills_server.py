@@ -1,8 +1,8 @@
 """A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
 
-KILLS: the server's number, or several, with commas: each of them three iterations behind the one
-before, when every shard has two copies again. The parameters that it ends with are printed as one
-CRC-32.
+KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
+behind the one before, when every shard has two copies again. The parameters that it ends
+with are printed as one CRC-32.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ LOGS = RUN_DIR / "logs"
 KILL_AT = int(os.environ.get("KILL_AT", "5"))
 
 
-def kill_server(number: int) -> None:
+def kill(name: str) -> None:
+    role, number = ("spare", name[1:]) if name.startswith("s") else ("server", name)
     ranks = json.loads((RUN_DIR / "ranks.json").read_text())
-    servers = [each["pid"] for each in ranks if each["role"] == "server"]
-    os.kill(servers[number], signal.SIGKILL)
+    pids = [each["pid"] for each in ranks if each["role"] == role]
+    os.kill(pids[int(number)], signal.SIGKILL)
 
 
-def wait_for_copies(dead: list[int]) -> None:
+def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
     """Until the registrar, or who has succeeded it, has said that all of ``dead`` are, and of every
-    shard whose second copy is lost that there is another one."""
+    shard whose second copy is lost that there is another one (``of_copies``)."""
     while True:
-        texts = [each.read_text() for each in sorted(LOGS.glob("rank-*.log"))]
-        shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", "".join(texts))
-        standing = {int(server): which for server, which in shards}  # the last word of each
-        if standing.keys() >= set(dead) and "one" not in standing.values():
+        text = "".join(each.read_text() for each in sorted(LOGS.glob("rank-*.log")))
+        shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
+        standing = dict(shards)  # the last word of each
+        spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has died", text)}
+        are_whole = "one" not in standing.values()
+        if standing.keys() | spares >= set(dead) and (are_whole or not of_copies):
             return
         time.sleep(0.02)
 
@@ -50,17 +53,19 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = job.prepare(model, optimizer)
     torch.manual_seed(100 + job.rank)
-    victims = [int(each) for each in os.environ.get("KILLS", "").split(",") if each]
+    victims = [each for each in os.environ.get("KILLS", "").split(",") if each]
     kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
         if iteration in kills and job.is_chief:
-            wait_for_copies(victims[: victims.index(kills[iteration])])
-            kill_server(kills[iteration])
+            wait_until_told(victims[: victims.index(kills[iteration])])
+            kill(kills[iteration])
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
     job.pull()
     if job.is_chief:
+        if spares := [each for each in victims if each.startswith("s")]:
+            wait_until_told(spares, of_copies=False)
         flat = torch.cat([each.detach().flatten() for each in model.parameters()])
         print(f"parameters {zlib.crc32(flat.numpy().tobytes()):08x}", flush=True)
 

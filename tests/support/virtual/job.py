@@ -55,6 +55,7 @@ from psdist.protocol.ids import (
     describe_peer,
     is_worker,
     server_id,
+    spare_id,
     worker_id,
     worker_of,
 )
@@ -73,6 +74,7 @@ from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.sizes import SizeShard
 from psdist.servers.shard.tensors import TensorShard
+from psdist.servers.spare import SpareLoop
 from psdist.transport.base import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -125,6 +127,7 @@ class SetOfJob:
     schedule: Schedule
     groups: list[tuple[int, ...]]
     servers: list[ServerLoop]
+    spares: list[SpareLoop]
     dead: int | None
     network: VirtualNetwork
     reported: list[OfficeAction]
@@ -173,9 +176,9 @@ class SetOfJob:
         """That which serves its shard at the end."""
         hosted = [
             each
-            for process, loop in enumerate(self.servers)
+            for loop in (*self.servers, *self.spares)
             for each in loop.hosted
-            if each.transport.me == server and server_id(process) not in self.network._dead
+            if each.transport.me == server and loop.transport.me not in self.network._dead
         ]
         return hosted[0] if hosted else self.servers[server]
 
@@ -373,6 +376,10 @@ class VirtualJob(SetOfJob):
             )
             self.servers.append(loop)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
+        self.spares = [
+            self._spare(spare, make_policy, make_executor, make_set)
+            for spare in range(schedule.spares)
+        ]
         self.workers = [
             make_worker(self, worker, group)
             for group, members in enumerate(self.groups)
@@ -420,7 +427,36 @@ class VirtualJob(SetOfJob):
             groups=self.groups,
             max_deaths=self.max_deaths,
             buddies=schedule.buddies if schedule.has_buddies else (),
+            num_spares=schedule.spares,
         )
+
+    def _spare(
+        self,
+        spare: int,
+        make_policy: Callable[[int], Policy],
+        make_executor: MakeExecutor,
+        make_set: Callable[..., SetLoop] | None,
+    ) -> SpareLoop:
+        schedule, peer = self.schedule, spare_id(spare)
+        loop = SpareLoop(
+            self.transport(peer),
+            partial(self._make_core, peer, make_policy),
+            ServerOptions(
+                server=peer,
+                shard_weights=(1.0,) * schedule.servers,
+                modes=schedule.modes,
+                receive_buffers=schedule.receive_buffers,
+                reply_window=schedule.reply_window,
+                checksum_every=1,
+                wire=self.wire,
+                compensation=schedule.compensation,
+            ),
+            make_executor=slowed(schedule, 0, make_executor),
+            make_set=make_set,
+            replication=self._replication(make_policy),
+        )
+        self._spawn(peer, loop.actor())
+        return loop
 
     def _office(self, num_workers: int, *, is_active: bool) -> Office:
         assert self.deputy is not None
@@ -429,6 +465,7 @@ class VirtualJob(SetOfJob):
             deputy=self.deputy,
             num_workers=num_workers,
             num_servers=self.schedule.servers,
+            num_spares=self.schedule.spares,
             is_active=is_active,
         )
 

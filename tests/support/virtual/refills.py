@@ -142,7 +142,7 @@ def _end_registrar(job: RefillJob, moment: str, pick: random.Random) -> None:
 def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: bool) -> bool:
     """Somebody dies, if that is the moment for it."""
     takeovers = job.takeovers
-    alive = [each for each in takeovers._alive if server_id(each) in job.network._actors]
+    alive = [each for each in takeovers.alive if server_id(each) in job.network._actors]
     alive = [each for each in alive if each != REGISTRAR]
     if spares_deputy and wanted != "anybody":
         alive = [each for each in alive if server_id(each) != job.deputy]

@@ -142,6 +142,8 @@ class Schedule:
     death: Death | None = None
     has_buddies: bool = False
     """Whether every server has a buddy, the next one, which keeps a second copy of its shard."""
+    spares: int = 0
+    """Processes that wait to go on in a dead server's place."""
 
     @property
     def buddies(self) -> list[int]:

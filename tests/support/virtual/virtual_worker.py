@@ -75,6 +75,7 @@ class VirtualWorker:
             group=group,
             members=job.groups[group],
             num_servers=schedule.servers,
+            num_spares=schedule.spares,
             servers_have_buddies=schedule.has_buddies,
         )
         self.history = WorkerHistory(None, worker)

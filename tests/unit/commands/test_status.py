@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,20 @@ def test_the_command_prints_and_says_when_the_job_is_over(
     told = capsys.readouterr().out
     assert "worker 3 missing; workers 0, 1, 2 there" in told
     assert "the job is over" in told
+
+
+def test_spares_that_wait_are_counted(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    words = "which {} to take a dead one's place"
+    for count, wait in ((1, "waits"), (2, "wait")):
+        job.writer.training(progress={}, calls=[], num_idle_spares=count)
+        assert f"  spares     {count}, {words.format(wait)}" in job.lines()
+    job.writer.training(progress={}, calls=[])
+    assert "spares" not in " ".join(job.lines())
+
+
+def test_spares_wait_from_the_start_on(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.writer._roles = replace(ROLES, spare_ranks=(4,))
+    job.writer.at_start(called=[0], job=1)
+    assert read_status(tmp_path).spares == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.commands.world_size import num_ranks_for
+from psdist.commands.world_size import SERVERS_ON_ONE_HOST, num_ranks_for
 from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, PlacementError
 from psdist.topology.network.cluster import one_rack
@@ -44,3 +44,9 @@ def test_a_plan_says_how_many_ranks_and_must_have_the_workers(tmp_path: Path) ->
         num_ranks_for(3, config, {})
     with pytest.raises(PlacementError, match=r"none.json: cannot be read"):
         num_ranks_for(2, RunConfig(placement=str(tmp_path / "none.json")), {})
+
+
+def test_spares_come_in_addition() -> None:
+    wanted = {"replication": "buddy", "spares": 2}
+    assert num_ranks_for(4, RunConfig.model_validate({"servers": 3} | wanted), {}) == 9
+    assert num_ranks_for(4, RunConfig.model_validate(wanted), {}) == 4 + SERVERS_ON_ONE_HOST + 2

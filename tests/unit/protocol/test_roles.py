@@ -6,7 +6,17 @@ from typing import Literal
 
 import pytest
 
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, worker_id, worker_of
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    is_spare,
+    is_worker,
+    server_id,
+    spare_id,
+    spare_of,
+    worker_id,
+    worker_of,
+)
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.seats.placing import roles_of_plan
 from psdist.topology.network.cluster import one_rack
@@ -87,3 +97,22 @@ def test_people_are_told_hosts_and_ranks() -> None:
     assert roles.describe_group(0) == "group 0 (worker 0 on n1)"
     for group in (-1, 2):
         assert roles.describe_group(group) == f"group {group} (which is not one of this run)"
+
+
+def test_spares_have_ids_and_names_of_their_own() -> None:
+    places = tuple(Place(rank=rank, host=f"n{rank}", pid=1, cores=(0,)) for rank in range(5))
+    roles = Roles(
+        places=places,
+        server_ranks=(0, 1),
+        worker_ranks=(3,),
+        groups=((0,),),
+        spare_ranks=(2, 4),
+    )
+    assert roles.num_spares == 2
+    assert [roles.peer_of_rank[rank] for rank in (2, 4)] == [spare_id(0), spare_id(1)]
+    assert roles.describe_rank(4) == "spare 1 (rank 4 on n4)"
+    for each in (server_id(1 << 16), spare_id(0), spare_id((1 << 19) - 1), worker_id(0)):
+        assert is_spare(each) == describe_peer(each).startswith("spare")
+        assert is_spare(each) <= (not is_worker(each))
+    assert spare_of(spare_id(7)) == 7
+    assert not is_worker(spare_id(1 << 16))

@@ -91,3 +91,15 @@ def test_what_cannot_be_written_is_said(base: Resolved, tmp_path: Path) -> None:
     gone = RunDirectory(tmp_path / "gone")
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         take_settings_of_script(gone, made_by_script(base), ROLES)
+
+
+def test_the_table_of_ranks_has_every_role(tmp_path: Path) -> None:
+    places = tuple(Place(rank=rank, host="n0", pid=rank, cores=(0,)) for rank in range(4))
+    roles = Roles(
+        places=places, server_ranks=(0, 1), worker_ranks=(3,), groups=((0,),), spare_ranks=(2,)
+    )
+    resolved = resolve(command_line={"run_dir": str(tmp_path / "run")}, environment={})
+    create_run_directory(resolved, roles, {})
+    table = json.loads((tmp_path / "run" / "ranks.json").read_text())
+    assert [each["role"] for each in table] == ["server", "server", "spare", "worker"]
+    assert [(each["worker"], each["group"]) for each in table][2:] == [(None, None), (0, 0)]

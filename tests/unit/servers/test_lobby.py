@@ -9,7 +9,7 @@ import pytest
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Absent, Begin, Begun, Control, End, Gone, Stop, WhoIsAbsent
-from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.ids import server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
 
@@ -182,3 +182,13 @@ def test_who_has_died_is_waited_for_neither_by_the_next_job_nor_by_the_end() -> 
     assert actions == [SendControl(server_id(1), End()), AllGone()]
     lobby = Lobby(num_workers=1, num_servers=1)
     assert lobby.lose(0) == [AllGone()]
+
+
+def test_spares_are_told_of_a_job_and_of_the_end_as_servers_are() -> None:
+    lobby = Lobby(num_workers=1, num_servers=2, num_spares=2)
+    others = [server_id(1), spare_id(0), spare_id(1)]
+    begun = Begun(job=1, settings={})
+    peers = [*others, worker_id(0)]
+    assert call(lobby, 0) == [Open(begun), *(SendControl(each, begun) for each in peers)]
+    gone = lobby.handle(worker_id(0), Gone(worker=0))
+    assert gone == [*(SendControl(each, End()) for each in others), AllGone()]

@@ -314,7 +314,7 @@ DONE = Done(worker=1, statistics={})
     [
         (worker_id(0), [enter(1)], "worker 0 sent Enter of worker 1"),
         (worker_id(2), [enter(2)], "worker 2 sent Enter of worker 2"),
-        (worker_id(-1), [enter(-1)], "server 1048575 sent Enter of worker -1"),
+        (worker_id(-1), [enter(-1)], "spare 524287 sent Enter of worker -1"),
         (server_id(1), [enter(1)], "server 1 sent Enter of worker 1"),
         (worker_id(1), [enter(1, seq=2)], "worker 1 entered collective 2 after collective 0$"),
         (

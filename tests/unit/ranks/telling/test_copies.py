@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from psdist.protocol.ids import spare_id
 from psdist.ranks.telling.copies import CopyReports
 from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole
 
@@ -24,3 +25,16 @@ def test_a_shard_is_told_alone_once_and_whole_again(caplog: pytest.LogCaptureFix
     assert len(lines) == 3
     assert "the shard of server 1 has one copy, in server 1" in lines[0]
     assert "has a second copy again, in server 3, after 1.5 s" in lines[1]
+
+
+def test_a_spare_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    reports = CopyReports(started_s=10.0, clock=lambda: 12.0)
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        reports.alone(ShardAlone(1, 1))
+        reports.whole(ShardWhole(1, spare_id(2)))
+        reports.alone(ShardAlone(1, spare_id(2)))
+    assert [each["kept_by"] for each in reports.told()] == ["spare 2", None]
+    assert [each["host"] for each in reports.told()] == [1, "spare 2"]
+    lines = [each.getMessage() for each in caplog.records]
+    assert "has a second copy again, in spare 2, after" in lines[1]
+    assert "has one copy, in spare 2: the job" in lines[2]

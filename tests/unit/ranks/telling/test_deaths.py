@@ -8,9 +8,11 @@ import time
 import pytest
 
 from psdist.protocol.control import Progress
+from psdist.protocol.ids import spare_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.telling.deaths import DeathReports
 from psdist.servers.protocol.deaths import Death, Survived
+from psdist.servers.protocol.replication.takeovers import ServerDeath, SpareDeath
 
 ROLES = Roles(
     places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(5)),
@@ -46,3 +48,27 @@ def test_a_death_is_told_at_once_and_with_what_it_has_cost_at_the_end(
     assert (second["clock"], second["settled_s"], second["generation"]) == (None, None, 2)
     reports.survived(Survived(2))
     assert reports.told()[1]["settled_s"] >= 0
+
+
+def test_spares_are_named_where_they_die_and_where_they_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress = {2: Progress(worker=2, clock=41, samples=9)}
+    reports = DeathReports(progress, started_s=time.monotonic() - 5, roles=ROLES)
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        reports.spare_lost(SpareDeath(1, "spare 1 (rank 6 on n1)"))
+        reports.spare_lost(SpareDeath(2, "spare 2 (rank 7 on n1)"), is_news=False)
+        reports.taken_over(ServerDeath(1, "server 1 (rank 1 on n1)", spare_id(0)))
+        reports.taken_over(ServerDeath(2, "server 2 (rank 2 on n1)", 0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "spare 1 (rank 6 on n1) has died; the job goes on",
+        "server 1 (rank 1 on n1) has died; spare 0 has taken its place: no update that was "
+        "acknowledged is lost",
+        "server 2 (rank 2 on n1) has died; server 0 has taken its place: no update that was "
+        "acknowledged is lost",
+    ]
+    first, second, third, fourth = reports.told()
+    assert (first["spare"], first["who"], first["clock"]) == (1, "spare 1 (rank 6 on n1)", 41)
+    assert first["at_s"] >= 5
+    assert second["spare"] == 2
+    assert (third["taken_over_by"], fourth["taken_over_by"]) == ("spare 0", 0)

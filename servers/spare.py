@@ -1,0 +1,91 @@
+"""A spare's loop: it serves nothing, until it goes on in a dead server's place.
+
+    loop = SpareLoop(transport, make_core, options, make_executor=TensorShard, replication=...)
+    loop.run(waiting)
+
+A server without a shard of its own: the chief tells it nothing, and the registrar only what is to
+be kept, taken over and filled. Who fills a copy here describes its parameter sets first. What it
+takes over has loops of its own, as on any server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.control import Setup
+from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
+from psdist.protocol.ids import describe_peer, is_worker
+from psdist.protocol.partition import Partition
+from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.actions import Action
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.replication.replication import ReplicationOptions
+from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.shard.executor import MakeExecutor
+from psdist.transport.base import Transport
+
+
+class SpareLoop(ServerLoop):
+    def __init__(
+        self,
+        transport: Transport,
+        make_core: Callable[[int, int], ServerCore],
+        options: ServerOptions,
+        *,
+        make_executor: MakeExecutor,
+        replication: ReplicationOptions,
+        make_set: Callable[..., SetLoop] | None = None,
+    ) -> None:
+        """As of a :class:`ServerLoop`; ``options.server`` is the spare's id."""
+        super().__init__(
+            transport,
+            make_core,
+            options,
+            make_executor=make_executor,
+            make_set=make_set,
+            replication=replication,
+            has_shard=False,
+        )
+        self._num_described = 0
+        """Parameter sets."""
+
+    def _decide(self, event: Event) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+        assert self._replication is not None
+        if self._replication.handle(event):
+            return ()
+        if isinstance(event, Sent | PeerLost):
+            is_of_worker = isinstance(event, PeerLost) and is_worker(event.peer)
+            return () if is_of_worker else super()._decide(event)
+        if isinstance(event, ControlArrived):
+            if isinstance(event.message, Setup):
+                self._take_description(event.peer, event.message, event.set_index)
+                return ()
+            if self._handle_outside_sets(event.peer, event.message):
+                return ()
+        what = event.message if isinstance(event, ControlArrived) else event
+        raise ProtocolError(
+            f"{describe_peer(self._options.server)}: {describe_peer(event.peer)} sent "
+            f"{type(what).__name__}, which is for servers; a spare has no shard of its own"
+        )
+
+    def _take_description(self, peer: int, setup: Setup, set_index: int) -> None:
+        """Of a parameter set, from whoever fills a copy here: the same from each of them."""
+        assert self._replication is not None
+        if set_index > self._num_described or is_worker(peer):
+            raise ProtocolError(
+                f"{describe_peer(self._options.server)}: {describe_peer(peer)} described parameter "
+                f"set {set_index}; {self._num_described} are known, and servers tell of the next"
+            )
+        if set_index < self._num_described:
+            return
+        self._num_described += 1
+        partition = Partition.decode(setup.partition)
+        owners = partition.shard(self._options.shard_weights, self._held)
+        held = partition.bytes_by_server(owners, len(self._held))
+        self._held[:] = [one + other for one, other in zip(self._held, held, strict=True)]
+        self._replication.on_built(set_index, partition, owners, setup)
+
+    def statistics(self) -> dict[str, Any]:
+        raise InvariantError("a spare was asked to finish: it is stopped")

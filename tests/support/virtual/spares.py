@@ -1,0 +1,127 @@
+"""Jobs with spares whose servers and spares die one after the other, each at a seeded moment:
+before, while and behind a spare's copy is filled, and once it has taken a place.
+
+job = play_with_spares(7)
+job.met                                 # what has happened, and how often
+prove_refills(job)                      # tests.support.virtual.refills
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
+from tests.support.virtual.refills import RefillJob, schedule_with_refills
+from tests.support.virtual.schedule import Schedule
+from tests.support.virtual.surviving import NOTICES_S
+
+MOMENTS = (
+    *("server", "server", "server", "server of a spare's source"),
+    *("idle spare", "filled spare", "keeping spare", "serving spare", "source", "anybody"),
+)
+
+
+def schedule_with_spares(seed: int) -> Schedule:
+    """As where shards are filled again."""
+    pick = random.Random(f"{seed} spares")
+    schedule = schedule_with_refills(seed)
+    return replace(schedule, servers=pick.choice([2, 2, 3, 4]), spares=pick.choice([1, 1, 2, 3]))
+
+
+def play_with_spares(
+    seed: int, *, schedule: Schedule | None = None, registrar_dies: bool = False, **broken: Any
+) -> RefillJob:
+    """Servers and spares die; ``registrar_dies``: it does, too, once, at any moment."""
+    schedule = schedule or schedule_with_spares(seed)
+    pick = random.Random(f"{seed} who dies of them")
+    job = RefillJob(schedule, max_deaths=99, **broken)
+    workers = [each for members in job.groups[1:] for each in members]
+    victims = pick.sample(workers, min(2, len(workers))) if pick.random() < 0.25 else []
+    num_deaths = pick.randrange(1, schedule.servers + schedule.spares)
+    registrar_wait = int(10 ** pick.uniform(0.5, 2.8)) if registrar_dies else -1
+    wait, num_since, num_ready = int(10 ** pick.uniform(0.0, 2.4)), 0, 0
+    wanted = pick.choice(MOMENTS)
+    while job.network.step():
+        if job.errors and not job.may_end:
+            return job
+        if not job.registrar._is_ready:
+            continue
+        num_ready += 1
+        num_since += 1
+        if num_ready == registrar_wait and REGISTRAR in job.network._actors:
+            job.met["registrar while filling"] += any(
+                each.next_keeper is not None for each in job.takeovers._shards
+            )
+            _end(job, REGISTRAR, "registrar", pick)
+            continue
+        if num_since < wait:
+            continue
+        if victims and pick.random() < 0.02:
+            job.network.crash(worker_id(victims.pop()), notice_s=pick.choice(NOTICES_S))
+        if not num_deaths:
+            continue
+        if num_since > 40 * wait + 400:  # what it waits for may never come
+            wanted = "server"
+        candidates = _candidates(job, wanted, spares_deputy=registrar_dies)
+        if candidates:
+            _end(job, pick.choice(candidates), wanted, pick)
+            num_deaths -= 1
+            num_since, wait, wanted = 0, int(10 ** pick.uniform(0.0, 2.2)), pick.choice(MOMENTS)
+    return job
+
+
+def _candidates(job: RefillJob, wanted: str, *, spares_deputy: bool) -> list[int]:
+    """Who may die now, if that is the moment for it."""
+    takeovers = job.takeovers
+    living = {each for each in takeovers.alive if each in job.network._actors} - {REGISTRAR}
+    if spares_deputy:
+        living -= {job.deputy if job.deputy is not None else REGISTRAR}
+    servers = sorted(each for each in living if not is_spare(each))
+    spares = sorted(each for each in living if is_spare(each))
+    shards = takeovers._shards
+    gone = _dead_processes(job)
+    is_at_rest = gone <= takeovers._names.keys() and not takeovers.alone
+    if wanted == "server":
+        return servers if is_at_rest else []
+    if wanted == "server of a spare's source":  # a place that a spare is to take
+        kept = {each.host for each in shards if each.keeper is not None and is_spare(each.keeper)}
+        return sorted(kept & living) if is_at_rest else []
+    if wanted == "idle spare":
+        load = takeovers._load()
+        return [each for each in spares if not load[each]]
+    if wanted == "filled spare":
+        return sorted({each.next_keeper for each in shards} & set(spares))
+    if wanted == "keeping spare":
+        return sorted({each.keeper for each in shards} & set(spares)) if is_at_rest else []
+    if wanted == "serving spare":
+        return sorted({each.host for each in shards} & set(spares)) if is_at_rest else []
+    if wanted == "source":
+        return sorted({each.host for each in shards if each.next_keeper is not None} & living)
+    return sorted(living)
+
+
+def _dead_processes(job: RefillJob) -> set[int]:
+    everybody = [
+        *map(server_id, range(job.schedule.servers)),
+        *map(spare_id, range(job.schedule.spares)),
+    ]
+    return {each for each in everybody if each in job.network._dead}
+
+
+def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
+    """``victim`` dies; whether it may have had the only copy of something is noted."""
+    gone = _dead_processes(job) | {victim}
+    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
+    if is_alone or {REGISTRAR, job.deputy} <= gone:
+        job.may_end, job.dead = True, victim  # errors of ranks are what may follow
+        job.met["only copy"] += 1
+    shards = job.takeovers._shards
+    job.met[why] += 1
+    job.met["deaths"] += 1
+    if is_spare(victim):
+        job.met["a spare that serves"] += any(each.host == victim for each in shards)
+        job.met["a spare that keeps"] += any(each.keeper == victim for each in shards)
+        job.met["a spare that is filled"] += any(each.next_keeper == victim for each in shards)
+    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))

@@ -1,0 +1,129 @@
+"""A rank that waits as a spare: what its role is, what it takes from others, what its death is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.config.settings import RunConfig, contradiction
+from psdist.errors import LaunchError, PeerLostError
+from psdist.protocol.control import Begun
+from psdist.protocol.events import PeerLost
+from psdist.protocol.ids import server_id, spare_id, worker_id
+from psdist.protocol.roles import Place, Roles
+from psdist.ranks.context import RankContext, _core_share
+from psdist.ranks.lobby import _begin, _control
+from psdist.ranks.pairing import hosts_of, pairs_of, racks_of
+from psdist.ranks.seats.placing import unexpected_workers
+from psdist.report.run_directory import RunDirectory
+from psdist.transport.virtual import VirtualNetwork
+
+HOSTS = ("n1", "n2", "n3", "n1")
+ROLES = Roles(
+    places=tuple(
+        Place(rank=rank, host=host, pid=rank, cores=(0, 1), switches=(f"s.r{rank}.{host}", ""))
+        for rank, host in enumerate(HOSTS)
+    ),
+    server_ranks=(0, 1),
+    worker_ranks=(3,),
+    groups=((0,),),
+    spare_ranks=(2,),
+)
+
+
+def context_of(peer: int, path: Path, **settings: Any) -> RankContext:
+    network = VirtualNetwork()
+    return RankContext(
+        config=RunConfig(**settings),
+        roles=ROLES,
+        rank=ROLES.rank_of_peer[peer],
+        run_directory=RunDirectory(path),
+        transport=network.endpoint(peer),
+        core_share=1.0,
+        started_s=0.0,
+    )
+
+
+def test_a_spare_never_spins_and_is_neither_server_nor_worker(tmp_path: Path) -> None:
+    roles = {}
+    for peer in (server_id(1), worker_id(0), spare_id(0)):
+        context = context_of(peer, tmp_path, spin="on")
+        roles[context.role] = context.waiting().is_spinning
+    assert roles == {"server": True, "worker": True, "spare": False}
+
+
+def test_who_waits_takes_no_share_of_a_core() -> None:
+    places = [Place(rank=rank, host="n1", pid=rank, cores=(0, 1)) for rank in range(4)]
+    roles = Roles(
+        places=tuple(places),
+        server_ranks=(0,),
+        worker_ranks=(1,),
+        groups=((0,),),
+        spare_ranks=(2, 3),
+    )
+    assert [_core_share(roles, rank) for rank in range(4)] == [1.0, 1.0, 2 / 3, 2 / 3]
+
+
+def test_hosts_and_racks_are_those_of_servers_then_of_spares() -> None:
+    assert hosts_of(ROLES) == ["n1", "n2", "n3"]
+    assert racks_of(ROLES) == ["s.r0", "s.r1", "s.r2"]
+
+
+def test_spares_are_in_no_pair() -> None:
+    config = RunConfig(replication="buddy", spares=1)
+    pairs = pairs_of(config, ROLES, {"OMPI_MCA_mpi_ft_enable": "1"})
+    assert pairs is not None
+    assert pairs.buddies == (1, 0)
+
+
+def test_the_number_of_workers_leaves_spares_out() -> None:
+    assert unexpected_workers(2, num_servers=2, num_spares=1, num_ranks=5) is None
+    error = unexpected_workers(3, num_servers=2, num_spares=1, num_ranks=5)
+    assert isinstance(error, LaunchError)
+    assert "of which 2 would work beside 2 that serve and 1 spare; start" in str(error)
+
+
+def test_between_jobs_the_death_of_a_spare_ends_nothing(tmp_path: Path) -> None:
+    context = context_of(server_id(1), tmp_path)
+    assert _control(context, PeerLost(spare_id(0), "spare 0")) is None
+    with pytest.raises(PeerLostError, match="server 0"):
+        _control(context, PeerLost(server_id(0), "server 0"))
+
+
+def test_a_job_begins_without_a_dead_spare_but_not_without_a_dead_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(server_id(1), tmp_path)
+    begun: list[int] = []
+    monkeypatch.setattr(context, "begin_job", lambda job, _config: begun.append(job))
+    monkeypatch.setattr("psdist.ranks.lobby._resolved", lambda *_: context)
+    context.transport.lost[spare_id(0)] = "spare 0"  # type: ignore[index]
+    _begin(context, Begun(job=1, settings={}))
+    assert begun == [1]
+    context.transport.lost[server_id(0)] = "server 0"  # type: ignore[index]
+    with pytest.raises(PeerLostError, match="server 0"):
+        _begin(context, Begun(job=1, settings={}))
+
+
+def test_an_error_is_no_consequence_of_a_spare_s_death(tmp_path: Path) -> None:
+    context = context_of(worker_id(0), tmp_path)
+    context.transport.lost[spare_id(0)] = "spare 0"  # type: ignore[index]
+    assert context._fatal_losses() == []
+    context.transport.lost[server_id(0)] = "server 0"  # type: ignore[index]
+    assert context._fatal_losses() == ["server 0"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"spares": 1}, "spares = 1 with replication = none"),
+        ({"spares": 2, "replication": "buddy"}, ""),
+        ({"spares": 0}, ""),
+    ],
+)
+def test_spares_need_second_copies(settings: dict[str, Any], words: str) -> None:
+    found = contradiction(RunConfig(**settings))
+    assert words in found
+    assert bool(words) == bool(found)
