@@ -17,6 +17,7 @@ PsdistError
 │   └── PlacementError        a machine, a cluster or a plan that cannot be read or cannot be had
 ├── TransportError            the network failed us
 │   ├── PeerLostError         a rank of the job has died
+│   ├── HostLostError         a host cannot be reached any more
 │   └── WaitTimeoutError      a wait went beyond wait_timeout_s
 ├── BuriedError               this worker's group is out of the job: its process ends, status 0
 ├── ProtocolError             a message that this protocol does not allow
@@ -107,6 +108,10 @@ class PeerLostError(TransportError):
                 "some): restart the job"
             )
         super().__init__(f"{who} has died; {why}")
+
+
+class HostLostError(TransportError):
+    pass
 
 
 class BuriedError(PsdistError):

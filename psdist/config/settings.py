@@ -394,6 +394,12 @@ class RunConfig(BaseModel):
         allowed=_SECONDS,
         description="A wait longer than this is an error.",
     )
+    host_timeout_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
+        60.0,
+        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
+        description="A host that answers nothing for so long is cut off, and ends the job; 0: not "
+        "watched.",
+    )
     on_nonfinite: Literal["error", "skip"] = _setting(
         "error",
         allowed="error or skip",

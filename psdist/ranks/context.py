@@ -39,6 +39,7 @@ from psdist.config.sources import Resolved, describe_defaults
 from psdist.errors import (
     BuriedError,
     ConfigError,
+    HostLostError,
     LaunchError,
     PeerLostError,
     PsdistError,
@@ -69,6 +70,7 @@ from psdist.ranks.failure import (
     printable,
     wait_until_read,
 )
+from psdist.ranks.hosts import HostWatch
 from psdist.ranks.mpi_end import is_ours, leave_out
 from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
@@ -135,6 +137,8 @@ class RankContext:
     group_comm: MPI.Comm | None = None
     network: VirtualNetwork | None = None
     """The network of a job in one process; None over MPI."""
+    hosts: HostWatch | None = None
+    """Whether the job's hosts still reach each other; None where there is one, or nobody asks."""
     parent: ParentLink | None = None
     """The line to ``psdist run -n N``; None where that did not start this rank, or not here."""
     advance: Callable[[], None] = lambda: None
@@ -344,6 +348,8 @@ class RankContext:
     def close(self) -> None:
         """This rank ends: what it sent is on its way, its files are closed."""
         self.transport.drain(_CLOSE_TIMEOUT_S)
+        if self.hosts is not None:
+            self.hosts.close()
         stop_logs()
         if self.parent is not None:
             self.parent.finished()
@@ -389,6 +395,8 @@ class RankContext:
         print(f"psdist: {self.who}: {text}", file=sys.stderr, flush=True)
         flush_output()
         self._flush_records()
+        if self.hosts is not None:
+            self.hosts.close()
         stop_logs()
         if self.parent is not None:
             self.parent.finished()
@@ -473,6 +481,24 @@ class RankContext:
             self.write_last_files("psdist run or its mpirun was killed", 1)
             # No Abort: mpirun may be what was killed, and every rank ends by its own line.
             os._exit(1)
+
+    def heed_hosts(self) -> None:
+        """On the registrar, now and then: :class:`HostLostError` where a host is cut off."""
+        if self.hosts is not None and (verdict := self.hosts.verdict) is not None:
+            raise HostLostError(verdict)
+
+    def end_cut_off(self, text: str, *, is_told: bool) -> NoReturn:
+        """From a thread: end this rank, which the job's other hosts do not reach. ``is_told``:
+        people are told here, not by another rank of this host."""
+        logger.error("this rank ends: %s", text)
+        if is_told:
+            with suppress(OSError, ValueError):
+                print(f"psdist: {self.who}: error: {text}", file=sys.stderr, flush=True)
+        if self.parent is not None:
+            self.parent.failed(HostLostError.exit_status)
+        flush_output()
+        wait_until_read()
+        os._exit(HostLostError.exit_status)
 
     def write_last_files(self, text: str, status: int) -> None:
         """Records that still lie in memory and, on the registrar, summary.json."""
@@ -598,6 +624,16 @@ def _connect(
     context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
     if pairs is not None:
         context.buddies = pairs.buddies
+    if config.host_timeout_s and len({place.host for place in placed.roles.places}) > 1:
+        context.hosts = HostWatch.begin(
+            comm,
+            placed.roles,
+            hubs=[REGISTRAR, *(server_id(each) for each in context.buddies[:1])],
+            timeout_s=config.host_timeout_s,
+            dead=lambda: context.transport.lost.keys() | context.transport.moved.keys(),
+            decides=lambda: context.is_registrar,
+            end=context.end_cut_off,
+        )
     atexit.register(context.end_process)  # behind whatever the script registers
     context.go_on(checkpoint, attempt)
     context.resolved, context.plan, context.parent = resolved, placed.plan, parent

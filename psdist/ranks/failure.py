@@ -31,6 +31,7 @@ from typing import NoReturn, Protocol, TypeGuard
 
 from psdist.errors import (
     BuriedError,
+    HostLostError,
     InvariantError,
     PeerLostError,
     PsdistError,
@@ -140,7 +141,9 @@ def _may_be_a_consequence(error: BaseException) -> TypeGuard[Exception]:
     """Of the death of another rank: what a library or the network says, and no mistake of ours or
     of the user's."""
     if isinstance(error, PsdistError):
-        return isinstance(error, TransportError) and not isinstance(error, PeerLostError)
+        return isinstance(error, TransportError) and not isinstance(
+            error, PeerLostError | HostLostError
+        )
     return isinstance(error, Exception)
 
 

@@ -68,6 +68,7 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
             waiting.idle("psdist.init on the workers")
             if lobby is not None:
                 context.heed_parent()
+                context.heed_hosts()
                 if status.is_due and lobby.job == 1:
                     status.at_start(called=lobby.called, job=lobby.job)
             continue

@@ -603,6 +603,7 @@ class Reporter:
         if not self._is_active:
             return
         self._context.heed_parent()
+        self._context.heed_hosts()
         now_s = time.monotonic()
         if now_s - self._shown_s < _SHOW_EVERY_S:
             return

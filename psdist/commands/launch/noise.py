@@ -3,6 +3,7 @@
     noise = LauncherNoise()
     shown = noise.feed(data, now_s=1.0) + noise.close()
     noise.deaths                     # what the launcher says of ranks that a signal has ended
+    noise.lost_hosts                 # and of hosts
 
 A block is taken out only when every line of it, from first to last, is one that Open MPI 5 or
 MPICH prints there; whatever begins like one and goes on otherwise comes out unchanged. All other
@@ -83,6 +84,20 @@ _SIGNALLED: Final = (
     r"signal (?P<signal>\d+)(?: \(.+\))?\.",
     _DASHES,
 )
+# It ends the job, and in Open MPI 5.0.11 itself with status 0.
+_LOST_DAEMON: Final = (
+    _DASHES,
+    r"PRTE has lost communication with a remote daemon\.",
+    _BLANK,
+    r"  HNP daemon   : \[\S+\] on node \S+",
+    r"  Remote daemon: \[\S+\] on node (?P<lost_host>\S+)",
+    _BLANK,
+    r"This is usually due to either a failure of the TCP network",
+    r"connection to the node, or possibly an internal failure of",
+    r"the daemon itself\. We cannot recover from this failure, and",
+    r"therefore will terminate the job\.",
+    _DASHES,
+)
 _PMIX_ERROR: Final = (
     r"\[[^\]\s]+:\d+\] PMIX ERROR: PMIX_ERR_(?:UNREACH|NOT_FOUND) in file \S+ at line \d+",
 )
@@ -119,6 +134,7 @@ _BLOCKS: Final = tuple(
         _IMPROPER_EXIT,
         _NON_ZERO_EXIT,
         _SIGNALLED,
+        _LOST_DAEMON,
         _PMIX_ERROR,
         _EPOLL,
         _BAD_TERMINATION,
@@ -151,6 +167,8 @@ class LauncherNoise:
 
     def __init__(self) -> None:
         self.deaths: list[Death] = []
+        self.lost_hosts: list[str] = []
+        """Those that the launcher does not reach any more."""
         self._held: list[bytes] = []
         """Whole lines that are the beginning of a block."""
         self._rest = b""
@@ -211,17 +229,19 @@ class LauncherNoise:
                 continue
             done = next((block for block in fitting if len(block) == len(self._held)), None)
             if done is not None:
-                self._note_death(done)
+                self._note_facts(done)
                 self._held = []
                 self._is_after_block = True
             break
         return bytes(shown)
 
-    def _note_death(self, block: tuple[re.Pattern[str], ...]) -> None:
+    def _note_facts(self, block: tuple[re.Pattern[str], ...]) -> None:
         facts: dict[str, str] = {}
         for pattern, line in zip(block, self._held, strict=True):
             match = pattern.fullmatch(_text(line))
             facts |= match.groupdict() if match else {}
+        if "lost_host" in facts:
+            self.lost_hosts.append(facts["lost_host"])
         if "signal" in facts:
             rank = facts.get("rank")
             self.deaths.append(

@@ -7,6 +7,8 @@ It starts mpirun and stays until that has ended. It passes output on, draws prog
 signals once, stops and continues the job with itself, hands its standard input to the chief, and
 gives the exit status. It decides little: what follows a signal is ``ending``, what is shown is
 ``display``, how the job ended is ``verdict``. It never waits for a rank, and no rank outlives it.
+
+Longer than other modules: all that may happen meets in one loop.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ from psdist.report.progress import Style
 
 _LEFT_BEHIND_S: Final = 3.0
 """From the launcher's end to the end of ranks that it has left behind; then they are killed."""
+_HANGING_S: Final = 30.0
+"""From the end of the last rank of a failed job on this host to that of its launcher."""
 _BUSY_S: Final = 0.02
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
@@ -119,6 +123,8 @@ class Parent:
         self._ending = Ending(grace_s=grace_s)
         self._told: list[int] = []
         self._vanished: list[Rank] = []
+        self._over_s: float | None = None
+        """Since when the job has failed and no rank of this host is left."""
         self._num_vanished_first = 0
         """Those that had vanished when the first failure was told: they are what it came of."""
 
@@ -177,8 +183,18 @@ class Parent:
         for source in list(self._sources.values()):
             self._screen.put(source.stream, source.filter.overdue(now_s=now_s))
         self._take_steps(self._ending.on_time(now_s=now_s))
+        self._end_hanging_launcher(now_s)
         self._screen.flush()
         self._display.tick(now_s)
+
+    def _end_hanging_launcher(self, now_s: float) -> None:
+        """An mpirun that does not reach a host any more waits for its word, after an abort, too."""
+        if not any(self._told) or self._ranks.alive:
+            return
+        if self._over_s is None:
+            self._over_s = now_s
+        elif now_s - self._over_s > _HANGING_S:
+            self._launcher.kill()
 
     def _time_to_wait_s(self) -> float:
         if self._screen.waiting:
@@ -368,6 +384,7 @@ class Parent:
             told=self._told,
             interrupted_by=self._ending.number,
             deaths=[death for noise in self._noise.values() for death in noise.deaths],
+            lost_hosts=[host for noise in self._noise.values() for host in noise.lost_hosts],
             vanished=[rank.name for rank in self._vanished],
             num_vanished_first=self._num_vanished_first,
             num_started=len(self._ranks.all),

@@ -35,11 +35,13 @@ def judge(
     num_vanished_first: int,
     num_started: int,
     max_deaths: int = 0,
+    lost_hosts: Sequence[str] = (),
 ) -> Verdict:
     """``returncode``: the launcher's, negative for a signal; ``told``: statuses that ranks have
     given; ``vanished``: names of ranks that ended without a word, the first one first;
     ``num_vanished_first``: how many of them before any rank told a failure; ``num_started``: ranks
-    that have had a line; ``max_deaths``: of how many the job may go on without, and says so."""
+    that have had a line; ``max_deaths``: of how many the job may go on without, and says so;
+    ``lost_hosts``: those that the launcher says it does not reach any more."""
     failures = [status for status in told if status]
     if failures:
         if not num_vanished_first or interrupted_by is not None:
@@ -48,6 +50,13 @@ def judge(
             failures[0],
             f"psdist: error: before that {vanished[0]} ended and said nothing: killed, "
             f"{_OUT_OF_MEMORY}, or by os._exit",
+        )
+    if lost_hosts and interrupted_by is None:  # whatever it returns: Open MPI's returns 0
+        return Verdict(
+            returncode if returncode > 0 else 1,
+            f"psdist: error: mpirun has lost {', '.join(lost_hosts)}, cut off or gone, and ends "
+            "the job: start it again on hosts that reach each other (--resume goes on from the "
+            "last checkpoint)",
         )
     if returncode == 0:
         # Of a rank that has left without a word nobody knows whether it has finished.

@@ -144,6 +144,10 @@ class SlurmCluster:
         made.mkdir(parents=True)
         return made
 
+    def cancel_all(self) -> None:
+        """End every job of the cluster."""
+        self._slurm("scancel", "--user=root")
+
     def _environment(self, mpi: Mpi, extra: Mapping[str, str] | None) -> dict[str, str]:
         require(mpi)
         prefix, slurm = environment_prefix(mpi), self.cluster.environment()

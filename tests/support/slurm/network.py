@@ -11,6 +11,7 @@ only.
 
     network.build(owner, RACKS)
     network.limit("1gbit", uplink=("500mbit", "250mbit"))
+    with network.cut("h3", "down"): ...
     sent, received = network.counted_bytes()["rack1"]
     network.remove(owner)
 """
@@ -19,8 +20,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
+
+Cut = Literal["down", "cable", "silent"]
+"""A host's interface taken down, its cable pulled, or all its packets dropped on the way."""
 
 RACKS = {"rack1": ("h1", "h2"), "rack2": ("h3", "h4")}
 """The usual ones, 2+2; names of racks and hosts are the same in all layouts."""
@@ -150,6 +156,23 @@ def counted_bytes() -> dict[str, tuple[int, int]]:
     """
     counted = {host: _carried(f"-netns {namespace(host)}", "eth0") for host in HOSTS}
     return {**counted, **{rack: _carried("", _rack_end(rack)) for rack in RACKS}}
+
+
+@contextmanager
+def cut(name: str, how: Cut) -> Iterator[None]:
+    """A host, or with "silent" a rack, that nothing reaches and that reaches nothing."""
+    device = _spine_end(name) if name in RACKS else _outer_link(name)
+    if how == "silent":
+        bridge = Path("/sys/class/net", device, "master").resolve().name
+        away, back = f"link set {device} nomaster", f"link set {device} master {bridge}"
+    else:
+        link = f"-netns {namespace(name)} link set eth0" if how == "down" else f"link set {device}"
+        away, back = f"{link} down", f"{link} up"
+    _ip(away)
+    try:
+        yield
+    finally:
+        _ip(back)
 
 
 def describe_link(name: str) -> str:

@@ -28,6 +28,17 @@ CALLED_ABORT = (
     '"abort". This may have caused other processes in the application to be\n'
     "terminated by signals sent by prterun (as reported here).\n" + LINE
 )
+LOST_DAEMON = (
+    LINE + "PRTE has lost communication with a remote daemon.\n"
+    "\n"
+    "  HNP daemon   : [prterun-h1-16523@0,0] on node h1\n"
+    "  Remote daemon: [prterun-h1-16523@0,2] on node h3\n"
+    "\n"
+    "This is usually due to either a failure of the TCP network\n"
+    "connection to the node, or possibly an internal failure of\n"
+    "the daemon itself. We cannot recover from this failure, and\n"
+    "therefore will terminate the job.\n" + LINE
+)
 EXITED = (
     LINE + "prterun detected that one or more processes exited with non-zero status,\n"
     "thus causing the job to be terminated. The first process to do so was:\n"

@@ -13,7 +13,13 @@ import pytest
 from psdist.commands.launch.ending import Ending
 from tests.support.mpirun import REPOSITORY
 from tests.support.terminal import heed_signals
-from tests.unit.commands.launch.test_noise import ABORTED, BAD_TERMINATION, EXITED, LINE
+from tests.unit.commands.launch.test_noise import (
+    ABORTED,
+    BAD_TERMINATION,
+    EXITED,
+    LINE,
+    LOST_DAEMON,
+)
 
 TIMEOUT_S = 60.0
 PARENT = """
@@ -147,6 +153,38 @@ def test_ignored_signals_stay_ignored() -> None:
     process.send_signal(signal.SIGHUP)
     _, error = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, error
+
+
+FAILS_AND_ITS_LAUNCHER_STAYS = """
+import os, time
+from psdist.ranks.parent_link import connect_to_parent
+if os.fork():
+    time.sleep(600)
+connect_to_parent(os.environ, rank=0).failed(1)
+os._exit(1)
+"""
+
+
+def test_a_launcher_that_waits_for_a_lost_host_is_ended_behind_a_job_that_has_failed() -> None:
+    program = PARENT.replace(
+        "command =", "import psdist.commands.launch.parent as p\np._HANGING_S = 0.5\ncommand ="
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, FAILS_AND_ITS_LAUNCHER_STAYS],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        cwd=REPOSITORY,
+        check=False,
+    )
+    assert done.returncode == 1, done
+
+
+def test_a_launcher_that_loses_a_host_and_ends_well_has_not_ended_well() -> None:
+    status, output, lines = run(f"print({LOST_DAEMON!r}, end='')")
+    assert (status, output) == (1, b"")
+    assert [line.partition(", and ends")[0] for line in lines] == [
+        "psdist: error: mpirun has lost h3, cut off or gone"
+    ]
 
 
 def test_a_program_that_is_not_there_is_one_line() -> None:

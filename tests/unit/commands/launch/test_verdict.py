@@ -30,6 +30,17 @@ def test_what_a_rank_has_told_counts_before_what_the_launcher_returns() -> None:
     assert verdict(0, told=[2]) == Verdict(2)
 
 
+def test_a_host_that_mpirun_has_lost_is_a_failure_whatever_that_returns() -> None:
+    for returncode, status in ((0, 1), (-9, 1), (213, 213)):
+        found = verdict(returncode, lost_hosts=["n3"], vanished=["a rank"], max_deaths=4)
+        assert found.status == status
+        assert found.line is not None
+        assert found.line.startswith("psdist: error: mpirun has lost n3, cut off or gone, and ends")
+    # The registrar may have said so before.
+    assert verdict(0, told=[1], lost_hosts=["n3"]) == Verdict(1)
+    assert verdict(0, interrupted_by=15, lost_hosts=["n3"]) == Verdict(0)
+
+
 def test_a_rank_that_vanished_before_another_failed_is_named_as_well() -> None:
     gone = ["worker 1 (rank 2 on n1)", "server 0 (rank 0 on n1)"]
     assert verdict(1, told=[1], vanished=gone, num_vanished_first=1) == Verdict(
