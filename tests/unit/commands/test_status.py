@@ -149,6 +149,8 @@ def test_spares_that_wait_are_counted(tmp_path: Path) -> None:
         assert f"  spares     {count}, {words.format(wait)}" in job.lines()
     job.writer.training(progress={}, calls=[])
     assert "spares" not in " ".join(job.lines())
+    job.writer.training(progress={}, calls=[], num_idle_spares=1, outcome="completed")
+    assert "spares" not in " ".join(job.lines()), "nothing waits any more"
 
 
 def test_spares_wait_from_the_start_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psdist.config.settings import RunConfig, contradiction
-from psdist.errors import LaunchError, PeerLostError
+from psdist.errors import LaunchError, PeerLostError, PlacementError
 from psdist.protocol.control import Begun
 from psdist.protocol.events import PeerLost
 from psdist.protocol.ids import server_id, spare_id, worker_id
@@ -16,9 +16,12 @@ from psdist.protocol.roles import Place, Roles
 from psdist.ranks.context import RankContext, _core_share
 from psdist.ranks.lobby import _begin, _control
 from psdist.ranks.pairing import hosts_of, pairs_of, racks_of
-from psdist.ranks.seats.placing import unexpected_workers
+from psdist.ranks.seats.placing import _make_plan, roles_of_plan, unexpected_workers
 from psdist.report.run_directory import RunDirectory
+from psdist.topology.network.cluster import Cluster, one_rack
+from psdist.topology.plan.codec import encode
 from psdist.transport.virtual import VirtualNetwork
+from tests.topology.plan.test_seating import machine
 
 HOSTS = ("n1", "n2", "n3", "n1")
 ROLES = Roles(
@@ -83,6 +86,36 @@ def test_the_number_of_workers_leaves_spares_out() -> None:
     error = unexpected_workers(3, num_servers=2, num_spares=1, num_ranks=5)
     assert isinstance(error, LaunchError)
     assert "of which 2 would work beside 2 that serve and 1 spare; start" in str(error)
+
+
+def five_ranks() -> tuple[Cluster, list[Place]]:
+    here = machine(cores=4)
+    hosts = ["n1", "n1", "n2", "n2", "n3"]
+    places = [
+        Place(rank=rank, host=host, pid=rank, cores=tuple(here.cpus))
+        for rank, host in enumerate(hosts)
+    ]
+    return one_rack(["n1", "n2", "n3"], here), places
+
+
+def test_the_plan_of_a_job_leaves_spares_out_and_its_roles_have_them() -> None:
+    cluster, places = five_ranks()
+    config = RunConfig(replication="buddy", servers=2, spares=1)
+    plan = _make_plan(cluster, places, config)
+    roles = roles_of_plan(places, plan)
+    assert (roles.server_ranks, roles.worker_ranks, roles.spare_ranks) == ((0, 2), (1, 3), (4,))
+
+
+def test_a_plan_of_a_file_has_as_many_spares_as_are_asked_for(tmp_path: Path) -> None:
+    cluster, places = five_ranks()
+    config = RunConfig(replication="buddy", servers=2, spares=1)
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode(_make_plan(cluster, places, config)))
+    again = config.model_copy(update={"placement": str(path)})
+    assert _make_plan(cluster, places, again).spare_ranks == (4,)
+    without = again.model_copy(update={"spares": 0})
+    with pytest.raises(PlacementError, match=r"spares = 0, but the plan .* has 1: ask for as many"):
+        _make_plan(cluster, places, without)
 
 
 def test_between_jobs_the_death_of_a_spare_ends_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
+from psdist.protocol.registrar_line import SAID_BY_REGISTRAR
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.replication.pairs import next_keeper
 from psdist.servers.protocol.replication.takeovers import ShardAlone, SpareDeath, Takeovers
@@ -188,6 +189,49 @@ def test_the_registrar_begins_without_a_spare_that_has_died_before() -> None:
     loop.run(Waiting(is_spinning=False))
     assert job.registrar.idle_spares == [spare_id(1)]
     assert job.registrar._takeovers.alive == [server_id(0), server_id(1), spare_id(1)]
+
+
+def test_spares_are_told_who_succeeds_the_registrar_and_what_is_said_to_them_is_counted() -> None:
+    schedule = Schedule(seed=3, servers=2, spares=2, iterations=(2, 2), has_buddies=True)
+    job = VirtualJob(schedule, is_watched=False)
+    assert job.second is not None
+    told = [each.peer for each in job.second.announcements()]
+    assert told[-2:] == [spare_id(0), spare_id(1)]
+    assert CopyLost in SAID_BY_REGISTRAR
+
+
+class _Listening:
+    """Notes what is said."""
+
+    me = server_id(1)
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, Any, int]] = []
+
+    def send_control(self, peer: int, message: Any, set_index: int = 0) -> None:
+        self.said.append((peer, message, set_index))
+
+
+@pytest.mark.parametrize("keeper", [SPARE, server_id(0)])
+def test_who_fills_a_spare_describes_its_sets_first_and_those_that_come_later(keeper: int) -> None:
+    schedule = Schedule(seed=3, servers=2, spares=1, iterations=(2, 2), has_buddies=True)
+    replication = VirtualJob(schedule, is_watched=False).servers[1]._replication
+    assert replication is not None
+    partition = small_partition(2)
+    setups = [
+        Setup(partition=partition.encode(), optimizer=name, hyper=b"") for name in ("SGD", "Adam")
+    ]
+    transport = replication._transport = _Listening()  # type: ignore[assignment]
+    replication.on_moved(0)
+    replication.on_built(0, partition, [0, 1], setups[0])
+    replication.fill([], keeper=keeper, number=2)
+    replication.on_built(1, partition, [0, 1], setups[1])
+    replication.on_copy_lost()
+    replication.on_built(2, partition, [0, 1], setups[1])
+    described = [(SPARE, setups[0], 0), (SPARE, setups[1], 1)] if keeper == SPARE else []
+    assert [each for each in transport.said if isinstance(each[1], Setup)] == described
+    filled = (REGISTRAR, CopyFilled(server=1, number=2), 0)
+    assert transport.said.index(filled) == (1 if keeper == SPARE else 0)
 
 
 def test_what_a_spare_does_not_serve_it_does_not_fill() -> None:
