@@ -26,8 +26,9 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
+from psdist.config.codec_rounds import is_auto, is_controlled
 from psdist.config.combinations import MODES
-from psdist.config.modes import ModeFrom, mode_by, schedule_of
+from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.history.hands import HandRecords
@@ -175,7 +176,8 @@ class Job:
         self._standing = Standing(
             self.worker,
             context.transport,
-            tells_rounds=mode_by(context.config) == "auto" and place == 0,
+            tells_rounds=is_controlled(context.config) and place == 0,
+            tells_errors=is_auto(context.config),
         )
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 import torch
 
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.codec_rounds import coded_by_round, refusal_of_codecs
+from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of_codecs
 from psdist.config.combinations import text_of
 from psdist.config.modes import is_mixed, judging_mode
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
@@ -429,6 +429,11 @@ class ParameterSets:
                 "the model has no parameters to train: the optimizer holds no parameter that "
                 "requires a gradient"
             )
+        if is_auto(self._config) and len(self.sets) + len(descriptions) > 1:
+            raise UsageError(
+                f"codec = auto with {len(self.sets) + len(descriptions)} prepared optimizers: it "
+                "looks at the rounds of one; set another codec"
+            )
         for description in descriptions:
             has_float64 = any(piece.dtype == "float64" for piece in description.pieces)
             if wrong := refusal_of_codecs(self._config, has_float64=has_float64):
@@ -573,7 +578,7 @@ class ParameterSets:
         loop = self._loop.next_set() if index else self._loop
         is_alone = self._context.network is not None
         is_pipelined = config.pipeline > 0 and not is_alone
-        push_codecs = [part.push for part in coded_by_round(config) if not part.push.is_none]
+        push_codecs = [push for push, _ in codecs_that_may_come(config) if not push.is_none]
         with_skip = [each for each in push_codecs if each.skip is not None]
         if with_skip and description.optimizer != _MOVES_BY_LR_TIMES_GRADIENT:
             raise OptimizerRefusedError(

@@ -51,6 +51,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, s
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
     Action,
+    ChangeCodecs,
     ChangeMode,
     Fail,
     HoldRounds,
@@ -169,6 +170,9 @@ class ServerLoop:
         self, set_index: int, partition: Partition, owners: tuple[int, ...], setup: Setup
     ) -> None:
         self._on_built(set_index, partition, owners, setup)
+        wire = self._options.wire
+        if isinstance(self.registrar, Registrar) and wire.is_ladder:
+            self._do_as_registrar(self.registrar.know_sizes(wire.sizes(partition)))
         if self._replication is not None:
             self._replication.on_built(set_index, partition, owners, setup)
 
@@ -338,6 +342,11 @@ class ServerLoop:
                 f"server {self._options.server}: {describe_peer(peer)} sent CommitMode of "
                 f"{len(message.rounds)} parameter sets; there are {len(self.sets)}"
             )
+        if message.level >= 0:
+            return [
+                (each, each.core.handle(ChangeCodecs(message.number, start, message.level)))
+                for each, start in zip(self.sets, message.rounds, strict=False)
+            ]
         self._changed = message
         return [
             (each, each.core.handle(ChangeMode(start, message.mode, message.staleness)))

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.layout import Layouts
 from psdist.codecs.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
+from psdist.errors import ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.checkpoints import number_of
 from psdist.protocol.control import Setup, StateHeld
@@ -38,6 +39,7 @@ from psdist.protocol.send_order import forward_ranks
 from psdist.servers.protocol.actions import (
     Accept,
     Action,
+    BeginLevel,
     Build,
     Built,
     EmptyStep,
@@ -189,6 +191,7 @@ class SetLoop:
         self._transport = transport
         self._me = transport.me
         self._options = options
+        self._wire = options.wire.of_set()
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
         self._is_relative = options.wire.is_relative
@@ -228,6 +231,7 @@ class SetLoop:
             WriteSnapshots: self._write_snapshots,
             MembershipEvent: self._record_membership,
             ModeEvent: self._record_mode,
+            BeginLevel: self._begin_level,
             Missed: self._missed,
             Inherit: self._inherit,
             Fail: self._fail,
@@ -284,8 +288,8 @@ class SetLoop:
         mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
         self.holds_nothing = not mine
         self._unreserved = mine[::-1]
-        spec = shard_spec(options, setup, partition, mine)
-        self._replies = options.wire.replies(partition)
+        spec = shard_spec(replace(options, wire=self._wire), setup, partition, mine)
+        self._replies = self._wire.replies(partition)
         self.executor = self._built = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, setup)
         count = options.receive_buffers
@@ -326,7 +330,7 @@ class SetLoop:
             mine,
             slots,
             initials=payload_rule(None, partition),
-            pushes=payload_rule(options.wire.pushes(partition), partition),
+            pushes=payload_rule(self._wire.pushes(partition), partition),
             num_pieces=len(partition.pieces),
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
             blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
@@ -581,6 +585,16 @@ class SetLoop:
 
     def _record_mode(self, action: ModeEvent) -> None:
         self._log.mode(action.round, action.mode, action.staleness)
+
+    def _begin_level(self, action: BeginLevel) -> None:
+        turns, change = self._wire.turns, (action.number, action.round, action.level)
+        is_known = 0 <= action.level <= len(self._wire.later)
+        if turns is None or not is_known or not turns.begin(*change):
+            raise ProtocolError(
+                f"server {self._options.server}: the registrar has changed codecs to level "
+                f"{action.level} from round {action.round} on, which no run with these settings "
+                "has, or not behind the change before"
+            )
 
     def _missed(self, action: Missed) -> None:
         self._log.missed(action.chunk, action.round, action.groups)

@@ -224,6 +224,7 @@ class WorkerLoop:
     ) -> None:
         """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
         not raw on the ``wire`` has frames of its own."""
+        wire = wire.of_set()
         layouts = wire.replies(partition)
         self._replies = ChunkCodings.of(layouts)
         replies = payload_rule(layouts, partition, is_relative=wire.is_relative)
@@ -234,6 +235,8 @@ class WorkerLoop:
             replies=replies,
             order=order,
             first_clock=first_clock,
+            turns=wire.turns,
+            num_levels=1 + len(wire.later),
         )
         self._frames, self._chunks = frames, partition.chunks
         self._checks = wire.checks

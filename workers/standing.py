@@ -32,33 +32,46 @@ class Rounds:
         """The round that has ended last, when, and how long the worker had waited until then."""
         self._own_us: list[int] = []
         self._waits_us: list[int] = []
+        self._errors_ppm: list[int] = []
 
-    def end(self, clock: int, waited_s: float, now_s: float) -> None:
+    def end(self, clock: int, waited_s: float, now_s: float, error: float) -> None:
         """A round has ended, the ``clock``-th; nothing is known of the first one, which began some
-        time before. ``waited_s``: for servers, of this worker until now, in every set."""
+        time before. ``waited_s``: for servers, of this worker until now, in every set;
+        ``error``: what codecs have left out of its pushes in this round, ||p - C(p)|| / ||p||."""
         before, self._ended = self._ended, (clock, now_s, waited_s)
         if before is not None:
             wait_s = max(0.0, waited_s - before[2])
             self._waits_us.append(round(1e6 * wait_s))
             self._own_us.append(round(1e6 * max(0.0, now_s - before[1] - wait_s)))
+            self._errors_ppm.append(round(1e6 * error))
 
-    def take(self) -> tuple[int, list[int], list[int]]:
-        """The first of them, and what each has taken, its own time and its wait."""
-        own_us, waits_us = self._own_us, self._waits_us
-        self._own_us, self._waits_us = [], []
+    def take(self) -> tuple[int, list[int], list[int], list[int]]:
+        """The first of them, and what each has taken, its own time and its wait, and what it has
+        left out."""
+        own_us, waits_us, errors_ppm = self._own_us, self._waits_us, self._errors_ppm
+        self._own_us, self._waits_us, self._errors_ppm = [], [], []
         ended = self._ended[0] if self._ended is not None else 0
-        return ended - len(own_us), own_us, waits_us
+        return ended - len(own_us), own_us, waits_us, errors_ppm
 
 
 class Standing:
-    def __init__(self, worker: int, transport: Transport, *, tells_rounds: bool = False) -> None:
-        """``tells_rounds``: whether the registrar wants to know what each round has taken."""
+    def __init__(
+        self,
+        worker: int,
+        transport: Transport,
+        *,
+        tells_rounds: bool = False,
+        tells_errors: bool = False,
+    ) -> None:
+        """``tells_rounds``: whether the registrar wants to know what each round has taken, and
+        ``tells_errors``, what codecs have left out in it."""
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
         self._position = Position()
         self._sent_s = 0.0
         self._rounds = Rounds() if tells_rounds else None
+        self._tells_errors = tells_errors
 
     def begin_at(self, clock: int) -> None:
         """The job goes on from a checkpoint, after ``clock`` iterations."""
@@ -80,7 +93,8 @@ class Standing:
         if not set_index:
             self._passes.end_iteration()
             if self._rounds is not None:
-                self._rounds.end(trainers[0].clock, _waited_s(trainers), time.monotonic())
+                first, now_s = trainers[0], time.monotonic()
+                self._rounds.end(first.clock, _waited_s(trainers), now_s, first.coding_error)
         if time.monotonic() - self._sent_s >= _EVERY_S:
             self.send(trainers)
 
@@ -88,7 +102,8 @@ class Standing:
         """``trainers``: of every set, none before ``job.prepare``."""
         self._sent_s = time.monotonic()
         position = self._position
-        first_round, own_us, waits_us = self._rounds.take() if self._rounds else (0, [], [])
+        told = self._rounds.take() if self._rounds else (0, [], [], [])
+        first_round, own_us, waits_us, errors_ppm = told
         progress = Progress(
             worker=self._worker,
             clock=trainers[0].clock if trainers else 0,
@@ -104,6 +119,7 @@ class Standing:
             first_round=first_round,
             own_us=own_us,
             waits_us=waits_us,
+            errors_ppm=errors_ppm if self._tells_errors else [],
         )
         self._transport.send_control(REGISTRAR, progress)
 

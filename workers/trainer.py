@@ -651,6 +651,13 @@ class Trainer:
         return self._late.num_late if self._late is not None else 0
 
     @property
+    def coding_error(self) -> float:
+        """||p - C(p)|| / ||p|| of what this worker has pushed in the iteration before; 0 without
+        codecs."""
+        encoder = self._loop.encoder
+        return encoder.errors.of_newest(self.clock - 1) if encoder is not None else 0.0
+
+    @property
     def waited_s(self) -> float:
         """Seconds in which this worker has pushed and waited for replies."""
         return self._waited_s + sum(

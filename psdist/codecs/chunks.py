@@ -32,7 +32,7 @@ from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_valu
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import Chunk
-from psdist.protocol.rounds import at_round
+from psdist.protocol.rounds import Turns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -217,8 +217,9 @@ class ChunkCodings:
     def __init__(self, layouts: Layouts) -> None:
         self.codec = layouts.codec
         self._layouts = layouts
-        self.later: Sequence[tuple[int, ChunkCodings]] = ()
-        """From which round on there are others, ascending."""
+        self._levels: Sequence[ChunkCodings] = (self,)
+        self._turns: Turns | None = None
+        """As :class:`Layouts` has both."""
         self._each = [
             ChunkCoding(each.codec, each.chunk, exact=each.exact, matrices=each.matrices)
             for each in layouts
@@ -229,7 +230,7 @@ class ChunkCodings:
 
     def at(self, clock: int) -> ChunkCodings:
         """Of messages of this round."""
-        return at_round(self, self.later, clock)
+        return self if self._turns is None else self._levels[self._turns.at(clock)]
 
     def largest(self, chunk: int) -> int:
         """Bytes of its largest payload, in any round."""
@@ -240,11 +241,9 @@ class ChunkCodings:
         """None for raw, of which payloads are the values themselves."""
         if layouts is None:
             return None
-        made = {id(layouts): cls(layouts)}
-        for _, each in layouts.later:
-            made.setdefault(id(each), cls(each))
+        made = {id(each): cls(each) for each in layouts.levels}
         first = made[id(layouts)]
-        first.later = [(start, made[id(each)]) for start, each in layouts.later]
+        first._levels, first._turns = [made[id(each)] for each in layouts.levels], layouts.turns
         return first
 
 

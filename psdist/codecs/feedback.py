@@ -84,8 +84,11 @@ class CodingErrors:
         """Iterations in a bin."""
         self.missed: list[float] = []
         self.wanted: list[float] = []
+        self._newest = -1, 0.0, 0.0
 
     def add(self, clock: int, missed: float, wanted: float) -> None:
+        before = self._newest[1:] if self._newest[0] == clock else (0.0, 0.0)
+        self._newest = clock, before[0] + missed, before[1] + wanted
         while clock // self.width >= _MOST_BINS:
             self.missed, self.wanted = (
                 [sum(bins[at : at + 2]) for at in range(0, len(bins), 2)]
@@ -96,6 +99,11 @@ class CodingErrors:
         for bins, square in ((self.missed, missed), (self.wanted, wanted)):
             bins.extend([0.0] * (place + 1 - len(bins)))
             bins[place] += square
+
+    def of_newest(self, clock: int) -> float:
+        """||p - C(p)|| / ||p|| of this iteration, if nothing was added of a later one; else 0."""
+        newest, missed, wanted = self._newest
+        return math.sqrt(missed / wanted) if newest == clock and wanted > 0 else 0.0
 
 
 class PushEncoder:

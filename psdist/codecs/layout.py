@@ -16,17 +16,16 @@ from psdist.codecs.base import Codec, Matrix, MatrixCodec, Varying
 from psdist.codecs.raw import Raw
 from psdist.errors import InvariantError
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
-from psdist.protocol.rounds import at_round
+from psdist.protocol.rounds import Turns
 
 VECTORS: Final = "vectors"
 """Among patterns of names: pieces of fewer than two dimensions, such as norms and biases."""
 HEAD_BYTES: Final = 8
 
 
-class CodecFrom(NamedTuple):
-    """Of messages of this round and later ones."""
+class CodecOf(NamedTuple):
+    """Of messages of some rounds."""
 
-    round: int
     codec: Codec | Raw
     patterns: tuple[str, ...] = ()
     """Which pieces it leaves alone, as of :func:`exact_pieces`."""
@@ -121,8 +120,10 @@ class Layouts:
     ) -> None:
         """``patterns``: as of :func:`exact_pieces`."""
         self.codec = codec
-        self.later: Sequence[tuple[int, Layouts]] = ()
-        """From which round on there are others, ascending."""
+        self.levels: Sequence[Layouts] = (self,)
+        """All that rule in some round; this one is of round 0."""
+        self.turns: Turns | None = None
+        """Which of them in which; None where there is one."""
         exact = exact_pieces(partition, patterns)
         self._each = [
             ChunkLayout(codec, chunk, exact=exact, matrices=matrices_of(partition, chunk))
@@ -137,29 +138,33 @@ class Layouts:
 
     def at(self, clock: int) -> Layouts:
         """Of messages of this round."""
-        return at_round(self, self.later, clock)
+        return self if self.turns is None else self.levels[self.turns.at(clock)]
 
     def largest(self, chunk: int) -> int:
         """Bytes of its largest payload, in any round."""
-        return max(each[chunk].sizes[1] for each in (self, *(each for _, each in self.later)))
+        return max(each[chunk].sizes[1] for each in self.levels)
 
     @classmethod
-    def of(cls, parts: Sequence[CodecFrom], partition: Partition) -> Layouts | None:
-        """None where all is raw, and payloads are the values themselves. Where single rounds are to
-        be, they have :class:`psdist.codecs.exact.Exact`."""
-        made: dict[tuple[Codec, tuple[str, ...]], Layouts] = {}
-        found: list[tuple[int, Layouts]] = []
-        for start, codec, patterns in parts:
-            if isinstance(codec, Raw):
+    def of(
+        cls, parts: Sequence[CodecOf], partition: Partition, turns: Turns | None
+    ) -> Layouts | None:
+        """``turns``: which of ``parts`` in which round, the first in round 0; None where there is
+        one. None where all is raw, and payloads are the values themselves. Where single rounds are
+        to be, they have :class:`psdist.codecs.exact.Exact`."""
+        made: dict[CodecOf, Layouts] = {}
+        levels: list[Layouts] = []
+        for each in parts:
+            if isinstance(each.codec, Raw):
                 continue
-            if (codec, patterns) not in made:
-                made[codec, patterns] = cls(codec, partition, patterns=patterns)
-            found.append((start, made[codec, patterns]))
-        if not found:
+            if each not in made:
+                made[each] = cls(each.codec, partition, patterns=each.patterns)
+            levels.append(made[each])
+        if not levels:
             return None
-        if len(found) < len(parts):
+        if len(levels) < len(parts):
             raise InvariantError("some rounds are raw, and have no head that says so")
-        (_, first), *first.later = found
+        first = levels[0]
+        first.levels, first.turns = levels, turns
         return first
 
 

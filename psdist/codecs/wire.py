@@ -3,6 +3,7 @@
 wire = Wire(push=codec, reply=RAW, seed=config.seed)     # or RAW_WIRE
 layouts = wire.pushes(partition)                         # for both ends; None where they are raw
 layouts.at(clock)                                        # of messages of this round
+wire = wire.of_set(); wire.turns.begin(1, 900, 2)        # of a ladder: as the registrar says
 rule = payload_rule(layouts, partition)                  # for the receiver's state machine
 """
 
@@ -12,11 +13,12 @@ from dataclasses import dataclass, replace
 
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
-from psdist.codecs.layout import CodecFrom, Layouts
+from psdist.codecs.layout import CodecOf, Layouts
 from psdist.codecs.raw import RAW, Raw
 from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule
+from psdist.protocol.rounds import Turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,12 @@ class Wire:
     skip: Skip | None = None
     """Which pushes are left for later."""
     later: tuple[WireFrom, ...] = ()
-    """What changes within the run, ascending."""
+    """What changes within the run, ascending; of a ladder its levels behind the first one, of which
+    the rounds mean nothing."""
+    is_ladder: bool = False
+    """Whether the registrar says which of them rules which rounds."""
+    turns: Turns | None = None
+    """Where it does so: of one parameter set (:meth:`of_set`)."""
     compare_every: int = 64
     """Of relative replies one in so many carries the checksum of what its reader holds then."""
     exact_in_pushes: tuple[str, ...] = ()
@@ -64,15 +71,36 @@ class Wire:
         """Whether relative replies are one encoding for all readers."""
         return self.is_relative and not self.has_copies
 
+    def of_set(self) -> Wire:
+        """For one end of one parameter set, whose rounds are its own."""
+        return replace(self, turns=Turns([(0, 0)])) if self.is_ladder else self
+
     def pushes(self, partition: Partition) -> Layouts | None:
-        parts = [CodecFrom(0, self.push, self.exact_in_pushes)]
-        parts += [CodecFrom(each.round, each.push, each.exact_in_pushes) for each in self.later]
-        return Layouts.of(parts, partition)
+        parts = [CodecOf(self.push, self.exact_in_pushes)]
+        parts += [CodecOf(each.push, each.exact_in_pushes) for each in self.later]
+        return Layouts.of(parts, partition, self._turns)
 
     def replies(self, partition: Partition) -> Layouts | None:
-        parts = [CodecFrom(0, self.reply, self.exact_in_replies)]
-        parts += [CodecFrom(each.round, each.reply, each.exact_in_replies) for each in self.later]
-        return Layouts.of(parts, partition)
+        parts = [CodecOf(self.reply, self.exact_in_replies)]
+        parts += [CodecOf(each.reply, each.exact_in_replies) for each in self.later]
+        return Layouts.of(parts, partition, self._turns)
+
+    @property
+    def _turns(self) -> Turns | None:
+        if self.is_ladder or not self.later:
+            return self.turns
+        return Turns([(0, 0), *((each.round, n) for n, each in enumerate(self.later, start=1))])
+
+    def sizes(self, partition: Partition) -> list[int]:
+        """By level: bytes of all chunks, both ways, where nothing is left out."""
+        found = [0] * (1 + len(self.later))
+        for layouts in (self.pushes(partition), self.replies(partition)):
+            for level in range(len(found)):
+                if layouts is None:
+                    found[level] += sum(chunk.num_bytes for chunk in partition.chunks)
+                else:
+                    found[level] += sum(each.usual_bytes for each in layouts.levels[level])
+        return found
 
     @property
     def skips(self) -> tuple[tuple[int, Skip | None], ...]:
@@ -92,14 +120,12 @@ def payload_rule(
     layouts: Layouts | None, partition: Partition, *, is_relative: bool = False
 ) -> PayloadRule:
     """What a receiver takes; ``layouts``: None for raw."""
-    rule = _rule_of(layouts, partition, is_relative=is_relative)
-    if layouts is None or not layouts.later:
-        return rule
+    first = _rule_of(layouts, partition, is_relative=is_relative)
+    if layouts is None or layouts.turns is None:
+        return first
     # Of a run whose codecs change no version is kept in the rounds without one, either.
-    later = [
-        (start, _rule_of(each, partition, is_relative=is_relative)) for start, each in layouts.later
-    ]
-    return replace(rule, later=tuple(later))
+    levels = [_rule_of(each, partition, is_relative=is_relative) for each in layouts.levels]
+    return replace(first, levels=tuple(levels), turns=layouts.turns)
 
 
 def _rule_of(layouts: Layouts | None, partition: Partition, *, is_relative: bool) -> PayloadRule:

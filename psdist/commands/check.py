@@ -33,7 +33,12 @@ from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
 from psdist.history.rules.codecs import check_codecs
-from psdist.history.rules.decisions import check_decisions, read_mode_lines
+from psdist.history.rules.decisions import (
+    DecisionLine,
+    check_decisions,
+    read_decision_lines,
+    with_decided_codecs,
+)
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.hands import check_hands
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
@@ -427,10 +432,17 @@ def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
 
 
 def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
-    summary = read_summary(run_dir)
+    summary, run = read_summary(run_dir), histories[0].run
+    is_controlled = run.mode_by == "auto" or bool(run.ladder)
+    lines = read_decision_lines(run_dir) if is_controlled else []
+    if run.ladder:  # messages are coded as was decided
+        histories = [
+            dataclasses.replace(each, run=with_decided_codecs(each.run, lines))
+            for each in histories
+        ]
     report = check_sets_of(histories, summary)
-    if histories[0].run.mode_by == "auto":
-        report = _with_decisions(run_dir, histories[0], report)
+    if is_controlled:
+        report = _with_decisions(lines, histories[0], report)
     if histories[0].run.local_steps_by_speed:
         report = _with_hands(run_dir, histories[0], report)
     if summary is not None:
@@ -439,13 +451,13 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
-def _with_decisions(run_dir: Path, history: History, report: Report) -> Report:
+def _with_decisions(lines: list[DecisionLine], history: History, report: Report) -> Report:
     """What psdist has changed follows from what it has recorded."""
     findings = Findings(max_listed_per_rule=20)
     changes = changes_of(ServerReplay(history.run, history.servers[0]))
     check_decisions(
         history.run,
-        read_mode_lines(run_dir),
+        lines,
         changes,
         findings,
         is_complete=report.is_complete,

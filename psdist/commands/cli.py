@@ -138,7 +138,9 @@ def run(
     ] = False,
     codec: Annotated[
         str | None,
-        typer.Option(metavar="CODEC|PUSH/PULL", help="Send less: int8, int4/sign, topk:0.01 ..."),
+        typer.Option(
+            metavar="auto|CODEC|PUSH/PULL", help="Send less: auto, int8, int4/sign, topk:0.01 ..."
+        ),
     ] = None,
     push_codec: Annotated[
         str | None, typer.Option(metavar="CODEC", help="Of gradients, where it is another.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from psdist.config.codec_rounds import coded_by_round
+from psdist.config.codec_rounds import codecs_that_may_come
 from psdist.config.modes import mode_by, modes_that_may_come
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def first_refused(config: RunConfig, others: Sequence[Other]) -> Other | None:
 def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
     (key, value), *_ = given.items()
     if key in ("push_codec", "pull_codec"):
-        coming = coded_by_round(config)
+        coming = codecs_that_may_come(config)
         coded = [each.push if key == "push_codec" else each.pull for each in coming]
         return not all(each.is_none for each in coded)
     if key in ("schedule", "checkpoint_every"):

@@ -1,20 +1,27 @@
-"""The codecs of each round: those of the settings, or what a schedule says.
+"""The codecs of each round: those of the settings, what a schedule says, or what psdist chooses.
 
 coded_by_round(config)       # (CodecsFrom(0, push, pull), ...): one entry where nothing changes
+ladder_of(config)            # of codec = auto: all that may come, the least lossy first
+codecs_that_may_come(config)
 has_codecs(config)
 contradiction_of_codecs(config)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psdist.config.codec_specs import CodecSpec
-from psdist.config.combinations import Codecs, codecs_of, refusal, text_of_both
-from psdist.config.modes import is_mixed, modes_that_may_come, parts_of
+from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal, text_of_both
+from psdist.config.modes import is_mixed, mode_by, modes_that_may_come, parts_of
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
+
+AUTO: Final = "auto"
+"""The codec with which psdist chooses."""
+LADDER: Final = tuple(map(parse_both, ("none", "fp16", "int8", "int4", "int4/sign")))
+"""Among these, the least lossy first."""
 
 
 class CodecsFrom(NamedTuple):
@@ -29,13 +36,40 @@ class CodecsFrom(NamedTuple):
         return text_of_both(Codecs(self.push, self.pull))
 
 
+def is_auto(config: RunConfig) -> bool:
+    """Whether psdist chooses the codecs within the run."""
+    return config.codec == AUTO
+
+
+def is_controlled(config: RunConfig) -> bool:
+    """Whether psdist changes anything within the run by what it observes."""
+    return is_auto(config) or mode_by(config) == "auto"
+
+
+def ladder_of(config: RunConfig) -> tuple[Codecs, ...]:
+    """Of ``codec = auto``: all that may come, the least lossy first, the first one from round 0 on;
+    a direction whose codec is given keeps it."""
+    given = codecs_of(codec=None, push_codec=config.push_codec, pull_codec=config.pull_codec)
+    return tuple(
+        dict.fromkeys(
+            Codecs(
+                push=each.push if config.push_codec is None else given.push,
+                pull=each.pull if config.pull_codec is None else given.pull,
+            )
+            for each in LADDER
+        )
+    )
+
+
 def coded(config: RunConfig) -> Codecs:
-    """Of the settings, for a run whose schedule names no codecs."""
+    """Of the settings, for a run whose schedule names no codecs; of ``codec = auto`` at first."""
+    if is_auto(config):
+        return ladder_of(config)[0]
     return codecs_of(codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec)
 
 
 def coded_by_round(config: RunConfig) -> tuple[CodecsFrom, ...]:
-    """Ascending; neighbours differ."""
+    """Ascending; neighbours differ. What psdist chooses within the run is not known here."""
     found: list[CodecsFrom] = []
     for part in parts_of(config):
         codecs = coded(config) if part.codecs is None else part.codecs
@@ -44,16 +78,25 @@ def coded_by_round(config: RunConfig) -> tuple[CodecsFrom, ...]:
     return tuple(found)
 
 
+def codecs_that_may_come(config: RunConfig) -> tuple[Codecs, ...]:
+    """In any round, those of round 0 first."""
+    if is_auto(config):
+        return ladder_of(config)
+    return tuple(Codecs(push, pull) for _, push, pull in coded_by_round(config))
+
+
 def has_codecs(config: RunConfig) -> bool:
     """Whether anything is coded, in any round."""
-    return not all(each.push.is_none and each.pull.is_none for each in coded_by_round(config))
+    return not all(push.is_none and pull.is_none for push, pull in codecs_that_may_come(config))
 
 
 def refusal_of_codecs(config: RunConfig, *, has_float64: bool = False) -> str:
     """Why this run cannot have its codecs, of all its modes and rounds; "" where it can.
     ``has_float64``: whether the model has such parameters."""
     named = [(each.mode.mode, each.codecs) for each in parts_of(config) if each.codecs is not None]
-    for mode, codecs in named or [(mode, coded(config)) for mode in modes_that_may_come(config)]:
+    settings = ladder_of(config) if is_auto(config) else (coded(config),)
+    of_settings = [(mode, each) for mode in modes_that_may_come(config) for each in settings]
+    for mode, codecs in named or of_settings:
         if wrong := refusal(
             *codecs,
             mode=mode,

@@ -16,9 +16,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from psdist.config.auto_codec import contradiction_of_auto_codec
 from psdist.config.backup import contradiction_of_backup
 from psdist.config.by_speed import contradiction_of_speed
-from psdist.config.codec_rounds import contradiction_of_codecs, has_codecs
+from psdist.config.codec_rounds import AUTO, contradiction_of_codecs, has_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
 from psdist.config.combinations import parse_both
@@ -85,7 +86,8 @@ def _require_codec(value: str) -> str:
 
 
 def _require_codecs(value: str) -> str:
-    parse_both(value)
+    if value != AUTO:
+        parse_both(value)
     return value
 
 
@@ -350,8 +352,9 @@ class RunConfig(BaseModel):
     )
     codec: _CodecOrTwo | None = _setting(
         None,
-        allowed=f"a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",
-        description="How gradients and parameters are coded on the network; unset: not at all.",
+        allowed=f"auto, a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",
+        description="How gradients and parameters are coded on the network; unset: not at all; "
+        "auto: psdist chooses, and changes it within the run.",
     )
     push_codec: _Codec | None = _setting(
         None,
@@ -363,6 +366,11 @@ class RunConfig(BaseModel):
         allowed=CODECS_ALLOWED,
         description="How parameters are coded; unset, as codec says. ssp, async: casts only, or "
         "pull_copies = on.",
+    )
+    error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = _setting(
+        None,
+        allowed="a number > 0 and < 1",
+        description="codec = auto: the part of a push that its codec may leave out.",
     )
     pull_copies: Literal["off", "on"] = _setting(
         "off",
@@ -448,6 +456,8 @@ def allowed_values(key: str) -> str:
 def contradiction(config: RunConfig) -> str:
     """Settings that do not go together, and what to do; "" where all do."""
     if wrong := contradiction_of_modes(config):
+        return wrong
+    if wrong := contradiction_of_auto_codec(config):
         return wrong
     if wrong := contradiction_of_backup(config):
         return wrong

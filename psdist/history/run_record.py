@@ -38,16 +38,26 @@ class ModeSince(BaseModel):
     """The bound of ssp; null in other modes."""
 
 
-class CodecsSince(BaseModel):
-    """From this round on pushes and replies are coded by these."""
+class LevelCodecs(BaseModel):
+    """Codecs that psdist may choose."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    round: _Count
     push: _CodecText
     pull: _CodecText
     push_code: Annotated[int, Field(ge=0, lt=2**8)]
     """By which number messages name the push codec."""
+
+    @property
+    def name(self) -> str:
+        """As a schedule writes both."""
+        return self.push if self.pull == "none" else f"{self.push}/{self.pull}"
+
+
+class CodecsSince(LevelCodecs):
+    """From this round on pushes and replies are coded by these."""
+
+    round: _Count
 
 
 class RunRecord(BaseModel):
@@ -79,7 +89,12 @@ class RunRecord(BaseModel):
     delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """By how much gradients were moved to where they were applied; no rule can tell."""
     codecs: tuple[CodecsSince, ...] = ()
-    """Of every round; nothing where nothing is coded in any."""
+    """Of every round; nothing where nothing is coded in any. Where psdist chooses among ``ladder``,
+    as the run begins."""
+    ladder: Annotated[tuple[LevelCodecs, ...], Field(max_length=100)] = ()
+    """The least lossy first."""
+    error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    """Of what psdist chooses: the part of a push that its codec may leave out."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
@@ -157,6 +172,12 @@ class RunRecord(BaseModel):
         starts = [each.round for each in self.codecs]
         if starts and (starts[0] or starts != sorted(set(starts))):
             raise ValueError(f"codecs that begin at the rounds {starts[:8]}")
+        first = [CodecsSince(round=0, **each.model_dump()) for each in self.ladder[:1]]
+        if first and (self.codecs != tuple(first) or self.mode_by != "run"):
+            raise ValueError(
+                f"of a ladder of {len(self.ladder)} codecs the run begins with the first one, in "
+                f"one mode; it begins with {[each.push for each in self.codecs[:8]]}"
+            )
         if self.mode == "sync" and self.pipeline:
             raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")
         return self

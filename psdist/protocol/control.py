@@ -287,6 +287,9 @@ class Progress(Control):
     has taken, of the first set, without waiting for servers, in microseconds;"""
     waits_us: _Numbers = dataclasses.field(default_factory=list)
     """and that waiting."""
+    errors_ppm: _Numbers = dataclasses.field(default_factory=list)
+    """Of a group's leader where psdist chooses the codecs: ||p - C(p)|| / ||p|| of what it has
+    pushed in each of these rounds, in millionths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -560,12 +563,25 @@ class ModeProposed(Control):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitMode(Control):
     """Registrar to every server: the mode is this one, in each parameter set from the round in
-    ``rounds`` on; in sets that come later from the start. ``staleness`` is 0 but for ssp."""
+    ``rounds`` on; in sets that come later from the start. ``staleness`` is 0 but for ssp.
+    ``level``: where psdist chooses the codecs, which of them rule from there on; -1 elsewhere,
+    where they are none of what changes."""
 
     number: int
     rounds: _Numbers
     mode: str
     staleness: int
+    level: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeginCodecs(Control):
+    """A server to every worker, before the first parameters for this round: pushes and replies of
+    this round and later ones have the codecs of this level, by the run's ``number``-th change."""
+
+    number: int
+    round: int
+    level: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

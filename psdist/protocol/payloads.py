@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psdist.protocol.header import Header
-from psdist.protocol.rounds import at_round
+from psdist.protocol.rounds import Turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,10 @@ class PayloadRule:
     keeps_versions: bool = True
     """Whether a receiver has the sender's values afterwards, bit by bit, so that it can say which
     version it holds."""
-    later: tuple[tuple[int, PayloadRule], ...] = ()
-    """From which round on there is another, ascending."""
+    levels: tuple[PayloadRule, ...] = ()
+    """All that rule in some round, this one first; nothing where it is the same in every round."""
+    turns: Turns | None = None
+    """Which of them in which."""
 
     @classmethod
     def of_nothing(cls) -> PayloadRule:
@@ -41,10 +43,10 @@ class PayloadRule:
 
     def at(self, clock: int) -> PayloadRule:
         """Of messages of this round."""
-        return at_round(self, self.later, clock)
+        return self if self.turns is None else self.levels[self.turns.at(clock)]
 
     def takes(self, header: Header) -> bool:
-        rule, chunk = self.at(header.clock) if self.later else self, header.chunk
+        rule, chunk = self.at(header.clock), header.chunk
         return (
             header.codec == rule.codec
             and header.dtype == rule.dtypes[chunk]
@@ -54,7 +56,7 @@ class PayloadRule:
     def refusal(self, header: Header) -> str:
         """What the sender has done wrong, for people."""
         rule = self.at(header.clock)
-        when = f" in round {header.clock}" if self.later else ""
+        when = f" in round {header.clock}" if self.turns is not None else ""
         smallest, largest = rule.smallest[header.chunk], rule.largest[header.chunk]
         size = str(largest) if smallest == largest else f"{smallest} to {largest}"
         return (

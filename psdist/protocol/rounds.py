@@ -1,6 +1,9 @@
-"""What a run has by round, as its schedule says; pure.
+"""What a run has by round: as its schedule says, or as it is told within the run; pure.
 
 at_round(first, [(500, second), (900, third)], 700)      # second
+turns = Turns([(0, 0), (500, 1)])                        # which of several things rules: by number
+turns.begin(1, 900, 2)                                   # the first change: from round 900 on
+turns.at(700)                                            # 1
 """
 
 from __future__ import annotations
@@ -17,3 +20,32 @@ def at_round(first: _T, later: Sequence[tuple[int, _T]], clock: int) -> _T:
     """``first`` from round 0 on, each of ``later`` (ascending) from its round on."""
     place = bisect_right(later, clock, key=itemgetter(0))
     return later[place - 1][1] if place else first
+
+
+class Turns:
+    """Which of several things rules which rounds. All that look things up by one of these change
+    together."""
+
+    __slots__ = ("_said", "_starts")
+
+    def __init__(self, starts: Sequence[tuple[int, int]]) -> None:
+        """(round, which), ascending, the first from round 0 on."""
+        self._starts = list(starts)
+        self._said: list[tuple[int, int]] = []
+
+    def at(self, clock: int) -> int:
+        """What rules in this round."""
+        return self._starts[bisect_right(self._starts, clock, key=itemgetter(0)) - 1][1]
+
+    def begin(self, number: int, clock: int, which: int) -> bool:
+        """From this round on it is another one, by the ``number``-th change, counted from 1. Said
+        again, nothing changes; False for what cannot be: another change of that number, one before
+        the last one's round, or one of which those before are not known."""
+        change = clock, which
+        if 1 <= number <= len(self._said):
+            return self._said[number - 1] == change
+        if number != len(self._said) + 1 or clock < self._starts[-1][0]:
+            return False
+        self._said.append(change)
+        self._starts = [*(each for each in self._starts if each[0] < clock), change]
+        return True

@@ -23,7 +23,8 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from psdist.config.codec_rounds import has_codecs
+from psdist.config.codec_rounds import has_codecs, is_auto, ladder_of
+from psdist.config.combinations import text_of_both
 from psdist.config.modes import (
     judging_mode,
     least_bound,
@@ -32,6 +33,9 @@ from psdist.config.modes import (
     schedule_of,
 )
 from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Controller
+from psdist.controller.mode import ModeControl
 from psdist.history.writers import (
     RunRecord,
     ServerHistory,
@@ -39,7 +43,6 @@ from psdist.history.writers import (
     slice_places,
     write_run,
 )
-from psdist.mode_control import ModeControl
 from psdist.protocol.control import Progress, Setup
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id
@@ -53,12 +56,12 @@ from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.telling.coding import coding_line
 from psdist.ranks.telling.copies import CopyReports
 from psdist.ranks.telling.deaths import DeathReports
-from psdist.ranks.telling.modes import ModeReports
+from psdist.ranks.telling.decisions import Decided, DecisionReports
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.ranks.telling.steps import StepReports
 from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, share_line, together
-from psdist.ranks.wire import codecs_of_rounds, wire_of
+from psdist.ranks.wire import wire_of
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop, Standby
@@ -66,7 +69,6 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.lobby import Lobby
-from psdist.servers.protocol.modes import ModeChanged, ModeObserved
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
@@ -311,9 +313,6 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
 
 def _registrar(context: RankContext) -> Registrar:
     roles = context.roles
-    control = None
-    if mode_by(context.config) == "auto":
-        control = ModeControl(num_groups=len(roles.groups), staleness=context.config.staleness)
     return Registrar(
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
@@ -329,9 +328,18 @@ def _registrar(context: RankContext) -> Registrar:
         racks=racks_of(roles),
         num_spares=roles.num_spares,
         takes_set_mode=context.config.set_mode == "allowed",
-        control=control,
+        control=_controller(context.config, len(roles.groups)),
         steps=_step_control(context),
     )
+
+
+def _controller(config: RunConfig, num_groups: int) -> Controller | None:
+    if mode_by(config) == "auto":
+        return ModeControl(num_groups=num_groups, staleness=config.staleness)
+    if is_auto(config):
+        names = [text_of_both(each) for each in ladder_of(config)]
+        return CodecControl(num_groups=num_groups, names=names, error_budget=config.error_budget)
+    return None
 
 
 def _step_control(context: RankContext) -> StepControl | None:
@@ -356,6 +364,8 @@ def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> O
 def policy_of(config: RunConfig) -> Policy:
     """What servers demand in each round."""
     parts = schedule_of(config)
+    if is_auto(config):
+        return Changing(policy_for("sync", staleness=0), keeps_mode=True)
     if mode_by(config) in ("script", "auto"):
         return Changing(policy_for(parts[0].mode, staleness=parts[0].staleness))
     if len(parts) == 1:
@@ -386,10 +396,10 @@ class Reporter:
         self._has_looked_for_empty_servers = False
         if is_active:
             context.on_abort = self._on_abort
-        self._modes = ModeReports(context.config, context.run_directory)
+        self._decisions = DecisionReports(context.config, context.run_directory)
+        self._modes, self._codecs = self._decisions.modes, self._decisions.codecs
         self._steps = StepReports(context.config, context.run_directory)
-        self._codecs = codecs_of_rounds(context.config)
-        mode = self._modes.now
+        mode = self._decisions.now
         self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
         self._standing = Standing(mode=mode, group_of_worker=context.roles.group_of_worker)
         self._shown_s = 0.0
@@ -457,7 +467,9 @@ class Reporter:
                 context.config.staleness if mode_by(context.config) == "auto" else None
             ),
             schedule=self._modes.schedule,
-            codecs=self._codecs,
+            codecs=self._codecs.begins,
+            ladder=self._codecs.ladder,
+            error_budget=context.config.error_budget,
             groups=context.roles.groups,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
             num_servers=context.roles.num_servers,
@@ -555,11 +567,9 @@ class Reporter:
             self._deaths.declared(action)
         elif isinstance(action, Survived):
             self._deaths.survived(action)
-        elif isinstance(action, ModeObserved):
-            self._modes.observed(action)
-        elif isinstance(action, ModeChanged):
-            self._modes.changed(action)
-            self._standing.mode = self._status.mode = self._modes.now
+        elif isinstance(action, Decided):
+            self._decisions.on_action(action)
+            self._standing.mode = self._status.mode = self._decisions.now
         elif isinstance(action, StepsObserved):
             self._steps.observed(action)
         elif isinstance(action, StepsChosen):
@@ -579,7 +589,7 @@ class Reporter:
                 if line := different_clocks_line(each["clocks"]):
                     logger.warning("%s", line)
             run_dir = str(self._context.run_directory.path)
-            lines = report_lines(summary, self._modes.words, run_dir)
+            lines = report_lines(summary, self._decisions.words, run_dir)
             if self._context.tracer is not None:
                 lines.append(f"  trace          psdist trace {run_dir}")
             for line in lines:
@@ -644,7 +654,7 @@ class Reporter:
         if any(each.clock for each in progress.values()):
             self._look_for_empty_servers()
             self._modes.reached(self._standing.behind(progress, self._registrar.out))
-            self._standing.mode = self._status.mode = self._modes.now
+            self._standing.mode = self._status.mode = self._decisions.now
             training = self._standing.at(
                 now_s - self._context.started_s,
                 progress=progress,
@@ -672,7 +682,6 @@ class Reporter:
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
         sets = sets or [counts_of_set(told, None, 0)]
         sets = [each | {"modes": self._modes.of_set(n)} for n, each in enumerate(sets)]
-        codecs = [each.model_dump(include={"round", "push", "pull"}) for each in self._codecs]
         is_known, workers = told.all_workers, registrar.done.values()
         samples = sum(each["samples"] for each in workers)
         trained_s = max((each["trained_s"] for each in workers), default=0.0)
@@ -685,7 +694,7 @@ class Reporter:
             "spares": context.roles.num_spares,
             "groups": len(context.roles.groups),
             **together(sets),
-            "codecs": codecs,
+            "codecs": self._codecs.told(),
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(time.monotonic() - context.started_s, 3),
             "samples": samples if is_known else None,

@@ -14,12 +14,18 @@ from psdist.codecs.exact import Exact
 from psdist.codecs.named import codec_of
 from psdist.codecs.raw import Raw
 from psdist.codecs.wire import Wire, WireFrom
-from psdist.config.codec_rounds import coded_by_round, has_codecs
+from psdist.config.codec_rounds import (
+    CodecsFrom,
+    coded_by_round,
+    has_codecs,
+    is_auto,
+    ladder_of,
+)
 from psdist.config.codec_specs import CodecSpec
 from psdist.config.combinations import text_of
 from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
-from psdist.history.run_record import CodecsSince
+from psdist.history.run_record import CodecsSince, LevelCodecs
 from psdist.protocol.flow import auto_credits
 
 logger = logging.getLogger("psdist")
@@ -27,6 +33,8 @@ logger = logging.getLogger("psdist")
 
 def wire_of(config: RunConfig) -> Wire:
     parts = coded_by_round(config)
+    if is_auto(config):
+        parts = tuple(CodecsFrom(0, *each) for each in ladder_of(config))
     has_feedback = config.feedback == "on"
     is_sync = judging_mode(config) == "sync"
     has_copies = config.pull_copies == "on" and not is_sync
@@ -61,19 +69,38 @@ def wire_of(config: RunConfig) -> Wire:
         exact_in_pushes=first.exact_in_pushes,
         exact_in_replies=first.exact_in_replies,
         later=tuple(later),
+        is_ladder=is_auto(config),
     )
 
 
 def codecs_of_rounds(config: RunConfig) -> tuple[CodecsSince, ...]:
-    """For run.json: of every round; nothing where nothing is coded in any."""
+    """For run.json: of every round; nothing where nothing is coded in any. Where psdist chooses
+    them, as the run begins."""
     if not has_codecs(config):
         return ()
-    wire = wire_of(config)
-    codes = [wire.push.code, *(each.push.code for each in wire.later)]
+    if is_auto(config):
+        first, *_ = codecs_of_ladder(config)
+        return (CodecsSince(round=0, **first.model_dump()),)
     return tuple(
         CodecsSince(round=start, push=text_of(push), pull=text_of(pull), push_code=code)
-        for (start, push, pull), code in zip(coded_by_round(config), codes, strict=True)
+        for (start, push, pull), code in zip(coded_by_round(config), _codes(config), strict=True)
     )
+
+
+def codecs_of_ladder(config: RunConfig) -> tuple[LevelCodecs, ...]:
+    """For run.json: those among which psdist chooses; nothing where it does not."""
+    if not is_auto(config):
+        return ()
+    return tuple(
+        LevelCodecs(push=text_of(push), pull=text_of(pull), push_code=code)
+        for (push, pull), code in zip(ladder_of(config), _codes(config), strict=True)
+    )
+
+
+def _codes(config: RunConfig) -> list[int]:
+    """Of push codecs, in headers."""
+    wire = wire_of(config)
+    return [wire.push.code, *(each.push.code for each in wire.later)]
 
 
 def _codecs(specs: Iterable[CodecSpec], *, has_feedback: bool) -> dict[CodecSpec, Codec | Raw]:

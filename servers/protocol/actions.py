@@ -266,6 +266,15 @@ class ModeEvent:
 
 
 @dataclass(slots=True)
+class BeginLevel:
+    """From ``round`` on messages have the codecs of this level: the ``number``-th change."""
+
+    number: int
+    round: int
+    level: int
+
+
+@dataclass(slots=True)
 class Missed:
     """For the history: these groups have missed the round that the chunk is stepped in next."""
 
@@ -332,6 +341,7 @@ Action = (
     | WriteSnapshots
     | MembershipEvent
     | ModeEvent
+    | BeginLevel
     | Missed
     | Inherit
     | TellResumed
@@ -395,8 +405,8 @@ class Built:
 
 @dataclass(slots=True)
 class HoldRounds:
-    """Another mode is proposed: nothing more is sent for rounds above the highest one for which
-    parameters were sent; :attr:`ServerCore.highest_sent` says which that is."""
+    """Another mode is proposed, or other codecs: nothing more is sent for rounds above the highest
+    one for which parameters were sent; :attr:`ServerCore.highest_sent` says which that is."""
 
 
 class ChangeMode(NamedTuple):
@@ -406,6 +416,15 @@ class ChangeMode(NamedTuple):
     round: int
     mode: str
     staleness: int
+
+
+class ChangeCodecs(NamedTuple):
+    """From ``round`` on messages have the codecs of this level, by the run's ``number``-th change;
+    the mode stays, and what was held back goes out."""
+
+    number: int
+    round: int
+    level: int
 
 
 @dataclass(slots=True)
@@ -433,6 +452,7 @@ ServerEvent = (
     | Held
     | ReplySent
     | HoldRounds
+    | ChangeCodecs
     | ChangeMode
 )
 

@@ -7,18 +7,20 @@ round for which it has sent parameters, and from then on keeps back what is for 
 parameters of such a round under the old rule, nor judges those of an earlier one by the new rule.
 
     modes = ModeChanges(num_servers=2)
-    modes.propose("ssp", 3, why="the script")                     # ProposeMode for every server
+    modes.propose(Decision("ssp", 3, why="the script"))           # ProposeMode for every server
     modes.on_proposed(0, ModeProposed(number=1, server=0, rounds=[7]))
     modes.on_proposed(1, ModeProposed(number=1, server=1, rounds=[9]))
                                                                   # CommitMode from round 10 on
 
-One change at a time; servers get the messages of one before those of the next.
+One change at a time; servers get the messages of one before those of the next. Where psdist
+chooses the codecs they change in the same way, and the mode stays.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psdist.controller.decisions import Decision
 from psdist.errors import ProtocolError
 from psdist.protocol.control import CommitMode, ModeProposed, ProposeMode
 from psdist.protocol.ids import server_id
@@ -33,6 +35,8 @@ class ModeChanged:
     mode: str
     staleness: int
     why: str
+    level: int = -1
+    """Which codecs rule from there on, where psdist chooses them: then the mode is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class ModeObserved:
     own_us: list[int]
     waits_us: list[int]
     is_judged: bool
+    errors_ppm: list[int]
+    """Where psdist chooses the codecs, what they have left out of pushes, in millionths."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelsSized:
+    """Bytes of one group's exchange, by level of the codecs among which psdist chooses."""
+
+    sizes: list[int]
 
 
 class ModeChanges:
@@ -53,7 +66,7 @@ class ModeChanges:
     def __init__(self, *, num_servers: int) -> None:
         self._num_servers = num_servers
         self._number = 0
-        self._proposed: tuple[str, int, str] | None = None
+        self._proposed: Decision | None = None
         self._highest: dict[int, list[int]] = {}
         """By server what it has answered, set by set."""
 
@@ -62,11 +75,11 @@ class ModeChanges:
         """Whether some server has still to answer."""
         return self._proposed is not None
 
-    def propose(self, mode: str, staleness: int, *, why: str) -> list[SendControl]:
-        """``why``: for people; no other change is under way."""
+    def propose(self, decided: Decision) -> list[SendControl]:
+        """No other change is under way."""
         assert self._proposed is None
         self._number += 1
-        self._proposed = mode, staleness, why
+        self._proposed = decided
         message = ProposeMode(number=self._number)
         return [SendControl(server_id(server), message) for server in range(self._num_servers)]
 
@@ -83,7 +96,7 @@ class ModeChanges:
         if len(self._highest) < self._num_servers:
             return []
         assert self._proposed is not None
-        mode, staleness, why = self._proposed
+        decided = self._proposed
         answers = list(self._highest.values())
         num_sets = max(map(len, answers))
         rounds = tuple(
@@ -93,7 +106,12 @@ class ModeChanges:
         self._proposed = None
         self._highest.clear()
         commit = CommitMode(
-            number=self._number, rounds=list(rounds), mode=mode, staleness=staleness
+            number=self._number,
+            rounds=list(rounds),
+            mode=decided.mode,
+            staleness=decided.staleness,
+            level=decided.level,
         )
         told = [SendControl(server_id(each), commit) for each in range(self._num_servers)]
-        return [*told, ModeChanged(rounds, mode, staleness, why)]
+        change = ModeChanged(rounds, decided.mode, decided.staleness, decided.why, decided.level)
+        return [*told, change]

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, NoReturn
 
+from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
-from psdist.mode_control import Decision, ModeControl
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
 from psdist.protocol.control import (
@@ -75,7 +75,7 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
-from psdist.servers.protocol.modes import ModeChanged, ModeChanges, ModeObserved
+from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
 from psdist.step_control import StepControl
@@ -123,6 +123,7 @@ RegistrarAction = (
     | ModeObserved
     | StepsObserved
     | StepsChosen
+    | LevelsSized
 )
 
 
@@ -173,7 +174,7 @@ class Registrar:
         racks: Sequence[str] = (),
         num_spares: int = 0,
         takes_set_mode: bool = False,
-        control: ModeControl | None = None,
+        control: Controller | None = None,
         steps: StepControl | None = None,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
@@ -183,8 +184,8 @@ class Registrar:
         ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
         has its second copy; nothing where there are none; ``hosts``, ``racks``: by server,
         and then by spare, where it is; ``takes_set_mode``: whether scripts may change the mode;
-        ``control``: chooses it, where nobody else does; ``steps``: chooses how many local steps
-        each group makes, where they differ."""
+        ``control``: changes it, or the codecs, where nobody else does; ``steps``: chooses how many
+        local steps each group makes, where they differ."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -396,22 +397,32 @@ class Registrar:
         return actions + self._observe(message) if message.own_us else actions
 
     def _observe(self, message: Progress) -> list[RegistrarAction]:
-        """What rounds of a group have taken, where psdist chooses the mode."""
+        """What rounds of a group have taken, where psdist chooses the mode or the codecs."""
         control, group = self._control, self._group_led_by.get(message.worker)
-        own_us, waits_us = message.own_us, message.waits_us
+        own_us, waits_us, errors_ppm = message.own_us, message.waits_us, message.errors_ppm
         is_damaged = (
-            len(own_us) != len(waits_us) or min(message.first_round, *own_us, *waits_us) < 0
+            len(own_us) != len(waits_us)
+            or len(errors_ppm) not in (0, len(own_us))
+            or min(message.first_round, *own_us, *waits_us, *errors_ppm) < 0
         )
         if control is None or group is None or is_damaged:
             _refuse(worker_id(message.worker), "told what rounds took, unasked or damaged")
-        control.observe(group, message.first_round, own_us, waits_us)
+        first_round = message.first_round
+        control.observe(Observation(group, first_round, own_us, waits_us, errors_ppm))
         is_judged = self._may_change_mode
-        observed = ModeObserved(group, message.first_round, own_us, waits_us, is_judged)
+        observed = ModeObserved(group, first_round, own_us, waits_us, is_judged, errors_ppm)
         decision = control.judge() if is_judged else None
         if decision is None:
             return [observed]
         self._decision = decision
-        return [observed, *self._modes.propose(decision.mode, decision.staleness, why=decision.why)]
+        return [observed, *self._modes.propose(decision)]
+
+    def know_sizes(self, sizes: list[int]) -> list[RegistrarAction]:
+        """The model is known, and with it how many bytes an exchange takes at each level."""
+        if self._control is None:
+            return []
+        self._control.know_sizes(sizes)
+        return [LevelsSized(sizes)]
 
     def _on_steps(self, message: RoundTook | AskSteps) -> list[RegistrarAction]:
         if self._steps is None:
@@ -551,7 +562,9 @@ class Registrar:
             )
         collective.is_complete = True
         self._changes_mode = seq
-        return [*self._modes.propose(*found, why=f"the script, in collective {seq}")]
+        mode, staleness = found
+        decided = Decision(mode, staleness, f"the script, in collective {seq}")
+        return [*self._modes.propose(decided)]
 
     @property
     def _may_change_mode(self) -> bool:

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from psdist.errors import PeerLostError, ProtocolError, PsdistError
 from psdist.protocol.checkpoints import FirstClocks, number_of
 from psdist.protocol.control import (
+    BeginCodecs,
     Bury,
     CloseRound,
     Leave,
@@ -51,8 +52,10 @@ from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
     Action,
+    BeginLevel,
     Build,
     Built,
+    ChangeCodecs,
     ChangeMode,
     Fail,
     Held,
@@ -194,6 +197,7 @@ class ServerCore:
             ReplySent: self._on_reply_sent,
             PeerLost: self._on_peer_lost,
             HoldRounds: self._on_hold_rounds,
+            ChangeCodecs: self._on_change_codecs,
             ChangeMode: self._on_change_mode,
         }
         self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
@@ -522,10 +526,18 @@ class ServerCore:
         if self._num_chunks is None:
             self._changes = (event,)
             return []
-        actions: list[Action] = [ModeEvent(*event)]
-        for chunk in self._chunks.values():
-            actions += self._replies.let_go(chunk)
-        return actions
+        return [ModeEvent(*event), *self._let_go()]
+
+    def _on_change_codecs(self, event: ChangeCodecs) -> list[Action]:
+        """Every worker hears of it before the first parameters for that round, and so before it
+        pushes anything of it."""
+        self._changing.release()
+        message = BeginCodecs(number=event.number, round=event.round, level=event.level)
+        told = [SendControl(worker, message) for worker in sorted(self._group_of)]
+        return [BeginLevel(*event), *told, *self._let_go()]
+
+    def _let_go(self) -> list[Action]:
+        return [action for chunk in self._chunks.values() for action in self._replies.let_go(chunk)]
 
     @property
     def _changing(self) -> Changing:

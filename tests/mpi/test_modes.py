@@ -76,5 +76,5 @@ def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_pa
     assert began == {"round": 0, "mode": "sync", "staleness": None, "why": "settings"}
     assert (changes[0]["mode"], changes[0]["staleness"]) == ("ssp", 3)
     assert "ms with bounded staleness" in changes[0]["why"]
-    lines = (tmp_path / "run" / "modes.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
     assert sum("changed" in json.loads(line) for line in lines) == len(changes)

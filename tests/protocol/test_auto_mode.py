@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from psdist.history.rules.decisions import ModeLine, check_decisions
+from psdist.history.rules.decisions import DecisionLine, check_decisions
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.modes import changes_of
 from psdist.history.rules.replay import ServerReplay
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR
-from psdist.servers.protocol.modes import ModeChanged, ModeObserved
+from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.proof import prove
 from tests.support.virtual.virtual_worker import VirtualWorker
@@ -51,17 +51,24 @@ class Skewed(VirtualWorker):
         super().__init__(*arguments, **more)
         self.own_us: list[int] = []
         self.waits_us: list[int] = []
+        self.errors_ppm: list[int] = []
+
+    def compute_s(self) -> float:
+        return 1e-3 * (10.0 if is_slow(self.job.schedule, self.group, self.clock) else 1.0)
 
     def train_once(self) -> Iterator[float | None]:
         network, began_s = self.job.network, self.job.network.now_s
         self.record_use()
-        yield 1e-3 * (10.0 if is_slow(self.job.schedule, self.group, self.clock) else 1.0)
+        yield self.compute_s()
         computed_s = network.now_s
         yield from self.iterate()
         self.clock += 1
         self.own_us.append(round(1e6 * (computed_s - began_s)))
         self.waits_us.append(round(1e6 * (network.now_s - computed_s)))
-        if self.job.schedule.is_auto and len(self.own_us) == 3:
+        if self.job.wire.is_ladder:
+            self.errors_ppm.append(round(1e6 * self.trainer.coding_error))
+        is_told = self.job.schedule.is_auto or self.job.wire.is_ladder
+        if is_told and len(self.own_us) == 3 and not self.seat.place:
             self.tell()
 
     def tell(self) -> None:
@@ -72,9 +79,10 @@ class Skewed(VirtualWorker):
             first_round=self.clock - len(self.own_us),
             own_us=self.own_us,
             waits_us=self.waits_us,
+            errors_ppm=self.errors_ppm,
         )
         self.loop.transport.send_control(REGISTRAR, progress)
-        self.own_us, self.waits_us = [], []
+        self.own_us, self.waits_us, self.errors_ppm = [], [], []
 
 
 def play(schedule: Schedule) -> VirtualJob:
@@ -83,19 +91,21 @@ def play(schedule: Schedule) -> VirtualJob:
     return job
 
 
-def lines_of(job: VirtualJob) -> list[ModeLine]:
+def lines_of(job: VirtualJob) -> list[DecisionLine]:
     """As the registrar writes them."""
-    lines: list[ModeLine] = []
+    lines: list[DecisionLine] = []
     for each in job.reported:
-        if isinstance(each, ModeObserved):
-            lines.append(ModeLine.model_validate({"observed": asdict(each)}))
+        if isinstance(each, LevelsSized):
+            lines.append(DecisionLine.model_validate({"sized": asdict(each)}))
+        elif isinstance(each, ModeObserved):
+            lines.append(DecisionLine.model_validate({"observed": asdict(each)}))
         elif isinstance(each, ModeChanged):
             changed = asdict(each) | {"rounds": list(each.rounds)}
-            lines.append(ModeLine.model_validate({"changed": changed}))
+            lines.append(DecisionLine.model_validate({"changed": changed}))
     return lines
 
 
-def violations(job: VirtualJob, lines: list[ModeLine]) -> tuple[str, ...]:
+def violations(job: VirtualJob, lines: list[DecisionLine]) -> tuple[str, ...]:
     history, findings = job.history(), Findings(max_listed_per_rule=5)
     changes = changes_of(ServerReplay(history.run, history.servers[0]))
     check_decisions(history.run, lines, changes, findings, is_complete=True)
@@ -133,7 +143,7 @@ def test_changes_that_do_not_follow_from_what_was_observed_are_found() -> None:
     assert changed is not None
     assert observed is not None
 
-    def with_line(number: int, **update: Any) -> list[ModeLine]:
+    def with_line(number: int, **update: Any) -> list[DecisionLine]:
         line = lines[number].model_copy(update=update)
         return [*lines[:number], line, *lines[number + 1 :]]
 

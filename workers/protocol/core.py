@@ -35,6 +35,7 @@ from psdist.errors import InvariantError, PeerLostError, ProtocolError, UsageErr
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
+    BeginCodecs,
     Cancel,
     Collected,
     Commit,
@@ -57,6 +58,7 @@ from psdist.protocol.header import MOST_SETS
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, spare_of
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
+from psdist.protocol.rounds import Turns
 from psdist.workers.protocol.actions import Action, InitialSent, MovePeer, SendControl, Warn
 from psdist.workers.protocol.collectives import Collectives
 from psdist.workers.protocol.meetings import Meetings
@@ -117,6 +119,8 @@ class WorkerCore:
         self._moves: Moves = Moves(self.sets[0]._moves if self.set_index else None)
         self._slice: Transfers | None = None
         self._first_clock = 0
+        self._turns: Turns | None = None
+        self._num_levels = 0
         self._awaited: Collection[int] = ()
         self._is_expecting = False
         self._is_suspended = False
@@ -134,6 +138,7 @@ class WorkerCore:
             StateTaken: self._state.on_taken,
             StateHeld: self._state.on_held,
             Moved: self._on_moved,
+            BeginCodecs: self._on_begin_codecs,
         }
         if not self.set_index:
             self._control |= {
@@ -201,6 +206,19 @@ class WorkerCore:
             )
         return self._go_on_with(self._moves.on_moved(server, host=host))
 
+    def _on_begin_codecs(self, peer: int, message: BeginCodecs) -> list[Action]:
+        """Every server says so, before its first parameters for that round; one may be late, and
+        another one's next change be here already."""
+        turns, change = self._turns, (message.number, message.round, message.level)
+        is_known = 0 <= message.level < self._num_levels and not is_worker(peer)
+        if turns is None or not is_known or not turns.begin(*change):
+            raise ProtocolError(
+                f"worker {self.seat.worker}: {describe_peer(peer)} sent BeginCodecs {change[0]} of "
+                f"level {change[2]} from round {change[1]} on; servers do, all the same, of one of "
+                f"{self._num_levels} levels, each change behind the one before"
+            )
+        return []
+
     def _require_set_up(self, who: str) -> None:
         if self._membership.is_joining or self._state.is_sending:
             raise PeerLostError(f"{who} (while a model was being set up)")
@@ -251,11 +269,14 @@ class WorkerCore:
         replies: PayloadRule,
         order: Sequence[int] = (),
         first_clock: int = 0,
+        turns: Turns | None = None,
+        num_levels: int = 0,
     ) -> None:
         """The model is cut: this worker pushes its part of the chunks. ``owners``: chunk -> server;
         ``credits``: messages outstanding at one server, at most; ``replies``: which payloads bring
         parameters; ``order``: that of all chunks in which all groups send them, none of them for
-        ascending; ``first_clock``: iterations that a checkpoint has which the job goes on from."""
+        ascending; ``first_clock``: iterations that a checkpoint has which the job goes on from;
+        ``turns``: which of ``num_levels`` codecs rule which rounds, where servers say so."""
         if self._slice is not None:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         make = ResendingTransfers if self.seat.servers_have_buddies else Transfers
@@ -271,6 +292,7 @@ class WorkerCore:
             first_clock=first_clock,
         )
         self._first_clock = first_clock
+        self._turns, self._num_levels = turns, num_levels
         self._awaited = self._slice.awaited
         self._handlers[Offered] = self._slice.on_offered
         self._handlers[Arrived] = self._slice.on_arrived

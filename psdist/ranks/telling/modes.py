@@ -1,6 +1,6 @@
 """The modes of a run, for its files and for people: which ruled which rounds, and why.
 
-modes = ModeReports(config, run_directory)
+modes = ModeReports(config)
 modes.changed(ModeChanged(...))      # says so in the log
 modes.now, modes.of_set(0)           # for displays; for summary.json
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import asdict
 from typing import Any
 
 from psdist.config.modes import (
@@ -17,23 +16,19 @@ from psdist.config.modes import (
     describe_modes,
     describe_now,
     first_mode,
-    mode_by,
     parts_of,
     schedule_of,
 )
 from psdist.config.settings import RunConfig
-from psdist.history.rules.decisions import MODE_LINES
 from psdist.history.run_record import ModeSince
-from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.modes import ModeChanged, ModeObserved
+from psdist.servers.protocol.modes import ModeChanged
 
 logger = logging.getLogger("psdist")
 
 
 class ModeReports:
-    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._directory = directory
         self._changes: list[ModeChanged] = []
         self.now = describe_now(config, 0)
         """In words, for displays."""
@@ -57,8 +52,6 @@ class ModeReports:
     def changed(self, change: ModeChanged) -> None:
         mode = describe_mode(change.mode, change.staleness)
         self._changes.append(change)
-        if self._config.record and mode_by(self._config) == "auto":
-            self._directory.append(MODE_LINES, {"changed": asdict(change)})
         self.now = f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
         logger.info(
             "mode %s from iteration %s on (%s)",
@@ -74,11 +67,6 @@ class ModeReports:
             start = self._coming.popleft()
             self.now = describe_now(self._config, start)
             logger.info("%s from iteration %d on (schedule)", self.now, start)
-
-    def observed(self, seen: ModeObserved) -> None:
-        """Of what a decision is made; kept with the history."""
-        if self._config.record:
-            self._directory.append(MODE_LINES, {"observed": asdict(seen)})
 
     def of_set(self, index: int) -> list[dict[str, Any]]:
         """For summary.json: the mode of every round, in order, and why."""

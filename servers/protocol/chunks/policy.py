@@ -134,16 +134,19 @@ class Changing:
         policy = Changing(Sync())
         policy.propose(highest_sent=7)     # from here nothing is sent for rounds above 7
         policy.commit(10, Ssp(3))          # rounds below 10 keep the old rule
+        policy.release()                   # or: all rounds do
     """
 
-    def __init__(self, first: Policy) -> None:
+    def __init__(self, first: Policy, *, keeps_mode: bool = False) -> None:
+        """``keeps_mode``: what is proposed is never another mode."""
+        self._applying = first.applying if keeps_mode else Applying.BY_ROUND
         self._rule = Scheduled(((0, first),))
         self._highest: int | None = None
         """While a change is proposed: the highest round for which parameters were sent."""
 
     @property
     def applying(self) -> Applying:
-        return Applying.BY_ROUND
+        return self._applying
 
     def propose(self, *, highest_sent: int) -> None:
         self._highest = highest_sent
@@ -152,6 +155,10 @@ class Changing:
         """``policy`` rules from ``round_number`` on, which no change before it reaches."""
         before = [part for part in self._rule.parts if part[0] < round_number]
         self._rule = Scheduled((*before, (round_number, policy)))
+        self._highest = None
+
+    def release(self) -> None:
+        """The rule stays, for all rounds."""
         self._highest = None
 
     def is_gathered(self, round_number: int) -> bool:

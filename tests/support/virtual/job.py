@@ -23,6 +23,9 @@ import torch
 from psdist.codecs.raw import Raw
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.config.modes import ModeFrom
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Controller, Decision
+from psdist.controller.mode import ModeControl
 from psdist.errors import (
     BuriedError,
     CollectiveError,
@@ -33,9 +36,8 @@ from psdist.errors import (
 )
 from psdist.history.files import copy_name
 from psdist.history.joining import joined
-from psdist.history.run_record import CodecsSince, ModeSince
+from psdist.history.run_record import CodecsSince, LevelCodecs, ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
-from psdist.mode_control import ModeControl
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -63,7 +65,7 @@ from psdist.protocol.memory import as_tensor
 from psdist.protocol.registrar_line import num_done
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.chunks.policy import Policy
+from psdist.servers.protocol.chunks.policy import Changing, Policy
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.picture import ShardPicture
@@ -112,6 +114,15 @@ def codecs_of(wire: Wire) -> tuple[CodecsSince, ...]:
     return tuple(
         CodecsSince(round=start, push=push.name, pull=pull.name, push_code=push.code)
         for start, push, pull in parts
+    )
+
+
+def ladder_of(wire: Wire) -> tuple[LevelCodecs, ...]:
+    """Those among which the registrar chooses; nothing where it does not."""
+    levels = [(wire.push, wire.reply), *((at.push, at.reply) for at in wire.later)]
+    return tuple(
+        LevelCodecs(push=push.name, pull=pull.name, push_code=push.code)
+        for push, pull in levels * wire.is_ladder
     )
 
 
@@ -215,11 +226,25 @@ class SetOfJob:
         staleness = schedule.staleness if schedule.mode == "ssp" else 0
         modes = [ModeFrom(0, schedule.mode, staleness), *schedule.later]
         for change in (each for each in self.reported if isinstance(each, ModeChanged)):
+            if change.level >= 0:
+                continue
             index = self.set_index
             start = change.rounds[index] if index < len(change.rounds) else 0
             modes = [each for each in modes if each.round < start]
             modes.append(ModeFrom(start, change.mode, change.staleness))
         return modes
+
+    @property
+    def codecs(self) -> tuple[CodecsSince, ...]:
+        """Of every round, as the schedule and the registrar say."""
+        if not self.wire.is_ladder:
+            return codecs_of(self.wire)
+        ladder = ladder_of(self.wire)
+        changes = [each for each in self.reported if isinstance(each, ModeChanged)]
+        parts = {0: 0} | {each.rounds[self.set_index]: each.level for each in changes}
+        return tuple(
+            CodecsSince(round=n, **ladder[level].model_dump()) for n, level in parts.items()
+        )
 
     def is_gathered(self, round_number: int) -> bool:
         """Whether the updates of this round become one step."""
@@ -241,13 +266,15 @@ class SetOfJob:
             num_chunks=len(self.partition.chunks),
             owners=self.owners,
             checksum_every=int(not self.holds_sizes_alone),
-            codecs=codecs_of(self.wire),
+            codecs=self.codecs[:1] if self.wire.is_ladder else self.codecs,
+            ladder=ladder_of(self.wire),
             has_copies=self.wire.has_copies,
             stale_lr=schedule.stale_lr,
             delay_compensation=schedule.compensation,
             backup=schedule.backup,
             backup_every=schedule.backup_every if schedule.backup else 0,
         )
+        record = record.model_copy(update={"codecs": self.codecs})
         workers = [worker.history for worker in self.workers]
         history = collect(record, self.server_histories, workers)
         if not schedule.has_buddies:
@@ -306,6 +333,8 @@ class VirtualJob(SetOfJob):
         self.schedule = schedule
         self.wire = wire
         self.max_deaths = max_deaths
+        self.proposals: Sequence[int] = ()
+        """After so many events the registrar proposes other codecs."""
         self.random = random.Random(schedule.seed)
         self.network = network or VirtualNetwork(
             seed=schedule.seed,
@@ -344,6 +373,9 @@ class VirtualJob(SetOfJob):
         """Of workers that have ended because another one of their group had died."""
         num_workers = sum(schedule.group_sizes)
         make_policy = policy or (lambda _server: schedule.policy())
+        if wire.is_ladder:
+            first = schedule.policy()
+            make_policy = policy or (lambda _server: Changing(first, keeps_mode=True))
         self.has_succeeded = False
         """Whether the deputy has become the registrar."""
         self.office = self.second = None
@@ -415,9 +447,12 @@ class VirtualJob(SetOfJob):
 
     def _registrar(self, num_workers: int) -> Registrar:
         schedule = self.schedule
-        control = None
+        control: Controller | None = None
         if schedule.is_auto:
             control = ModeControl(num_groups=len(self.groups), staleness=schedule.staleness)
+        elif self.wire.is_ladder:
+            names = [each.name for each in ladder_of(self.wire)]
+            control = CodecControl(num_groups=len(self.groups), names=names)
         return Registrar(
             num_workers=num_workers,
             num_servers=schedule.servers,
@@ -563,7 +598,7 @@ class VirtualJob(SetOfJob):
             num_events += 1
             if death is not None and num_events == death.after_events:
                 self._kill()
-            if num_events in self.schedule.proposals:
+            if num_events in (self.schedule.proposals or self.proposals):
                 self._propose(num_events)
         for server in range(len(self.servers)):
             for each in self.loop_of(server).sets:
@@ -578,10 +613,14 @@ class VirtualJob(SetOfJob):
         """The registrar changes the mode, unless it cannot now."""
         loop, another = self.servers[0], self.schedule.another_mode(number)
         registrar = self.registrar
-        if registrar._may_change_mode:
-            loop._do_as_registrar(
-                registrar._modes.propose(another.mode, another.staleness, why="a test")
+        decided = Decision(another.mode, another.staleness, "a test")
+        if self.wire.is_ladder:
+            level = random.Random(f"{self.schedule.seed} level {number}").randrange(
+                1 + len(self.wire.later)
             )
+            decided = Decision("sync", 0, "a test", level)
+        if registrar._may_change_mode:
+            loop._do_as_registrar(registrar._modes.propose(decided))
 
     @property
     def out_of_the_job(self) -> set[int]:

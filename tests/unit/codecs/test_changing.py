@@ -14,17 +14,18 @@ from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.exact import Exact
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
-from psdist.codecs.layout import CodecFrom, Layouts
+from psdist.codecs.layout import CodecOf, Layouts
 from psdist.codecs.low_rank import LowRank
 from psdist.codecs.plain import Plain
 from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import RAW
+from psdist.codecs.raw import RAW, Raw
 from psdist.codecs.sign import Sign
 from psdist.codecs.sparse import TopK
 from psdist.config.codec_specs import Skip
 from psdist.errors import InvariantError, NonFiniteGradientError, ProtocolError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.rounds import Turns
 
 LENGTH = 256
 EXACT = Exact()
@@ -40,12 +41,17 @@ def partition_of(dtype: str) -> Partition:
     return Partition.cut(pieces, chunk_bytes=1 << 20)
 
 
+def layouts_of(parts: Sequence[tuple[int, Codec | Raw]], partition: Partition) -> Layouts | None:
+    """Each from its round on."""
+    turns = Turns([(start, number) for number, (start, _) in enumerate(parts)])
+    return Layouts.of([CodecOf(codec) for _, codec in parts], partition, turns)
+
+
 class Sender:
     def __init__(
         self, parts: Sequence[tuple[int, Codec]], *, dtype: str = "float32", **options: Any
     ) -> None:
-        found = [CodecFrom(start, codec) for start, codec in parts]
-        codings = ChunkCodings.of(Layouts.of(found, partition_of(dtype)))
+        codings = ChunkCodings.of(layouts_of(parts, partition_of(dtype)))
         assert codings is not None
         given: dict[str, Any] = {"mine": [0], "seed": 0, "group": 0, "has_feedback": True} | options
         self.encoder = PushEncoder(codings, **given)
@@ -230,14 +236,12 @@ def test_a_payload_of_another_rounds_codec_is_refused() -> None:
 
 
 def test_rounds_without_a_head_and_rounds_with_one_are_not_mixed() -> None:
-    parts = [CodecFrom(0, RAW), CodecFrom(3, TOPK)]
     with pytest.raises(InvariantError, match="some rounds are raw"):
-        Layouts.of(parts, partition_of("float32"))
+        layouts_of([(0, RAW), (3, TOPK)], partition_of("float32"))
 
 
 def test_rounds_of_one_codec_share_what_is_known_of_it() -> None:
-    parts = [CodecFrom(0, TOPK), CodecFrom(2, EXACT), CodecFrom(5, TOPK)]
-    layouts = Layouts.of(parts, partition_of("float32"))
+    layouts = layouts_of([(0, TOPK), (2, EXACT), (5, TOPK)], partition_of("float32"))
     codings = ChunkCodings.of(layouts)
     assert codings is not None
     assert codings.at(0) is codings.at(1) is codings.at(5) is codings.at(900)

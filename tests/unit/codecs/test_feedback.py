@@ -232,3 +232,14 @@ def test_a_gradient_that_overflows_with_what_was_left_is_not_left_for_later() ->
     assert leaving(sender, torch.full((LENGTH,), 1e30), torch.full((LENGTH,), 1e36), rate=1e10)
     with pytest.raises(NonFiniteGradientError, match=r"chunk 0 with what codec plain has left out"):
         leaving(sender, torch.ones(LENGTH), torch.ones(LENGTH), rate=1e-10)
+
+
+def test_what_was_left_out_of_the_newest_iteration_is_known() -> None:
+    errors = CodingErrors()
+    assert errors.of_newest(-1) == 0.0
+    for chunk in range(2):
+        errors.add(4, 1.0 + chunk, 8.0 + 4.0 * chunk)
+    assert errors.of_newest(4) == pytest.approx((3 / 20) ** 0.5)
+    assert errors.of_newest(3) == 0.0
+    errors.add(5, 0.0, 0.0)
+    assert errors.of_newest(5) == errors.of_newest(4) == 0.0

@@ -1,4 +1,4 @@
-"""RUN_DIR/modes.jsonl: read, refused where it is damaged, and judged by `psdist check`."""
+"""RUN_DIR/decisions.jsonl: read, refused where it is damaged, and judged by `psdist check`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psdist.errors import HistoryError
-from psdist.history.rules.decisions import MODE_LINES, Changed, Observed, read_mode_lines
+from psdist.history.rules.decisions import DECISION_LINES, Changed, Observed, read_decision_lines
 
 OBSERVED = (
     '{"observed": {"group": 0, "first_round": 1, "own_us": [5], "waits_us": [2], '
@@ -17,12 +17,12 @@ CHANGED = '{"changed": {"rounds": [9], "mode": "ssp", "staleness": 3, "why": "a 
 
 
 def write(folder: Path, text: str) -> Path:
-    (folder / MODE_LINES).write_text(text)
+    (folder / DECISION_LINES).write_text(text)
     return folder
 
 
 def test_lines_are_read_in_order_and_one_that_a_crash_has_cut_is_left_out(tmp_path: Path) -> None:
-    first, second = read_mode_lines(write(tmp_path, f"{OBSERVED}\n{CHANGED}\n{OBSERVED[:20]}"))
+    first, second = read_decision_lines(write(tmp_path, f"{OBSERVED}\n{CHANGED}\n{OBSERVED[:20]}"))
     assert first.observed == Observed(
         group=0, first_round=1, own_us=[5], waits_us=[2], is_judged=True
     )
@@ -30,7 +30,7 @@ def test_lines_are_read_in_order_and_one_that_a_crash_has_cut_is_left_out(tmp_pa
 
 
 def test_a_run_in_which_nothing_was_observed_has_no_lines(tmp_path: Path) -> None:
-    assert read_mode_lines(tmp_path) == []
+    assert read_decision_lines(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_a_run_in_which_nothing_was_observed_has_no_lines(tmp_path: Path) -> Non
     ],
 )
 def test_a_damaged_line_names_the_file(tmp_path: Path, line: str) -> None:
-    with pytest.raises(HistoryError, match=r"modes.jsonl is damaged: "):
-        read_mode_lines(write(tmp_path, f"{OBSERVED}\n{line}\n"))
+    with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged: "):
+        read_decision_lines(write(tmp_path, f"{OBSERVED}\n{line}\n"))

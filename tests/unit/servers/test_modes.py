@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from psdist.controller.decisions import Decision
 from psdist.errors import ProtocolError
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
@@ -31,7 +32,7 @@ def answer(number: int, server: int, *rounds: int) -> ModeProposed:
 
 def test_a_mode_rules_from_the_round_behind_the_last_one_that_any_server_has_sent() -> None:
     modes = ModeChanges(num_servers=2)
-    assert modes.propose("ssp", 3, why="a test") == [
+    assert modes.propose(Decision("ssp", 3, "a test")) == [
         SendControl(server_id(0), ProposeMode(number=1)),
         SendControl(server_id(1), ProposeMode(number=1)),
     ]
@@ -48,7 +49,7 @@ def test_a_mode_rules_from_the_round_behind_the_last_one_that_any_server_has_sen
 
 def test_a_set_of_which_not_all_servers_know_yet_has_a_round_too() -> None:
     modes = ModeChanges(num_servers=2)
-    modes.propose("ssp", 3, why="a test")
+    modes.propose(Decision("ssp", 3, "a test"))
     modes.on_proposed(1, answer(1, 1, 9, 4))
     *_, changed = modes.on_proposed(0, answer(1, 0, 7))
     assert changed == ModeChanged((10, 5), "ssp", 3, "a test")
@@ -61,7 +62,7 @@ def test_an_answer_that_nobody_has_asked_for_names_the_server(wrong: ModePropose
     modes = ModeChanges(num_servers=2)
     with pytest.raises(ProtocolError, match="server 1 sent ModeProposed 1"):
         modes.on_proposed(1, answer(1, 1, 1))
-    modes.propose("sync", 0, why="a test")
+    modes.propose(Decision("sync", 0, "a test"))
     modes.on_proposed(1, answer(1, 1, 1))
     with pytest.raises(ProtocolError, match=f"server {wrong.server} sent ModeProposed"):
         modes.on_proposed(wrong.server, wrong)
@@ -136,7 +137,7 @@ def test_a_change_that_may_not_be_is_refused(takes: bool, payload: bytes) -> Non
 
 def test_a_collective_waits_until_a_change_of_the_mode_is_settled() -> None:
     job = Job()
-    job.registrar._modes.propose("sync", 0, why="a test")
+    job.registrar._modes.propose(Decision("sync", 0, "a test"))
     assert told(job.enter("barrier", b"", b"")) == []
     *commits, one, other = told(job.answer(1, 5))
     assert [type(each) for each in commits] == [CommitMode, CommitMode]
@@ -146,7 +147,7 @@ def test_a_collective_waits_until_a_change_of_the_mode_is_settled() -> None:
 def test_the_jobs_end_waits_until_a_change_of_the_mode_is_settled() -> None:
     job = Job()
     assert job.registrar._may_change_mode
-    job.registrar._modes.propose("sync", 0, why="a test")
+    job.registrar._modes.propose(Decision("sync", 0, "a test"))
     assert not job.registrar._may_change_mode
     for worker in (0, 1):
         done = Done(worker=worker, statistics={})

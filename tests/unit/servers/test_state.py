@@ -12,6 +12,7 @@ import pytest
 from psdist.config.settings import MAX_CREDITS
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import (
+    BeginCodecs,
     Done,
     Leave,
     Register,
@@ -29,12 +30,15 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Accept,
+    BeginLevel,
     Build,
     Built,
+    ChangeCodecs,
     Contribution,
     EmptyStep,
     Fail,
     Fold,
+    HoldRounds,
     Load,
     Receipt,
     Reply,
@@ -44,7 +48,7 @@ from psdist.servers.protocol.actions import (
     Step,
     Unchanged,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.chunks.policy import Changing, Policy, policy_for
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])
@@ -94,11 +98,13 @@ def core_of(
     registered: int | None = None,
     sizes: tuple[int, ...] = (),
     order: tuple[int, ...] = (),
+    policy: Policy | None = None,
 ) -> ServerCore:
     """A server on which groups, of one worker unless ``sizes`` says more, have registered and their
     leaders told their settings."""
     members = groups_of(sizes or (1,) * groups)
-    core = ServerCore(server=0, policy=policy_for(mode, staleness=1), groups=members)
+    policy = policy or policy_for(mode, staleness=1)
+    core = ServerCore(server=0, policy=policy, groups=members)
     setup = Setup(partition=b"", optimizer="", hyper=b"", order=list(order))
     core.handle(ControlArrived(worker_id(0), setup))
     core.handle(built(chunks, [Frame(capacity=4) for _ in range(slots)]))
@@ -765,3 +771,20 @@ def test_a_push_without_a_gradient_gets_the_receipt_that_it_asks_for(dtype: Dtyp
         kind=Kind.PUSH, sender=worker_id(0), chunk=0, settings=1, dtype=dtype, flags=Flag.RECEIPT
     )
     assert core.handle(Arrived(worker_id(0), header, None))[-1] == Receipt(worker_id(0), 0, 0)
+
+
+def test_all_workers_hear_of_other_codecs_before_the_first_parameters_for_that_round() -> None:
+    policy = Changing(policy_for("sync", staleness=0), keeps_mode=True)
+    core = core_of("sync", policy=policy)
+    assert core.handle(HoldRounds()) == []
+    for group in range(2):
+        assert only(push(core, group, 0), Reply) == [], "kept back"
+    begin, *told, first, second = core.handle(ChangeCodecs(1, 1, 3))
+    assert begin == BeginLevel(1, 1, 3)
+    message = BeginCodecs(number=1, round=1, level=3)
+    assert told == [SendControl(worker_id(worker), message) for worker in range(2)]
+    assert isinstance(first, Reply)
+    assert isinstance(second, Reply)
+    for group in range(2):
+        actions = push(core, group, 1)
+    assert len(only(actions, Reply)) == 2, "nothing is kept back any more"

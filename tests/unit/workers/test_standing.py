@@ -21,7 +21,9 @@ def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
     """A GAN's two optimizers: each round of the first waits 2 s, and then 3 s for the second."""
     network: Any = Network()
     standing = Standing(0, network, tells_rounds=True)
-    first, second = (mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0) for _ in "12")
+    first, second = (
+        mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0) for _ in "12"
+    )
     with mock.patch("psdist.workers.standing.time.monotonic", return_value=0.0) as now_s:
         for clock in range(1, 4):
             now_s.return_value += 1.0 + 2.0  # computes, waits
@@ -36,3 +38,18 @@ def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
     assert own_us == [1_500_000] * 2
     assert waits_us == [5_000_000] * 2
     assert [each.first_round for each in network.sent if each.own_us] == [1, 2]
+    assert [each.errors_ppm for each in network.sent if each.own_us] == [[], []]
+
+
+def test_what_codecs_have_left_out_is_told_of_each_round_where_that_is_wanted() -> None:
+    network: Any = Network()
+    standing = Standing(0, network, tells_rounds=True, tells_errors=True)
+    trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0)
+    with mock.patch("psdist.workers.standing.time.monotonic", return_value=0.0) as now_s:
+        for clock in range(1, 5):
+            now_s.return_value += 0.1
+            trainer.clock, trainer.coding_error = clock, clock / 1000
+            standing.end_iteration([trainer], 0)
+        standing.send([trainer])
+    errors = [each for message in network.sent for each in message.errors_ppm]
+    assert errors == [2000, 3000, 4000]  # of rounds 1 to 3; what round 0 has taken nobody knows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,13 @@ from psdist.config.settings import RunConfig
 from psdist.protocol.control import Progress
 from psdist.ranks.telling.modes import ModeReports
 from psdist.ranks.telling.standing import Standing
-from psdist.report.run_directory import RunDirectory
 
 
 def test_each_part_is_told_once_when_the_slowest_group_has_come_to_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     schedule = "0: ssp:8 topk:0.01; 20: ssp:8 int8; 30: sync none; 40: sync int4"
-    modes = ModeReports(RunConfig(schedule=schedule), RunDirectory(tmp_path))
+    modes = ModeReports(RunConfig(schedule=schedule))
     standing = Standing(mode=modes.now, group_of_worker=(0, 0, 1))
     assert modes.now == "ssp:8 topk:0.01"
     told = []

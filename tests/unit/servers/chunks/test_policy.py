@@ -85,3 +85,13 @@ def test_a_change_takes_the_place_of_one_that_no_round_has_come_to() -> None:
     assert [policy.required_min_done(each) for each in (5, 6, 8, 9)] == [5, 0, 0, 9]
     policy.commit(0, Ssp(2))
     assert [policy.required_min_done(each) for each in (0, 9)] == [-2, 7]
+
+
+def test_where_the_mode_stays_a_change_bars_and_lets_go() -> None:
+    policy = Changing(Sync(), keeps_mode=True)
+    assert policy.applying is Applying.GATHERED
+    assert Changing(Sync()).applying is Applying.BY_ROUND
+    policy.propose(highest_sent=4)
+    assert [policy.required_min_done(each) for each in (4, 5)] == [4, BARRED]
+    policy.release()
+    assert [policy.required_min_done(each) for each in (4, 5)] == [4, 5]

@@ -10,6 +10,7 @@ import pytest
 from psdist.codecs.wire import payload_rule
 from psdist.errors import BuriedError, InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.control import (
+    BeginCodecs,
     Collected,
     Control,
     Missing,
@@ -24,6 +25,7 @@ from psdist.protocol.events import Arrived, PeerLost
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.partition import Partition, Piece
+from psdist.protocol.rounds import Turns
 from psdist.workers.protocol.actions import (
     InitialSent,
     SendControl,
@@ -427,3 +429,39 @@ def test_the_next_chief_has_the_chiefs_rights_and_nobody_else() -> None:
         core.begin_load(clock=0)
     survive(core, 0, chief=1)
     assert core.begin_load(clock=0)
+
+
+# -- codecs that change -------------------------------------------------------------------------
+
+
+def laddered() -> tuple[WorkerCore, Turns]:
+    turns = Turns([(0, 0)])
+    core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=2))
+    core.take_slice(PARTITION, owners=OWNERS, credits=2, replies=RULE, turns=turns, num_levels=3)
+    return core, turns
+
+
+def test_every_server_says_which_codecs_rule_and_one_may_be_late() -> None:
+    core, turns = laddered()
+    first, second = (BeginCodecs(number=n, round=5 * n, level=n) for n in (1, 2))
+    for server, message in ((1, first), (1, second), (0, first), (0, second)):
+        assert control(core, server_id(server), message) == []
+    assert [turns.at(clock) for clock in (4, 5, 9, 10)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("peer", "message"),
+    [
+        (worker_id(1), BeginCodecs(number=1, round=5, level=1)),
+        (server_id(1), BeginCodecs(number=1, round=5, level=3)),
+        (server_id(1), BeginCodecs(number=1, round=5, level=-1)),
+        (server_id(1), BeginCodecs(number=2, round=5, level=1)),
+    ],
+)
+def test_codecs_that_cannot_be_name_the_peer(peer: int, message: BeginCodecs) -> None:
+    core, turns = laddered()
+    with pytest.raises(ProtocolError, match=f"worker 0: .* sent BeginCodecs {message.number} of"):
+        control(core, peer, message)
+    assert turns.at(900) == 0
+    with pytest.raises(ProtocolError, match="sent BeginCodecs"):
+        control(make_core(), server_id(0), BeginCodecs(number=1, round=5, level=0))

@@ -4,7 +4,7 @@ Pure: numbers in, decisions out. The registrar runs it (``mode = auto``), and ``
 it what was recorded and must get the same decisions.
 
     control = ModeControl(num_groups=4, staleness=3)
-    control.observe(group, first_round, own_us, waits_us)     # as groups report
+    control.observe(Observation(group, first_round, own_us, waits_us))    # as groups report
     decision = control.judge()                                # None, or the mode to change to
     control.committed(decision, 140)                          # it rules from round 140 on
 
@@ -24,65 +24,44 @@ help, and where all are alike. Own times are the same in either mode, so it is c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-WINDOW: Final = 20
-"""Rounds that a decision looks at, all of them under the mode of now."""
+from psdist.controller.decisions import WINDOW, Decision, Observation, Window
+
 TO_SSP: Final = 0.15
 """The gain from which on sync gives way,"""
 TO_SYNC: Final = 0.05
 """and up to which it comes back: less, so that a gain in between changes nothing."""
 
-_MOST_KEPT: Final = 10_000
-"""Rounds of a group that wait for others to report theirs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    mode: str
-    staleness: int
-    why: str
-
 
 class ModeControl:
     def __init__(self, *, num_groups: int, staleness: int) -> None:
         """``staleness``: the bound of ssp; the run begins in sync."""
-        self._num_groups = num_groups
         self._staleness = staleness
         self.mode = "sync"
-        self._first = 1
-        """The first round of the window; what round 0 has taken nobody knows, for it begins before
-        there is an iteration."""
-        self._rounds: list[dict[int, tuple[int, int]]] = [{} for _ in range(num_groups)]
-        """By group: round -> own time and wait, in microseconds, from the window on."""
+        # What round 0 has taken nobody knows: it begins before there is an iteration.
+        self._window = Window(num_groups=num_groups, first=1)
 
-    def observe(
-        self, group: int, first_round: int, own_us: Sequence[int], waits_us: Sequence[int]
-    ) -> None:
+    def know_sizes(self, sizes: Sequence[int]) -> None:
+        """Bytes decide nothing of the mode."""
+
+    def observe(self, seen: Observation) -> None:
         """What these rounds of a group have taken."""
-        times = zip(own_us, waits_us, strict=True)
-        rounds = self._rounds[group]
-        for round_number, each in enumerate(times, start=first_round):
-            if round_number >= self._first:
-                rounds[round_number] = each
-        if len(rounds) > _MOST_KEPT:  # another group says nothing more: its script has ended
-            self._begin(first_round + len(own_us))
+        self._window.add(seen)
 
     def judge(self) -> Decision | None:
         """What the window says, once it is whole; the next one begins behind it."""
-        window = range(self._first, self._first + WINDOW)
-        if not all(each in rounds for rounds in self._rounds for each in window):
+        first = self._window.first
+        if (rounds := self._window.take()) is None:
             return None
-        own = [[rounds[each][0] for each in window] for rounds in self._rounds]
-        waits = [[rounds[each][1] for each in window] for rounds in self._rounds]
+        own = [[each.own_us for each in group] for group in rounds]
+        waits = [[each.wait_us for each in group] for group in rounds]
         exchange_us = sum(map(min, zip(*waits, strict=True)))
         sync_us = sum(map(max, zip(*own, strict=True))) + exchange_us
         ssp_us = max(map(sum, own)) + exchange_us
-        self._begin(window.stop)
         gain = 1 - ssp_us / sync_us if sync_us else 0.0
         told = (
-            f"iterations {window.start} to {window.stop - 1}: {sync_us / WINDOW / 1e3:.2f} ms each "
+            f"iterations {first} to {first + WINDOW - 1}: {sync_us / WINDOW / 1e3:.2f} ms each "
             f"in sync, {ssp_us / WINDOW / 1e3:.2f} ms with bounded staleness, {100 * gain:.0f} % "
             "less"
         )
@@ -95,10 +74,4 @@ class ModeControl:
     def committed(self, decision: Decision, round_number: int) -> None:
         """The decision rules from this round on: what was before says nothing of it."""
         self.mode = decision.mode
-        self._begin(max(round_number, self._first))
-
-    def _begin(self, first: int) -> None:
-        self._first = first
-        for rounds in self._rounds:
-            for each in [each for each in rounds if each < first]:
-                del rounds[each]
+        self._window.begin(max(round_number, self._window.first))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from psdist.mode_control import WINDOW, Decision, ModeControl
+from psdist.controller.decisions import WINDOW, Decision, Observation
+from psdist.controller.mode import ModeControl
 
 MS = 1000
 Times = Sequence[Sequence[int]]
@@ -34,7 +35,7 @@ def feed(control: ModeControl, times: Times, first: int = 0, exchange_us: int = 
     slowest = [max(each) for each in zip(*times, strict=True)]
     for group, own in enumerate(times):
         waits = [most - mine + exchange_us for most, mine in zip(slowest, own, strict=True)]
-        control.observe(group, first, own, waits)
+        control.observe(Observation(group, first, own, waits))
 
 
 def control_of(mode: str = "sync") -> ModeControl:
@@ -63,8 +64,8 @@ def test_sync_gives_way_where_now_this_and_now_that_group_is_slow() -> None:
 def test_what_is_said_is_the_arithmetic() -> None:
     control = ModeControl(num_groups=2, staleness=1)
     half = WINDOW // 2
-    control.observe(0, 1, [3000, 1000] * half, [100, 2100] * half)
-    control.observe(1, 1, [1000, 3000] * half, [2100, 100] * half)
+    control.observe(Observation(0, 1, [3000, 1000] * half, [100, 2100] * half))
+    control.observe(Observation(1, 1, [1000, 3000] * half, [2100, 100] * half))
     assert control.judge() == Decision(
         "ssp",
         1,
@@ -86,19 +87,19 @@ def test_sync_comes_back_where_staleness_gains_nothing(times: object, mode: str)
 def test_a_gain_between_the_two_bounds_changes_nothing(mode: str) -> None:
     control = ModeControl(num_groups=2, staleness=3)
     control.committed(Decision(mode, 0, ""), 0)
-    control.observe(0, 1, [1000, 1200] * (WINDOW // 2), [200, 0] * (WINDOW // 2))
-    control.observe(1, 1, [1200, 1000] * (WINDOW // 2), [0, 200] * (WINDOW // 2))
+    control.observe(Observation(0, 1, [1000, 1200] * (WINDOW // 2), [200, 0] * (WINDOW // 2)))
+    control.observe(Observation(1, 1, [1200, 1000] * (WINDOW // 2), [0, 200] * (WINDOW // 2)))
     assert control.judge() is None  # 1.2 ms and 1.1 ms: 8 %
 
 
 def test_a_window_waits_for_the_last_group_whatever_the_order_of_reports() -> None:
     control, times = control_of(), skewed(WINDOW)
     for group in (3, 1, 0):
-        control.observe(group, 1, times[group], [0] * WINDOW)
+        control.observe(Observation(group, 1, times[group], [0] * WINDOW))
         assert control.judge() is None
-    control.observe(2, 1, times[2][:-1], [0] * (WINDOW - 1))
+    control.observe(Observation(2, 1, times[2][:-1], [0] * (WINDOW - 1)))
     assert control.judge() is None
-    control.observe(2, WINDOW, times[2][-1:], [0])
+    control.observe(Observation(2, WINDOW, times[2][-1:], [0]))
     assert control.judge() is not None
 
 
@@ -135,8 +136,8 @@ def test_a_round_is_looked_at_once() -> None:
 def test_rounds_that_nobody_else_reports_are_not_kept_for_ever() -> None:
     control = control_of()
     for first in range(0, 50_000, 100):
-        control.observe(0, first, [1000] * 100, [0] * 100)
-        assert len(control._rounds[0]) <= 10_000
+        control.observe(Observation(0, first, [1000] * 100, [0] * 100))
+        assert len(control._window._rounds[0]) <= 10_000
     assert control.judge() is None
 
 

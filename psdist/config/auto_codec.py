@@ -1,0 +1,76 @@
+"""What ``codec = auto`` goes with: one function decides, and docs/controller.md has its table.
+
+contradiction_of_auto_codec(config)        # "" where the run can be
+
+python -m psdist.config.auto_codec         # the table
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psdist.config.beside import Other, first_refused, remedy, table, told
+from psdist.config.codec_rounds import is_auto, ladder_of
+from psdist.config.combinations import text_of_both
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
+
+_ROUNDS = "what a round takes says which codecs to have where groups make rounds together"
+_TRIED = "codecs that psdist changes were not tried with it yet"
+
+OTHERS: Final = (
+    Other({"mode": "ssp"}, _ROUNDS, "mode = sync"),
+    Other({"mode": "async"}, _ROUNDS, "mode = sync"),
+    Other({"mode": "auto"}, f"{_ROUNDS}; one of them changes", "mode = sync"),
+    Other({"schedule": "0: sync; 100: ssp:2"}, "one of them says the codecs", "no schedule"),
+    Other({"set_mode": "allowed"}, _ROUNDS, "set_mode = refused"),
+    Other({"push_codec": "int8"}, ""),
+    Other({"pull_codec": "int8"}, ""),
+    Other(
+        {"feedback": "off"},
+        "what one codec has left out would be lost when another one comes",
+        "feedback = on",
+    ),
+    Other({"backup": 1}, _TRIED, "backup = 0"),
+    Other({"freeze_step": 500}, _TRIED, "freeze_step = 0"),
+    Other({"local_steps": 2}, _TRIED, "local_steps = 1"),
+    Other({"max_deaths": 1}, _TRIED, "max_deaths = 0"),
+    Other({"replication": "buddy", "servers": 2}, _TRIED, "replication = none"),
+    Other({"resume": True}, _TRIED, "resume = false"),
+    Other({"overlap": "full"}, ""),
+    Other({"group": "node"}, ""),
+    Other({"checkpoint_every": "100"}, ""),
+)
+
+
+def contradiction_of_auto_codec(config: RunConfig) -> str:
+    """What does not go with ``codec = auto``, and what to do; "" where all does."""
+    if not is_auto(config):
+        if config.error_budget is not None:
+            return (
+                f"error_budget = {config.error_budget:g} with codec = {config.codec or 'none'}: it "
+                "is what codec = auto keeps to; set codec = auto, or leave error_budget out"
+            )
+        return ""
+    if other := first_refused(config, OTHERS):
+        return (
+            f"codec = auto with {told(config, other)}: {other.why_not}; set "
+            f"{remedy(config, other)}, or another codec"
+        )
+    if len(ladder := ladder_of(config)) == 1:
+        return (
+            f"codec = auto with push_codec = {config.push_codec} and pull_codec = "
+            f"{config.pull_codec}: nothing is left to choose but {text_of_both(ladder[0])}; leave "
+            "out codec, or one of the others"
+        )
+    if config.error_budget is not None and config.push_codec is not None:
+        return (
+            f"error_budget = {config.error_budget:g} with push_codec = {config.push_codec}: it is "
+            "what pushes may leave out, whose codec is given; leave out one of them"
+        )
+    return ""
+
+
+if __name__ == "__main__":
+    print(table(OTHERS), end="")

@@ -1,0 +1,100 @@
+"""What a controller is told, what it decides, and the rounds that it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+WINDOW: Final = 20
+"""Rounds that a decision looks at, all of them under what rules now."""
+
+_MOST_KEPT: Final = 10_000
+"""Rounds of a group that wait for others to report theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    mode: str
+    staleness: int
+    why: str
+    level: int = -1
+    """Of the codecs among which psdist chooses, the least lossy ones are level 0; -1 where they are
+    none of what changes."""
+
+
+class Times(NamedTuple):
+    """Of one round of a group."""
+
+    own_us: int
+    """Computing, and whatever else is not waiting for servers."""
+    wait_us: int
+    error_ppm: int = 0
+    """||p - C(p)|| / ||p|| of what the group's leader has pushed, in millionths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What rounds of a group have taken, from ``first_round`` on, in microseconds."""
+
+    group: int
+    first_round: int
+    own_us: Sequence[int]
+    waits_us: Sequence[int]
+    errors_ppm: Sequence[int] = ()
+    """As :attr:`Times.error_ppm`; nothing where psdist does not choose the codecs."""
+
+    def times(self) -> list[Times]:
+        """By round."""
+        errors = self.errors_ppm or [0] * len(self.own_us)
+        return [Times(*each) for each in zip(self.own_us, self.waits_us, errors, strict=True)]
+
+
+class Controller(Protocol):
+    """One of :mod:`psdist.controller.mode` and :mod:`psdist.controller.codec`."""
+
+    def know_sizes(self, sizes: Sequence[int]) -> None:
+        """By level: bytes of one group's exchange, both ways."""
+        ...
+
+    def observe(self, seen: Observation) -> None: ...
+
+    def judge(self) -> Decision | None:
+        """What the rounds that were observed call for, once there are enough."""
+        ...
+
+    def committed(self, decision: Decision, round_number: int) -> None:
+        """The decision rules from this round on: what was before says nothing of it."""
+        ...
+
+
+class Window:
+    """The next rounds to be looked at, of all groups."""
+
+    def __init__(self, *, num_groups: int, first: int) -> None:
+        self.first = first
+        self._rounds: list[dict[int, Times]] = [{} for _ in range(num_groups)]
+        """By group, from the window on."""
+
+    def add(self, seen: Observation) -> None:
+        rounds = self._rounds[seen.group]
+        for round_number, each in enumerate(seen.times(), start=seen.first_round):
+            if round_number >= self.first:
+                rounds[round_number] = each
+        if len(rounds) > _MOST_KEPT:  # another group says nothing more: its script has ended
+            self.begin(seen.first_round + len(seen.own_us))
+
+    def take(self) -> list[list[Times]] | None:
+        """[groups][WINDOW], once all have told of every round; the next window begins behind."""
+        window = range(self.first, self.first + WINDOW)
+        if not all(each in rounds for rounds in self._rounds for each in window):
+            return None
+        found = [[rounds[each] for each in window] for rounds in self._rounds]
+        self.begin(window.stop)
+        return found
+
+    def begin(self, first: int) -> None:
+        self.first = first
+        for rounds in self._rounds:
+            for each in [each for each in rounds if each < first]:
+                del rounds[each]

@@ -1,0 +1,63 @@
+"""The codecs of a run, for its files and for people: which ruled which rounds, and why.
+
+codecs = CodecReports(config)
+codecs.changed(ModeChanged(...))     # says so in the log
+codecs.now, codecs.told()            # for displays; for summary.json
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from psdist.config.codec_rounds import is_auto, ladder_of
+from psdist.config.combinations import text_of_both
+from psdist.config.settings import RunConfig
+from psdist.history.run_record import CodecsSince
+from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds
+from psdist.servers.protocol.modes import ModeChanged
+
+logger = logging.getLogger("psdist")
+
+
+class CodecReports:
+    def __init__(self, config: RunConfig) -> None:
+        self.begins = codecs_of_rounds(config)
+        """For run.json, with ``ladder``."""
+        self.ladder = codecs_of_ladder(config)
+        self._names = [text_of_both(each) for each in ladder_of(config)] if is_auto(config) else []
+        self._changes: list[ModeChanged] = []
+
+    @property
+    def now(self) -> str:
+        """In words, for displays; "" where psdist does not choose."""
+        if not self._names:
+            return ""
+        return self._names[self._changes[-1].level if self._changes else 0]
+
+    @property
+    def words(self) -> str:
+        """Of the whole run; "" where psdist has not chosen."""
+        if not self._names:
+            return ""
+        parts = [f"codec auto, {self._names[0]}"]
+        parts += [f"{self._names[each.level]} from {each.rounds[0]}" for each in self._changes]
+        return ", ".join(parts)
+
+    def changed(self, change: ModeChanged) -> None:
+        self._changes.append(change)
+        logger.info("codec %s from iteration %d on (%s)", self.now, change.rounds[0], change.why)
+
+    def told(self) -> list[dict[str, Any]]:
+        """For summary.json: those of every round, in order, and why."""
+        why = "settings"
+        if len(self.begins) > 1:
+            why = "schedule"
+        elif self.ladder:
+            why = "auto"
+        parts = [(each, why) for each in self.begins]
+        for change in self._changes:
+            codecs = self.ladder[change.level].model_dump()
+            parts.append((CodecsSince(round=change.rounds[0], **codecs), change.why))
+        fields = {"round", "push", "pull"}
+        return [each.model_dump(include=fields) | {"why": reason} for each, reason in parts]

@@ -1,0 +1,46 @@
+"""What psdist has observed and decided in a run, for its files and for people.
+
+decisions = DecisionReports(config, run_directory)
+decisions.on_action(action)          # keeps what is to be proved, and says what has changed
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from psdist.config.codec_rounds import is_controlled
+from psdist.config.settings import RunConfig
+from psdist.history.rules.decisions import DECISION_LINES
+from psdist.ranks.telling.codecs import CodecReports
+from psdist.ranks.telling.modes import ModeReports
+from psdist.report.run_directory import RunDirectory
+from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
+
+Decided = ModeChanged | ModeObserved | LevelsSized
+_KINDS: dict[type, str] = {ModeObserved: "observed", ModeChanged: "changed", LevelsSized: "sized"}
+
+
+class DecisionReports:
+    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+        self._is_kept = config.record and is_controlled(config)
+        self._directory = directory
+        self.modes = ModeReports(config)
+        self.codecs = CodecReports(config)
+
+    @property
+    def now(self) -> str:
+        """The mode, and the codecs where they change, for displays."""
+        return " ".join(filter(None, (self.modes.now, self.codecs.now)))
+
+    @property
+    def words(self) -> str:
+        """Of the whole run."""
+        return "; ".join(filter(None, (self.modes.words, self.codecs.words)))
+
+    def on_action(self, action: Decided) -> None:
+        """Of what a decision is made is kept with the history, and what has followed."""
+        if self._is_kept:
+            self._directory.append(DECISION_LINES, {_KINDS[type(action)]: asdict(action)})
+        if isinstance(action, ModeChanged):
+            of = self.modes if action.level < 0 else self.codecs
+            of.changed(action)

@@ -1,0 +1,105 @@
+"""What codec = auto goes with, as the settings judge it and the document says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.config.auto_codec import OTHERS
+from psdist.config.beside import Other, table
+from psdist.config.codec_rounds import (
+    codecs_that_may_come,
+    coded,
+    coded_by_round,
+    has_codecs,
+    is_controlled,
+    ladder_of,
+    refusal_of_codecs,
+)
+from psdist.config.combinations import text_of_both
+from psdist.config.settings import RunConfig, contradiction
+from psdist.config.sources import resolve
+from psdist.errors import ConfigError
+from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds, wire_of
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "controller.md"
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: "-".join(other.given))
+def test_what_goes_with_auto_and_what_does_not(other: Other) -> None:
+    given: dict[str, Any] = {**other.given}
+    wrong = contradiction(RunConfig(**given, codec="auto"))
+    assert bool(wrong) == bool(other.why_not)
+    assert other.why_not in wrong
+    assert other.remedy in wrong
+    without = {key: each for key, each in given.items() if key != "backup"}
+    assert not contradiction(RunConfig(**without)), "without auto it is right"
+
+
+def names(config: RunConfig) -> list[str]:
+    return [text_of_both(each) for each in ladder_of(config)]
+
+
+def test_what_is_given_stays() -> None:
+    assert names(RunConfig(codec="auto")) == [
+        *("none", "fp16/fp16", "int8/int8", "int4/int4", "int4/sign"),
+    ]
+    pull = RunConfig(codec="auto", pull_codec="int8")
+    assert names(pull) == ["none/int8", "fp16/int8", "int8/int8", "int4/int8"]
+    push = RunConfig(codec="auto", push_codec="none")
+    assert names(push) == ["none", "none/fp16", "none/int8", "none/int4", "none/sign"]
+    both = RunConfig(codec="auto", push_codec="int8", pull_codec="sign")
+    assert "nothing is left to choose but int8/sign" in contradiction(both)
+
+
+def test_a_run_begins_with_the_first_and_may_have_them_all() -> None:
+    config = RunConfig(codec="auto")
+    assert text_of_both(coded(config)) == "none"
+    assert [each.round for each in coded_by_round(config)] == [0]
+    assert codecs_that_may_come(config) == ladder_of(config)
+    assert has_codecs(config)
+    assert is_controlled(config)
+    assert is_controlled(RunConfig(mode="auto"))
+    assert not is_controlled(RunConfig(codec="int8"))
+    assert "float64" in refusal_of_codecs(config, has_float64=True)
+    wire = wire_of(config)
+    assert wire.is_ladder
+    assert wire.is_shared
+    assert [each.push.name for each in wire.later] == ["fp16", "int8", "int4", "int4"]
+    assert [each.exact_in_pushes for each in wire.later[:2]] == [(), config.codec_exact]
+    assert [(each.round, each.push, each.push_code) for each in codecs_of_rounds(config)] == [
+        (0, "none", wire.push.code),
+    ]
+    assert [each.name for each in codecs_of_ladder(config)] == names(config)
+    assert [each.push_code for each in codecs_of_ladder(config)[1:]] == [
+        each.push.code for each in wire.later
+    ]
+    assert codecs_of_ladder(RunConfig(codec="int8")) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"error_budget": "0.1"}, "error_budget = 0.1 with codec = none: .* set codec = auto"),
+        ({"error_budget": "0.1", "codec": "int8"}, "error_budget = 0.1 with codec = int8"),
+        ({"error_budget": "0.1", "codec": "auto", "push_codec": "int8"}, "whose codec is given"),
+        ({"error_budget": "1", "codec": "auto"}, "a number > 0 and < 1"),
+        ({"error_budget": "0", "codec": "auto"}, "a number > 0 and < 1"),
+        ({"codec": "auto", "mode": "ssp"}, "codec = auto with mode = ssp: .* set mode = sync, or"),
+        ({"codec": "auto/int8"}, "must be auto, a codec for both directions, or PUSH/PULL"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_at_the_start(given: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(command_line={"mode": "sync", **given}, environment={})
+
+
+def test_a_budget_of_auto_is_right() -> None:
+    config = resolve(command_line={"codec": "auto", "error_budget": "0.01"}, environment={})
+    assert config.config.error_budget == 0.01
+
+
+def test_the_document_has_the_table() -> None:
+    assert table(OTHERS) in DOCUMENT.read_text(encoding="utf-8")

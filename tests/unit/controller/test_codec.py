@@ -1,0 +1,179 @@
+"""Which codecs psdist chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from psdist.controller.codec import FIRST, LASTS, SETTLES, CodecControl
+from psdist.controller.decisions import WINDOW, Decision, Observation
+
+MS = 1000
+NAMES = ("none", "fp16", "int8", "int4", "int4/sign")
+SIZES = (1200, 600, 300, 150, 100)
+Link = Callable[[int], tuple[int, int]]
+"""By level: own and exposed microseconds of a round."""
+
+
+def link(us_per_byte: float, *, own_us: int = 20 * MS, hidden_us: int = 0) -> Link:
+    """A network on which an exchange takes so long, ``hidden_us`` of it while others compute."""
+    return lambda level: (own_us, max(0, round(us_per_byte * SIZES[level]) - hidden_us))
+
+
+class Run:
+    """Groups that train on a link, and do what is decided."""
+
+    def __init__(self, *, groups: int = 2, budget: float | None = None) -> None:
+        self.control = CodecControl(num_groups=groups, names=NAMES, error_budget=budget)
+        self.control.know_sizes(SIZES)
+        self.groups, self.round = groups, 1
+        self.errors = (0, 500, 7_000, 120_000, 120_000)
+        """Of pushes, by level, in millionths."""
+        self.said: list[Decision] = []
+
+    def train(self, link: Link, windows: int = 1, skew_us: int = 0) -> list[int]:
+        """The level after each window; groups take turns being ``skew_us`` slower."""
+        levels = []
+        for _ in range(windows):
+            stop = self.control._window.first + WINDOW
+            while self.round < stop:
+                self._tell(link, skew_us)
+            if (decision := self.control.judge()) is not None:
+                self.said.append(decision)
+                self.control.committed(decision, self.round + 3)
+            levels.append(self.control.level)
+        return levels
+
+    def _tell(self, link: Link, skew_us: int) -> None:
+        own_us, exposed_us = link(self.control.level)
+        for group in range(self.groups):
+            late_us = skew_us if self.round % self.groups == group else 0
+            waits_us = exposed_us + skew_us - late_us
+            error = self.errors[self.control.level]
+            seen = Observation(group, self.round, [own_us + late_us], [waits_us], [error])
+            self.control.observe(seen)
+        self.round += 1
+
+
+def test_where_waiting_is_little_nothing_is_coded() -> None:
+    assert Run().train(link(1.5), 5) == [0] * 5  # 1.8 ms of 21.8, 0.15 with the coarsest
+
+
+def test_where_waiting_is_nearly_all_the_coarsest_comes_at_once() -> None:
+    run = Run()
+    assert run.train(link(1000.0), 4) == [4] * 4
+    assert run.said[0] == Decision(
+        "sync",
+        0,
+        f"iterations {FIRST} to {FIRST + WINDOW - 1}: 1220.00 ms each with none, 1200.00 ms of "
+        "them waiting; 120.00 ms expected with int4/sign",
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("us_per_byte", "level"), [(1.8, 0), (2.2, 1), (3.0, 1), (10.0, 2), (30.0, 3), (70.0, 4)]
+)
+def test_the_least_lossy_level_comes_of_which_the_round_is_a_tenth_longer_at_most(
+    us_per_byte: float, level: int
+) -> None:
+    assert Run().train(link(us_per_byte), 6) == [level] * 6
+    rounds = [20 * MS + us_per_byte * size for size in SIZES]
+    within = [each <= 1.1 * min(rounds) for each in rounds]
+    assert within.index(True) == level
+
+
+def test_what_hides_behind_computation_is_sent_as_it_is() -> None:
+    """Of 12 ms 6 hide at level 0, and all at 1: that is enough, though what is seen at level 0
+    calls for 2."""
+    run = Run()
+    levels = run.train(link(10.0, own_us=12 * MS, hidden_us=6 * MS), 40)
+    assert levels[:2] == [2, 2]
+    assert max(levels) == 2
+    assert levels[-20:].count(1) >= 18
+
+
+def test_groups_that_are_slow_in_turn_do_not_count_as_waiting() -> None:
+    assert Run(groups=4).train(link(1.5), 3, skew_us=30 * MS) == [0] * 3
+
+
+def test_a_link_that_is_fast_again_brings_what_is_less_lossy_back() -> None:
+    run = Run()
+    assert run.train(link(1000.0), 3) == [4] * 3
+    assert run.train(link(0.5), 5) == [3, 2, 1, 0, 0]
+    assert run.train(link(1000.0), 2)[-1] == 4
+    assert "seen with" not in run.said[-1].why, "what was seen is of another network"
+
+
+def test_a_codec_that_costs_more_time_than_its_bytes_is_left_again() -> None:
+    def slow_codecs(level: int) -> tuple[int, int]:
+        return 20 * MS + (15 * MS if level else 0), round(10 * SIZES[level])
+
+    run = Run()
+    levels = run.train(slow_codecs, 40)
+    assert levels[0] > 0
+    tried = pairwise(levels)
+    gone = [number for number, (before, after) in enumerate(tried) if before == 0 != after]
+    assert levels.count(0) > 28, levels
+    waits = [later - earlier for earlier, later in pairwise(gone)]
+    assert waits == sorted(waits)
+    assert waits[-1] >= 2 * LASTS - 2, "it is tried ever less often"
+
+
+def test_what_was_seen_of_a_level_is_forgotten_after_a_while() -> None:
+    """21, 9, 3, 0, 0 ms are exposed: at level 3 all hides, and nobody knows by how much."""
+    run = Run()
+    levels = run.train(link(20.0, own_us=20 * MS, hidden_us=3 * MS), 80)
+    assert levels[:LASTS] == [3] * LASTS
+    tried = [number for number, level in enumerate(levels) if level == 2]
+    assert tried[0] == LASTS + 1
+    waits = [later - earlier for earlier, later in pairwise(tried)]
+    assert waits == [2 * LASTS + 2, 4 * LASTS + 2]
+    assert levels.count(3) + len(tried) == len(levels)
+
+
+def test_nothing_is_decided_before_all_have_told_of_every_round_and_bytes_are_known() -> None:
+    control = CodecControl(num_groups=2, names=NAMES)
+    rounds = [20 * MS] * WINDOW, [900 * MS] * WINDOW
+    control.observe(Observation(0, FIRST, *rounds))
+    assert control.judge() is None
+    control.observe(Observation(1, FIRST, *rounds))
+    assert control.judge() is None
+    control.know_sizes(SIZES)
+    decision = control.judge()
+    assert decision is not None
+    control.committed(decision, FIRST + WINDOW + 5)
+    first = FIRST + WINDOW + 5 + SETTLES
+    for group in range(2):
+        control.observe(Observation(group, first - SETTLES, *rounds))
+    assert control.judge() is None, "the rounds just behind a change say nothing"
+    for group in range(2):
+        control.observe(Observation(group, first - SETTLES + WINDOW, *rounds))
+    decision = control.judge()
+    assert decision is not None
+    assert decision.level == 0, "no bytes make it shorter"
+    assert decision.why.endswith("900.00 ms of them waiting; 920.00 ms seen with none")
+
+
+@pytest.mark.parametrize(
+    ("budget", "level"), [(0.0004, 0), (0.001, 1), (0.01, 2), (0.1, 2), (0.13, 4)]
+)
+def test_a_budget_is_kept_one_level_at_a_time(budget: float, level: int) -> None:
+    run = Run(budget=budget)
+    levels = run.train(link(1000.0), 16)
+    assert max(set(levels[-8:]), key=levels[-8:].count) == level
+    steps = [after - before for before, after in zip([0, *levels], levels, strict=False)]
+    assert max(steps) <= 1
+    for tried, after in pairwise(levels):
+        assert run.errors[after] <= budget * 1e6 or tried < after, "left as soon as it is seen"
+
+
+def test_an_error_above_the_budget_is_the_reason_that_is_told() -> None:
+    run = Run(budget=0.01)
+    run.train(link(1000.0), 4)
+    assert run.said[3].level == 2
+    assert "with int4, 150.00 ms of them waiting, 0.1200 left out of a push where 0.01 is" in (
+        run.said[3].why
+    )
