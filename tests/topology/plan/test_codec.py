@@ -135,7 +135,7 @@ def changed(change: Callable[[Any], object]) -> bytes:
         (lambda m: m["ranks"][0].update(host="n1\n"), r"ranks[0].host is 'n1\n'"),
         (
             lambda m: m["ranks"][0].update(role="chief"),
-            "ranks[0].role is 'chief', not 'server' or 'worker'",
+            "ranks[0].role is 'chief', not 'server', 'worker' or 'spare'",
         ),
         (lambda m: m["ranks"][3].update(index=0), "rank 3: index is 0, not 1"),
         (lambda m: m["ranks"][2].update(group=-1), "rank 2: group is -1"),
