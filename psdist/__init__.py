@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from psdist.errors import CollectiveError as CollectiveError
     from psdist.errors import ConfigError as ConfigError
     from psdist.errors import HistoryError as HistoryError
+    from psdist.errors import HostLostError as HostLostError
     from psdist.errors import HyperparameterError as HyperparameterError
     from psdist.errors import InvariantError as InvariantError
     from psdist.errors import LaunchError as LaunchError
@@ -49,6 +50,7 @@ __all__ = [
     "CollectiveError",
     "ConfigError",
     "HistoryError",
+    "HostLostError",
     "HyperparameterError",
     "InvariantError",
     "Job",

@@ -111,7 +111,7 @@ class PeerLostError(TransportError):
 
 
 class HostLostError(TransportError):
-    pass
+    """A host of the job does not answer any more: it is cut off, or gone."""
 
 
 class BuriedError(PsdistError):

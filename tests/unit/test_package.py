@@ -39,6 +39,7 @@ def test_the_public_names_are_these() -> None:
         "CollectiveError",
         "ConfigError",
         "HistoryError",
+        "HostLostError",
         "HyperparameterError",
         "InvariantError",
         "Job",
