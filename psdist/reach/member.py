@@ -35,6 +35,7 @@ CALLING_S: Final = 60.0
 """For so long a hub is called again."""
 _CALL_S: Final = 5.0
 _AGAIN_S: Final = 0.5
+_LEAVE_S: Final = 1.0
 _LOOK_S: Final = 0.25
 
 
@@ -79,8 +80,8 @@ class Member:
             self._is_closing.set()
             for connection in self._lines.values():
                 say_goodbye(connection)
-        for thread in self._threads:
-            thread.join()
+        for thread in self._threads:  # one that still calls a host in vain is left to itself
+            thread.join(_LEAVE_S)
 
     # -- in the threads ------------------------------------------------------------------------
 
@@ -113,6 +114,8 @@ class Member:
         said = "no address of it is known"
         while not self._is_closing.is_set() and time.monotonic() < self._calling_until_s:
             for address in at.addresses:
+                if self._is_closing.is_set():
+                    return None
                 try:
                     return self._greeted(address, at)
                 except (OSError, GreetingError) as error:

@@ -124,6 +124,19 @@ def test_a_rank_that_has_lost_the_registrar_ends_and_the_first_of_its_host_says_
         each.close()
 
 
+def test_a_deputy_decides_when_it_is_the_registrar(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(["h1", "h2", "h3"], monkeypatch)
+    watches = world.begin(hubs=[server_id(0), server_id(1)])
+    wait_until(lambda: open_lines(watches[1]) == {0, 2})
+    line_of(watches[1], 2).shutdown(2)
+    time.sleep(1.0)
+    assert watches[1].verdict is None
+    world.registrar = 1
+    wait_until(lambda: watches[1].verdict is not None)
+    for each in watches:
+        each.close()
+
+
 def test_a_death_that_the_job_survives_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(["h1", "h2", "h2"], monkeypatch)
     watches = world.begin(hubs=[server_id(0)])

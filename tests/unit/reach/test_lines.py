@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -16,8 +17,17 @@ from contextlib import closing, suppress
 import pytest
 
 from psdist.reach import hub as hub_module
+from psdist.reach import member as member_module
 from psdist.reach.ends import ask_on, end_of, say_goodbye
-from psdist.reach.greeting import CHALLENGE_BYTES, KEY_BYTES, REPLY_BYTES
+from psdist.reach.greeting import (
+    ANSWER_BYTES,
+    CHALLENGE_BYTES,
+    KEY_BYTES,
+    NONCE_BYTES,
+    REPLY_BYTES,
+    challenge,
+    reply,
+)
 from psdist.reach.hub import Hub
 from psdist.reach.member import HubAt, Member
 from psdist.reach.watch import End, Rank, Watch
@@ -131,12 +141,55 @@ def test_a_member_calls_again_until_the_hub_is_there(ends: Ends) -> None:
     assert watch.happened.empty()
 
 
+def test_a_member_that_calls_in_vain_ends_all_the_same(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = threading.Event()
+    answered = threading.Event()
+
+    def call(*_: object, **__: object) -> socket.socket:
+        called.set()
+        answered.wait(SOON_S)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", call)
+    monkeypatch.setattr(member_module, "_LEAVE_S", 0.1)
+    member, watch = ends.member(1, addresses=["192.0.2.1", "192.0.2.2"])
+    assert called.wait(SOON_S)
+    member.close()
+    called.clear()
+    answered.set()
+    for thread in member._threads:
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+    assert not called.is_set()  # not the other address
+    assert watch.happened.empty()
+
+
 def test_who_does_not_know_the_key_gets_no_line(ends: Ends) -> None:
     _, watch = ends.member(1, key=bytes(KEY_BYTES), calling_s=0.3)
     ends.member(2)
     assert ends.watch.next() == (2, None)
     ends.members[0].close()
     assert ends.watch.happened.empty()
+    assert watch.happened.empty()
+
+
+def test_a_hub_that_does_not_know_the_key_gets_no_line() -> None:
+    watch = RecordingWatch(REGISTRAR, timeout_s=0.5, is_hub=False)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        listening.settimeout(SOON_S)
+        at = HubAt(HERE, listening.getsockname()[1], KEY)
+        member = Member(watch, {0: at}, rank=1, timeout_s=8.0, on_verdict=print)
+        try:
+            with closing(listening.accept()[0]) as connection:
+                connection.sendall(challenge(bytes(NONCE_BYTES)))
+                assert len(connection.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
+                connection.sendall(bytes(ANSWER_BYTES))
+                connection.settimeout(SOON_S)
+                assert connection.recv(1) == b""
+        finally:
+            member.close()
     assert watch.happened.empty()
 
 
@@ -151,6 +204,7 @@ def test_a_second_line_of_the_same_rank_is_turned_away(ends: Ends) -> None:
 
 def test_strangers_take_no_place_from_members(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(hub_module, "GREETING_S", 1000.0)
     strangers = [socket.create_connection(("127.0.0.1", ends.hub.port)) for _ in range(8)]
     try:
         ends.member(1)
@@ -260,8 +314,6 @@ def test_a_death_that_the_job_knows_of_is_no_verdict(ends: Ends) -> None:
 
 def fake_member(ends: Ends, rank: int) -> socket.socket:
     """A line of that rank, whose end does as the test wants."""
-    from psdist.reach.greeting import ANSWER_BYTES, reply
-
     connection = socket.create_connection(("127.0.0.1", ends.hub.port), timeout=SOON_S)
     challenged = connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)
     connection.sendall(reply(KEY, challenged, rank, bytes(16)))
@@ -290,6 +342,33 @@ def test_a_member_whose_hub_has_died_ends_after_a_while_once() -> None:
     finally:
         member.close()
         made.hub.close()
+    assert told.empty()
+
+
+def test_a_member_that_loses_both_hubs_tells_once() -> None:
+    told: queue.Queue[str] = queue.Queue()
+    made = {0: Ends(), 2: Ends()}
+    hubs = {0: REGISTRAR[0], 2: Rank("h3", "server 1")}
+    watch = RecordingWatch(hubs, timeout_s=0.5, is_hub=False)
+    member = Member(
+        watch,
+        {hub: HubAt(HERE, each.hub.port, KEY) for hub, each in made.items()},
+        rank=1,
+        timeout_s=8.0,
+        on_verdict=told.put,
+    )
+    try:
+        assert {watch.next()[0], watch.next()[0]} == {0, 2}
+        for each in made.values():
+            each.watch.next()
+            ((line, _),) = each.hub._lines.values()
+            line.shutdown(socket.SHUT_RDWR)
+        assert told.get(timeout=SOON_S).startswith("server 0, server 1 ended without a word")
+        time.sleep(0.6)  # both threads have looked again
+    finally:
+        member.close()
+        for each in made.values():
+            each.hub.close()
     assert told.empty()
 
 
