@@ -177,3 +177,84 @@ def test_an_error_above_the_budget_is_the_reason_that_is_told() -> None:
     assert "with int4, 150.00 ms of them waiting, 0.1200 left out of a push where 0.01 is" in (
         run.said[3].why
     )
+
+
+def tell(control: CodecControl, *groups: tuple[int, int, int]) -> Decision | None:
+    """A window of rounds in which each group has these times and this error."""
+    first = control._window.first
+    for group, times in enumerate(groups):
+        control.observe(Observation(group, first, *([each] * WINDOW for each in times)))
+    decision = control.judge()
+    if decision is not None:
+        control.committed(decision, first + WINDOW)
+    return decision
+
+
+def control_of(budget: float | None = None) -> CodecControl:
+    control = CodecControl(num_groups=2, names=NAMES, error_budget=budget)
+    control.know_sizes(SIZES)
+    return control
+
+
+def test_a_round_takes_as_long_as_the_group_that_takes_longest() -> None:
+    decision = tell(control_of(), (4 * MS, 5 * MS, 0), (7 * MS, 3 * MS, 0))
+    assert decision is not None
+    assert ": 10.00 ms each with none, 3.00 ms of them waiting;" in decision.why
+
+
+def test_the_largest_error_of_all_groups_is_held_against_the_budget() -> None:
+    control = control_of(0.001)
+    slow = (MS, 500 * MS)
+    assert tell(control, (*slow, 0), (*slow, 0)) is not None
+    assert control.level == 1
+    decision = tell(control, (*slow, 900), (*slow, 1100))
+    assert decision is not None
+    assert "0.0011 left out of a push where 0.001 is allowed" in decision.why
+    assert control.level == 0
+
+
+def test_time_that_no_bytes_make_shorter_is_not_expected_to_grow_with_them() -> None:
+    """5 ms of an exchange are latency: on the fast link all others would take as long."""
+    run = Run()
+
+    def with_latency(us_per_byte: float) -> Link:
+        return lambda level: (20 * MS, 5 * MS + round(us_per_byte * SIZES[level]))
+
+    assert run.train(with_latency(1000.0), 2) == [4, 4]
+    assert run.train(with_latency(0.1), 5) == [3, 2, 1, 0, 0]
+
+
+def test_where_fewer_bytes_took_longer_the_nearer_level_says_what_to_expect() -> None:
+    control = control_of()
+    tell(control, *[(20 * MS, 10 * MS, 0)] * 2)
+    assert control.level == 2
+    tell(control, *[(20 * MS, 12 * MS, 0)] * 2)
+    assert control._exposed_us(SIZES[1]) == 12 * MS
+    assert control._exposed_us(SIZES[0] - 1) == 10 * MS
+    assert control._exposed_us(SIZES[4]) == 12 * MS
+
+
+@pytest.mark.parametrize(
+    ("came_from", "windows", "to", "times"),
+    [(4, 1, 4, 1), (4, 2, 4, 0), (2, 1, 4, 0), (2, 1, 1, 1)],
+)
+def test_a_level_was_gone_to_in_vain_if_it_is_left_at_once_to_where_it_came_from(
+    came_from: int, windows: int, to: int, times: int
+) -> None:
+    control = control_of()
+    control.committed(Decision("sync", 0, "", came_from), 30)
+    control.committed(Decision("sync", 0, "", 3), 60)
+    control._here = windows
+    control.committed(Decision("sync", 0, "", to), 120)
+    assert control._vain[3] == times
+
+
+def test_another_network_may_take_what_was_in_vain_on_the_one_before() -> None:
+    control = control_of()
+    tell(control, *[(20 * MS, 90 * MS, 0)] * 2)
+    assert control.level == 4
+    tell(control, *[(20 * MS, 90 * MS, 0)] * 2)
+    assert control.level == 0
+    assert control._vain[4] == 1
+    tell(control, *[(20 * MS, 900 * MS, 0)] * 2)
+    assert control._vain.get(4, 0) == 0

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from psdist.errors import HistoryError
-from psdist.history.rules.decisions import DECISION_LINES, Changed, Observed, read_decision_lines
+from psdist.history.rules.decisions import (
+    DECISION_LINES,
+    Changed,
+    DecisionLine,
+    Observed,
+    check_decisions,
+    read_decision_lines,
+    with_decided_codecs,
+)
+from psdist.history.rules.findings import Findings
+from psdist.history.run_record import CodecsSince, LevelCodecs, RunRecord
 
 OBSERVED = (
     '{"observed": {"group": 0, "first_round": 1, "own_us": [5], "waits_us": [2], '
@@ -47,3 +58,96 @@ def test_a_run_in_which_nothing_was_observed_has_no_lines(tmp_path: Path) -> Non
 def test_a_damaged_line_names_the_file(tmp_path: Path, line: str) -> None:
     with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged: "):
         read_decision_lines(write(tmp_path, f"{OBSERVED}\n{line}\n"))
+
+
+# -- codecs that psdist has chosen ---------------------------------------------------------------
+
+NONE, INT8 = (
+    LevelCodecs(push=each, pull=each, push_code=n) for n, each in enumerate(("none", "x"))
+)
+RUN = RunRecord(
+    psdist="test",
+    mode="sync",
+    groups=((0,), (1,)),
+    slices=((),),
+    num_servers=1,
+    num_chunks=0,
+    owners=(),
+    codecs=(CodecsSince(round=0, **NONE.model_dump()),),
+    ladder=(NONE, INT8),
+)
+WHY = (
+    "iterations 5 to 24: 10.00 ms each with none, 9.00 ms of them waiting; 3.25 ms expected with "
+    "x/x"
+)
+
+
+def observed(group: int, **changed: Any) -> DecisionLine:
+    told = {"group": group, "first_round": 5, "is_judged": True, "errors_ppm": [0] * 20}
+    times = {"own_us": [1000] * 20, "waits_us": [9000] * 20}
+    return DecisionLine.model_validate({"observed": {**told, **times, **changed}})
+
+
+def sized(*sizes: int) -> DecisionLine:
+    return DecisionLine.model_validate({"sized": {"sizes": [*sizes] or [1000, 250]}})
+
+
+def changed(level: int = 1, why: str = WHY, start: int = 30) -> DecisionLine:
+    told = {"rounds": [start], "mode": "sync", "staleness": 0, "why": why, "level": level}
+    return DecisionLine.model_validate({"changed": told})
+
+
+def findings_of(*lines: DecisionLine, is_complete: bool = True) -> str:
+    findings = Findings(max_listed_per_rule=9)
+    check_decisions(RUN, [*lines], (), findings, is_complete=is_complete)
+    return "\n".join(findings.lines())
+
+
+def test_a_change_of_codecs_that_follows_is_right() -> None:
+    assert findings_of(sized(), observed(0), observed(1), changed()) == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ((sized(), observed(0), observed(1)), "x/x was never set, although: iterations 5"),
+        ((observed(0), observed(1), changed()), "line 3: changed to x/x (iterations 5"),
+        ((sized(), observed(0), changed()), "what was observed calls for no change"),
+        ((sized(), observed(0), observed(1), changed(0)), "changed to none (iterations"),
+        ((sized(), observed(0), observed(1), changed(why="so")), "calls for x/x (iterations 5"),
+        ((sized(), observed(0), observed(1), changed(2)), "line 4: to codecs that are none of"),
+        ((sized(), observed(0), observed(1), changed(-1)), "line 4: to codecs that are none of"),
+        ((sized(5, 4, 3),), "line 1: not of the codecs of this run"),
+        ((sized(), observed(2)), "line 2: of no group of this run"),
+        ((sized(), observed(0, own_us=[1])), "line 2: not as much of each round"),
+        ((sized(), observed(0, errors_ppm=[1])), "line 2: not as much of each round"),
+        (
+            (sized(), observed(0, is_judged=False), observed(1, is_judged=False), changed()),
+            "calls for no change",
+        ),
+    ],
+)
+def test_what_does_not_follow_is_found(lines: tuple[DecisionLine, ...], words: str) -> None:
+    assert words in findings_of(*lines)
+
+
+def test_what_a_run_that_was_cut_has_not_set_is_no_fault() -> None:
+    assert findings_of(sized(), observed(0), observed(1), is_complete=False) == ""
+
+
+def test_every_round_has_the_codecs_that_were_decided_for_it() -> None:
+    lines = [sized(), changed(1, start=30), observed(0), changed(0, start=60)]
+    run = with_decided_codecs(RUN, lines)
+    assert [(each.round, each.push, each.push_code) for each in run.codecs] == [
+        *((0, "none", 0), (30, "x", 1), (60, "none", 0)),
+    ]
+    wrong = [changed(2), changed(-1), changed(1, start=30), changed(0, start=30)]
+    assert [each.round for each in with_decided_codecs(RUN, wrong).codecs] == [0, 30]
+
+
+def test_a_ladder_is_that_with_which_the_run_begins() -> None:
+    told = RUN.model_dump()
+    assert RunRecord.model_validate(told) == RUN
+    for wrong in ({"codecs": ()}, {"ladder": (INT8.model_dump(), NONE.model_dump())}):
+        with pytest.raises(ValueError, match="begins with the first one"):
+            RunRecord.model_validate(told | wrong)
