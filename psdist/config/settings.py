@@ -41,7 +41,7 @@ MIN_CHUNK_BYTES: Final = 4096
 MAX_CHUNK_BYTES: Final = 256 << 20
 
 MOST_STALENESS_TO: Final = 20
-"""The window of rounds by which psdist.controller.bound chooses a bound says nothing of higher ones; a
+"""The window of rounds by which psdist.controller.bound chooses says nothing of higher bounds; a
 test compares them."""
 
 # Clocks and counts travel as 32-bit fields; nothing larger means anything here.
