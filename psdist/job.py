@@ -222,7 +222,9 @@ class Job:
 
     @property
     def staleness(self) -> int | None:
-        """The bound of mode ssp, else None."""
+        """The bound of mode ssp, else None; of one that moves (staleness_to) the highest."""
+        if self._config.staleness_to is not None and self.mode == "ssp":
+            return self._config.staleness_to
         now = self._mode_now
         return now.staleness if self.mode == "ssp" else None
 

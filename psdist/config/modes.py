@@ -117,7 +117,7 @@ def modes_that_may_come(config: RunConfig) -> tuple[Mode, ...]:
     if config.set_mode == "allowed":
         return MODES
     if mode_by(config) == "auto":
-        return ("sync", "ssp")
+        return ("ssp",) if has_range(config) else ("sync", "ssp")
     coming = {part.mode for part in schedule_of(config)}
     return tuple(mode for mode in MODES if mode in coming)
 
@@ -152,6 +152,8 @@ def describe_modes(config: RunConfig) -> str:
     if config.mode == "auto":
         return f"auto (sync, ssp:{config.staleness})"
     first = first_mode(config)
+    if has_range(config):
+        return f"ssp (staleness {config.staleness} to {config.staleness_to})"
     return f"ssp (staleness {first.staleness})" if first.mode == "ssp" else first.mode
 
 
@@ -170,7 +172,12 @@ def mode_by(config: RunConfig) -> Literal["run", "schedule", "script", "auto"]:
         return "schedule"
     if config.set_mode == "allowed":
         return "script"
-    return "auto" if config.mode == "auto" else "run"
+    return "auto" if config.mode == "auto" or has_range(config) else "run"
+
+
+def has_range(config: RunConfig) -> bool:
+    """Whether psdist moves the bound of ssp within the run."""
+    return config.staleness_to is not None
 
 
 def contradiction_of_modes(config: RunConfig) -> str:
@@ -180,6 +187,8 @@ def contradiction_of_modes(config: RunConfig) -> str:
             f"schedule = {config.schedule!r} with set_mode = allowed: one of them may change the "
             "mode; leave out schedule, or set set_mode = refused"
         )
+    if wrong := _contradiction_of_range(config):
+        return wrong
     if config.mode == "auto" and config.set_mode == "allowed":
         return (
             "mode = auto with set_mode = allowed: one of them may change the mode; set another "
@@ -187,13 +196,15 @@ def contradiction_of_modes(config: RunConfig) -> str:
         )
     if not is_changing(config):
         return ""
-    why = {"schedule": "schedule", "auto": "mode = auto"}.get(mode_by(config), "set_mode = allowed")
+    by_itself = "staleness_to" if has_range(config) else "mode = auto"
+    why = {"schedule": "schedule", "auto": by_itself}.get(mode_by(config), "set_mode = allowed")
     if config.pipeline and "sync" in modes_that_may_come(config):
         return (
             f"pipeline = 1 with {why}: sync may come, in which every step awaits its own replies; "
             "set pipeline = 0, or a schedule without sync"
         )
     tried = {
+        f"pipeline = {config.pipeline}": config.pipeline > 0 and has_range(config),
         "replication = buddy": config.replication == "buddy",
         f"max_deaths = {config.max_deaths}": config.max_deaths > 0,
         f"local_steps = {config.local_steps}": config.local_steps > 1,
@@ -205,4 +216,24 @@ def contradiction_of_modes(config: RunConfig) -> str:
                 f"{setting} with {why}: a mode that changes within the run was not tried with it "
                 "yet; leave out one of them"
             )
+    return ""
+
+
+def _contradiction_of_range(config: RunConfig) -> str:
+    if config.staleness_to is None:
+        return ""
+    mine = f"staleness_to = {config.staleness_to}"
+    if config.schedule is not None or config.set_mode == "allowed":
+        other = "schedule" if config.schedule is not None else "set_mode = allowed"
+        return f"{mine} with {other}: one of them may change the bound; leave out one of them"
+    if config.mode != "ssp":
+        return (
+            f"{mine} with mode = {config.mode}: it is the bound of ssp that moves; set mode = ssp, "
+            "or leave out staleness_to"
+        )
+    if config.staleness_to <= config.staleness:
+        return (
+            f"{mine} with staleness = {config.staleness}, from which on the bound moves: set a "
+            "higher staleness_to, or leave it out"
+        )
     return ""

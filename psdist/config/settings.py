@@ -40,6 +40,10 @@ MAX_ENCODED_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 4096
 MAX_CHUNK_BYTES: Final = 256 << 20
 
+MOST_STALENESS_TO: Final = 20
+"""The window of rounds by which psdist.controller.bound chooses says nothing of higher bounds; a
+test compares them."""
+
 # Clocks and counts travel as 32-bit fields; nothing larger means anything here.
 _COUNT_MAX: Final = 2**31 - 1
 MAX_CREDITS: Final = 4096
@@ -132,6 +136,12 @@ class RunConfig(BaseModel):
         3,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
         description="Modes ssp, auto: how many iterations a group may be ahead of the slowest one.",
+    )
+    staleness_to: Annotated[int, Field(ge=1, le=MOST_STALENESS_TO)] | None = _setting(
+        None,
+        allowed=f"a whole number from 1 to {MOST_STALENESS_TO}",
+        description="Mode ssp: the bound moves between staleness and this, as speeds ask for; "
+        "unset: it stays.",
     )
     schedule: Annotated[str, Field(max_length=10_000), AfterValidator(_require_schedule)] | None = (
         _setting(

@@ -1,6 +1,7 @@
 """What psdist changes within a run by itself: from what was observed to what is decided.
 
-Lives here: when to change between sync and bounded staleness (``mode``), and which codecs to send
+Lives here: when to change between sync and bounded staleness (``mode``),
+which bound staleness has (``bound``), and which codecs to send
 with (``codec``). Pure: numbers in, decisions out. The registrar runs one of them, ``psdist check``
 feeds it what was recorded and must get the same decisions. It must not import anything of psdist.
 

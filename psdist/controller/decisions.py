@@ -51,7 +51,8 @@ class Observation:
 
 
 class Controller(Protocol):
-    """One of :mod:`psdist.controller.mode` and :mod:`psdist.controller.codec`."""
+    """One of :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
+    :mod:`psdist.controller.codec`."""
 
     def know_sizes(self, sizes: Sequence[int]) -> None:
         """By level: bytes of one group's exchange, both ways."""

@@ -74,7 +74,8 @@ class RunRecord(BaseModel):
     mode_by: Literal["run", "schedule", "script", "auto"] = "run"
     """Who may change the mode within the run, which begins with ``mode``; run: nobody."""
     auto_staleness: _Count | None = None
-    """Where psdist chooses between sync and ssp, the bound of that."""
+    """Where psdist chooses between sync and ssp, the bound of that; where it moves that of ssp, the
+    highest one, and ``staleness`` is the lowest."""
     schedule: tuple[ModeSince, ...] = ()
     """The mode of every round, where a schedule says it."""
     local_steps_by_speed: _Count = 0
@@ -160,6 +161,10 @@ class RunRecord(BaseModel):
             raise ValueError(
                 f"mode_by auto needs auto_staleness and no other has one, seen {self.mode_by!r} "
                 f"and {self.auto_staleness}"
+            )
+        if self.mode == "ssp" and (self.auto_staleness or 2**31) < (self.staleness or 0):
+            raise ValueError(
+                f"a bound that moves from {self.staleness} up to {self.auto_staleness}"
             )
         begins = ModeSince(round=0, mode=self.mode, staleness=self.staleness)
         if bool(self.schedule) != (self.mode_by == "schedule") or (

@@ -33,6 +33,7 @@ from psdist.config.modes import (
     schedule_of,
 )
 from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig
+from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller
 from psdist.controller.mode import ModeControl
@@ -334,6 +335,9 @@ def _registrar(context: RankContext) -> Registrar:
 
 
 def _controller(config: RunConfig, num_groups: int) -> Controller | None:
+    if config.staleness_to is not None:
+        lowest, highest = config.staleness, config.staleness_to
+        return BoundControl(num_groups=num_groups, lowest=lowest, highest=highest)
     if mode_by(config) == "auto":
         return ModeControl(num_groups=num_groups, staleness=config.staleness)
     if is_auto(config):
@@ -464,7 +468,9 @@ class Reporter:
             staleness=begins.staleness,
             mode_by=mode_by(context.config),
             auto_staleness=(
-                context.config.staleness if mode_by(context.config) == "auto" else None
+                (context.config.staleness_to or context.config.staleness)
+                if mode_by(context.config) == "auto"
+                else None
             ),
             schedule=self._modes.schedule,
             codecs=self._codecs.begins,

@@ -78,3 +78,18 @@ def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_pa
     assert "ms with bounded staleness" in changes[0]["why"]
     lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
     assert sum("changed" in json.loads(line) for line in lines) == len(changes)
+
+
+def test_psdist_moves_the_bound_while_now_this_group_is_slow_and_now_that_one(
+    tmp_path: Path,
+) -> None:
+    options = ("--mode", "ssp", "--staleness", "0", "--set", "staleness_to=6")
+    done = run_script(tmp_path, *options, passed=("60", "slow=25"))
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    assert seen(tmp_path)[0]["modes"] == [["ssp", 6]] * 60
+    began, *changes = summary(tmp_path)["modes"]
+    assert began == {"round": 0, "mode": "ssp", "staleness": 0, "why": "settings"}
+    assert {each["mode"] for each in changes} == {"ssp"}
+    assert 0 < changes[0]["staleness"] <= 6
+    assert "with staleness 0, " in changes[0]["why"]

@@ -1,5 +1,6 @@
 """mode = auto on the virtual network: sync while all are alike, ssp while now this group is slow
-and now that one; each round proved by its rule, and each change by what was observed."""
+and now that one; and staleness_to: a bound that moves. Each round is proved by its rule, and each
+change by what was observed."""
 
 from __future__ import annotations
 
@@ -166,3 +167,33 @@ def test_changes_that_do_not_follow_from_what_was_observed_are_found() -> None:
     }
     for words, wrong in forged.items():
         assert any(words in line for line in violations(job, wrong)), words
+
+
+MOVING = replace(SCHEDULE, mode="ssp", staleness=1, highest=6)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_bound_goes_up_with_skew_and_comes_back(seed: int) -> None:
+    job = play(replace(MOVING, seed=seed, jitter_s=1e-5))
+    prove(job)
+    assert {each.mode for each in job.modes} == {"ssp"}
+    first, *_, last = job.modes
+    assert (first.staleness, last.staleness) == (1, 1)
+    assert HALF < last.round < HALF + 60
+    assert 3 <= max(each.staleness for each in job.modes) <= 6
+    lines = lines_of(job)
+    assert violations(job, lines) == ()
+    (changed, *_) = [n for n, line in enumerate(lines) if line.changed is not None]
+    without = [*lines[:changed], *lines[changed + 1 :]]
+    assert any("calls for" in line or "never set" in line for line in violations(job, without))
+
+
+@pytest.mark.slow
+def test_a_bound_that_moves_is_faster_than_the_lowest() -> None:
+    took_s = {
+        bound: play(replace(MOVING, staleness=bound, highest=0, is_auto=False)).network.now_s
+        for bound in (1, 6)
+    }
+    moving = play(MOVING)
+    assert took_s[6] < 0.9 * took_s[1]
+    assert moving.network.now_s < 0.93 * took_s[1]

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.mode import ModeControl
@@ -161,6 +162,9 @@ def with_decided_codecs(run: RunRecord, lines: list[DecisionLine]) -> RunRecord:
 
 
 def _controller(run: RunRecord) -> Controller:
+    if run.mode == "ssp" and run.auto_staleness is not None:
+        lowest, highest = run.staleness or 0, run.auto_staleness
+        return BoundControl(num_groups=len(run.groups), lowest=lowest, highest=highest)
     if not run.ladder:
         return ModeControl(num_groups=len(run.groups), staleness=run.auto_staleness or 0)
     return CodecControl(

@@ -23,6 +23,7 @@ import torch
 from psdist.codecs.raw import Raw
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.config.modes import ModeFrom
+from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision
 from psdist.controller.mode import ModeControl
@@ -257,7 +258,9 @@ class SetOfJob:
             mode=schedule.mode,  # type: ignore[arg-type]
             staleness=schedule.staleness if schedule.mode == "ssp" else None,
             mode_by=schedule.mode_by,
-            auto_staleness=schedule.staleness if schedule.mode_by == "auto" else None,
+            auto_staleness=(
+                schedule.highest or schedule.staleness if schedule.mode_by == "auto" else None
+            ),
             schedule=tuple(map(since, self.modes)) if schedule.later else (),
             groups=tuple(self.groups),
             slices=slice_places(lambda size: self.partition.slices(size, self.order), self.groups),
@@ -448,7 +451,11 @@ class VirtualJob(SetOfJob):
     def _registrar(self, num_workers: int) -> Registrar:
         schedule = self.schedule
         control: Controller | None = None
-        if schedule.is_auto:
+        if schedule.highest:
+            control = BoundControl(
+                num_groups=len(self.groups), lowest=schedule.staleness, highest=schedule.highest
+            )
+        elif schedule.is_auto:
             control = ModeControl(num_groups=len(self.groups), staleness=schedule.staleness)
         elif self.wire.is_ladder:
             names = [each.name for each in ladder_of(self.wire)]

@@ -52,7 +52,9 @@ class Schedule:
     mode_rate: float = 0.0
     """How often the script sets another mode behind a collective."""
     is_auto: bool = False
-    """Whether psdist chooses between sync and ssp."""
+    """Whether psdist chooses between sync and ssp,"""
+    highest: int = 0
+    """or, above 0, the bound of ssp from ``staleness`` up to this."""
     stale_lr: Literal["off", "inverse"] = "off"
     """What the lr of an update is multiplied with, by how stale it is (ssp, async)."""
     compensation: float = 0.0

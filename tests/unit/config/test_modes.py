@@ -67,6 +67,10 @@ def test_a_schedule_and_a_mode_are_not_both_given() -> None:
         ({"mode": "async"}, ("async",), "async", 0, False, "run", "async"),
         ({"set_mode": "allowed"}, ("sync", "ssp", "async"), "ssp", 0, True, "script", "sync"),
         ({"mode": "auto"}, ("sync", "ssp"), "ssp", 0, True, "auto", "auto (sync, ssp:3)"),
+        (
+            {"mode": "ssp", "staleness": 2, "staleness_to": 8},
+            *(("ssp",), "ssp", 2, False, "auto", "ssp (staleness 2 to 8)"),
+        ),
         *(
             ({"schedule": text}, coming, judged, bound, mixed, "schedule", text)
             for text, coming, judged, bound, mixed in (
@@ -134,3 +138,29 @@ def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
 )
 def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
     assert contradiction(RunConfig(**settings)) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule": "0: ssp:1"}, "staleness_to = 8 with schedule: one of them"),
+        ({"set_mode": "allowed"}, "staleness_to = 8 with set_mode = allowed: one of them"),
+        ({"mode": "async"}, "staleness_to = 8 with mode = async: it is the bound of ssp"),
+        ({"mode": "auto"}, "staleness_to = 8 with mode = auto: it is the bound of ssp"),
+        ({"staleness": 8}, "staleness_to = 8 with staleness = 8, from which on"),
+        ({"pipeline": 1}, "pipeline = 1 with staleness_to: a mode that changes"),
+        ({"local_steps": 2}, "local_steps = 2 with staleness_to: a mode that changes"),
+        ({"max_deaths": 1}, "max_deaths = 1 with staleness_to: a mode that changes"),
+    ],
+)
+def test_what_a_bound_that_moves_does_not_go_with_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    given = {"mode": "ssp", "staleness": 2, "staleness_to": 8}
+    assert not contradiction(RunConfig(**given))
+    assert contradiction(RunConfig(**{**given, **settings})).startswith(words)
+
+
+def test_the_end_of_a_range_is_what_a_window_can_tell() -> None:
+    with pytest.raises(ConfigError, match=r"staleness_to = 21 .*a whole number from 1 to 20"):
+        resolve(command_line={"staleness_to": "21"}, environment={})

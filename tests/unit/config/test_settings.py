@@ -387,7 +387,7 @@ def test_what_was_chosen_is_described_with_its_source_and_defaults_apart() -> No
     assert words[2] == ["record", "=", "true", "(command", "line)"]
     assert len(lines) == 3
     defaults = describe_defaults(resolved)
-    assert defaults.startswith("staleness = 3, schedule = (unset), set_mode = refused, ")
+    assert defaults.startswith("staleness = 3, staleness_to = (unset), schedule = (unset), ")
     told = re.findall(r"(?:^|, )(\w+) = ", defaults)
     assert sorted([*told, *(each[0] for each in words)]) == sorted(KEYS)
 
@@ -399,7 +399,7 @@ def test_the_description_stays_one_line_per_setting_for_odd_paths() -> None:
 
 UNSET = {
     *("run_dir", "racks", "network", "checkpoint_every", "global_batch"),
-    *("codec", "push_codec", "pull_codec", "error_budget", "schedule"),
+    *("codec", "push_codec", "pull_codec", "error_budget", "schedule", "staleness_to"),
 }
 """What TOML has no value for."""
 

@@ -1,0 +1,85 @@
+"""The bound of ssp, moved in a range: decided from what groups' rounds have taken.
+
+    control = BoundControl(num_groups=4, lowest=2, highest=8)         # as ModeControl
+
+How long the rounds of a window would have taken under a bound follows from what each has taken of
+its group without waiting for others (:func:`bounded_us`). The bound is the least one with which
+that is hardly longer than with the highest. After DSSP (Zhao et al., "Dynamic Stale Synchronous
+Parallel Distributed Training for Deep Learning", ICDCS 2019), which predicts waiting from push
+intervals, too, there for one group at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psdist.controller.decisions import WINDOW, Decision, Observation, Window
+
+NEAR: Final = 0.02
+"""As much longer than with the highest bound is hardly longer;"""
+TO_RAISE: Final = 0.05
+"""as much longer raises the bound: more, so that what lowers it is not what raises it."""
+
+
+class BoundControl:
+    def __init__(self, *, num_groups: int, lowest: int, highest: int) -> None:
+        """The run begins with the ``lowest``."""
+        self._lowest, self._highest = lowest, highest
+        self.bound = lowest
+        # What round 0 has taken nobody knows: it begins before there is an iteration.
+        self._window = Window(num_groups=num_groups, first=1)
+
+    def know_sizes(self, sizes: Sequence[int]) -> None:
+        """Bytes decide nothing of the bound."""
+
+    def observe(self, seen: Observation) -> None:
+        """What these rounds of a group have taken."""
+        self._window.add(seen)
+
+    def judge(self) -> Decision | None:
+        """What the window says, once it is whole; the next one begins behind it."""
+        first = self._window.first
+        if (found := self._window.take()) is None:
+            return None
+        # What a group waits at least in a round is the exchange.
+        rounds_us = []
+        for group in found:
+            exchange_us = min(each.wait_us for each in group)
+            rounds_us.append([each.own_us + exchange_us for each in group])
+        took_us = [bounded_us(rounds_us, bound) for bound in range(self._highest + 1)]
+        best_us, now_us = took_us[self._highest], took_us[self.bound]
+        least = next(
+            bound
+            for bound in range(self._lowest, self._highest + 1)
+            if took_us[bound] <= (1 + NEAR) * best_us
+        )
+        is_slow = now_us > (1 + TO_RAISE) * best_us
+        if least == self.bound or (least > self.bound and not is_slow):
+            return None
+        now, then, best = (
+            f"{us / WINDOW / 1e3:.2f} ms" for us in (now_us, took_us[least], best_us)
+        )
+        return Decision(
+            "ssp",
+            least,
+            f"iterations {first} to {first + WINDOW - 1}: {now} each with staleness {self.bound}, "
+            f"{then} with {least}, {best} with {self._highest}",
+        )
+
+    def committed(self, decision: Decision, round_number: int) -> None:
+        """The decision rules from this round on: what was before says nothing of it."""
+        self.bound = decision.staleness
+        self._window.begin(max(round_number, self._window.first))
+
+
+def bounded_us(rounds_us: Sequence[Sequence[int]], bound: int) -> int:
+    """When the last group has made these rounds, all of which begin together. ``rounds_us``:
+    [groups][rounds], what each takes without waiting for others. A round c begins when every group
+    has made its first c - ``bound``."""
+    ends, opened = [0] * len(rounds_us), [0]
+    for number, taken in enumerate(zip(*rounds_us, strict=True)):
+        gate = opened[max(0, number - bound)]
+        ends = [max(end, gate) + each for end, each in zip(ends, taken, strict=True)]
+        opened.append(max(ends))
+    return max(ends)
