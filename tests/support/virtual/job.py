@@ -186,13 +186,17 @@ class SetOfJob:
 
     def loop_of(self, server: int) -> ServerLoop:
         """That which serves its shard at the end."""
-        hosted = [
-            each
+        hosted = {
+            loop.transport.me: each
             for loop in (*self.servers, *self.spares)
             for each in loop.hosted
-            if each.transport.me == server and loop.transport.me not in self.network._dead
-        ]
-        return hosted[0] if hosted else self.servers[server]
+            if each.transport.me == server
+        }
+        living = [each for host, each in hosted.items() if host not in self.network._dead]
+        if living or not hosted:
+            return living[0] if living else self.servers[server]
+        # Who served it last has died when nobody needed it any more.
+        return hosted.get(self.registrar._takeovers._shards[server].host, self.servers[server])
 
     def make_copied_history(self, server: int, number: int, position: int) -> ServerHistory:
         history = ServerHistory(None, server, copy=number, position=position)
