@@ -50,7 +50,7 @@ def test_hands_have_every_sample_once(
     taken = [part for hand in hands for worker in parts_of(hand) for part in worker]
     left = num_samples - hands[-1].positions.stop
     assert list(chain.from_iterable(taken)) == list(range(num_samples - left))
-    assert left <= (num_workers * size - 1 if drop_last else 0)
+    assert 0 <= left <= (num_workers * size - 1 if drop_last else 0)
     for hand in hands:
         if not hand.is_last:
             assert hand.steps == steps
@@ -67,6 +67,12 @@ def test_the_last_hand_is_in_the_proportion_of_the_others() -> None:
     (first, last) = hands_of(2 * 8 + 8, (2, 6), (1, 1), 2, drop_last=False)
     assert (first.steps, last.steps) == ((2, 6), (1, 3))
     assert [list(map(len, worker)) for worker in parts_of(last)] == [[2], [2, 2, 2]]
+
+
+def test_with_drop_last_no_batch_is_made_of_samples_that_are_not_there() -> None:
+    (only,) = hands_of(7, (2, 2), (1, 1), 2, drop_last=True)
+    assert sum(only.steps) == 3
+    assert only.positions == range(6)
 
 
 def test_fewer_samples_than_workers_join_the_hand_before() -> None:
