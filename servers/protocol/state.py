@@ -178,6 +178,7 @@ class ServerCore:
         self._before_built: list[Offered | Arrived] = []
         self._num_before_built: dict[int, int] = {}
         """By peer."""
+        self._before_restored: list[MembershipEvent] = []
         self._state = StateOfSet(server=server)
         self._values = ChiefValues(
             server=server,
@@ -357,6 +358,7 @@ class ServerCore:
         )
         held, self._before_built = self._before_built, []
         actions: list[Action] = [ModeEvent(*each) for each in self._changes]
+        actions += self._before_restored
         for each in held:
             actions += self.handle(each)
         return actions
@@ -412,7 +414,7 @@ class ServerCore:
         if any(chunk.is_gathering_later_than(clock) for chunk in self._chunks.values()):
             self._refuse(peer, f"registered group {message.group} in the middle of an iteration")
         return [
-            self._membership_event("join", message.group, clock),
+            *self._membership_event("join", message.group, clock),
             SendControl(peer, Registered(group=message.group, server=self._server)),
             *self._count([message.group]),
         ]
@@ -438,10 +440,10 @@ class ServerCore:
     def _stop(self, kind: str, group: int, clock: int) -> list[Action]:
         """Nobody waits for ``group``, of which every chunk contains ``clock`` updates: chunks go on
         on which something has waited for it."""
-        event = self._membership_event(kind, group, clock)
+        events = self._membership_event(kind, group, clock)
         # Chosen before any of them acts: what one does may make another catch up.
         actions = chain.from_iterable(map(self._go_on, self._waiting_at(clock)))
-        return [event, *actions, *self._updates.on_stopped()]
+        return [*events, *actions, *self._updates.on_stopped()]
 
     def _go_on(self, chunk: ChunkState) -> list[Action]:
         chunk.clock.catch_up()
@@ -473,7 +475,8 @@ class ServerCore:
         if is_resumed:
             return actions
         resumed = self._membership.resume(message.seq)
-        actions += [self._membership_event("resume", each, 0) for each in resumed]
+        for each in resumed:
+            actions += self._membership_event("resume", each, 0)
         return actions + self._count(resumed)
 
     def _snapshot(self, checkpoint: str, *, is_again: bool) -> list[Action]:
@@ -498,8 +501,14 @@ class ServerCore:
         """These groups count from now on, from where they have stopped."""
         return self._updates.on_counting(list(map(self._limits.count, groups)))
 
-    def _membership_event(self, kind: str, group: int, clock: int) -> MembershipEvent:
-        return MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
+    def _membership_event(self, kind: str, group: int, clock: int) -> list[Action]:
+        """The log of a set that goes on from a checkpoint begins with what it restores, wherever
+        the log is kept: leaders may register before the chief has described the model."""
+        event = MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
+        if not self._restores or self._num_chunks is not None:
+            return [event]
+        self._before_restored.append(event)
+        return []
 
     def _on_who_is_missing(self, peer: int, message: WhoIsMissing) -> list[Action]:
         self._membership.require_worker(peer)
@@ -579,7 +588,7 @@ class ServerCore:
             if had_joined:
                 clocks = (chunk.clock.done[group] for chunk in self._chunks.values())
                 fewest = min(clocks, default=self._limits.first[group])
-                actions.append(self._membership_event("death", group, fewest))
+                actions += self._membership_event("death", group, fewest)
         self._updates.pool.forget_offers(replies.dead)
         for chunk in self._chunks.values():
             chunk.clock.catch_up()

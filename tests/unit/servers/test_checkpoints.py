@@ -273,6 +273,30 @@ def test_groups_begin_where_the_checkpoint_has_them() -> None:
     assert left[0] == MembershipEvent("leave", 1, 7, 1)
 
 
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_what_leaders_say_before_the_model_is_logged_behind_what_is_restored(
+    is_restored: bool,
+) -> None:
+    """As a buddy's copy logs it, which knows of them only when it knows the model."""
+    first = FirstClocks(checkpoint=STEP, clocks=(5, 7)) if is_restored else None
+    core = ServerCore(
+        server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)], first=first
+    )
+    joined = MembershipEvent("join", 1, 7 if is_restored else 0, 1)
+    suspended = MembershipEvent("suspend", 1, joined.clock, 1)
+    answers = register(core, 1, joined.clock)
+    suspend = Suspend(group=1, clock=joined.clock, seq=1)
+    at_once = [*answers, *core.handle(ControlArrived(worker_id(1), suspend))]
+    told = [each for each in at_once if isinstance(each, MembershipEvent)]
+    assert told == ([] if is_restored else [joined, suspended])
+    setup = Setup(partition=b"", optimizer="", hyper=b"", restore=STEP if is_restored else "")
+    core.handle(ControlArrived(worker_id(0), setup))
+    later = core.handle(built(1, [Frame(capacity=4) for _ in range(4)]))
+    assert later[: 2 * is_restored] == ([joined, suspended] if is_restored else [])
+    assert not any(isinstance(each, MembershipEvent) for each in later[2:])
+    assert register(core, 0, 5 if is_restored else 0)[0].kind == "join"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("clock", [0, 4, 6])
 def test_a_group_that_begins_elsewhere_is_refused(clock: int) -> None:
     (failed,) = register(restored(), 0, clock)
