@@ -30,6 +30,7 @@ from psdist.config.codec_rounds import is_auto, is_controlled
 from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.settings import allowed_values, contradiction
+from psdist.controller.steps import Term
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.history.hands import HandRecords
 from psdist.history.writers import history_folder
@@ -44,7 +45,6 @@ from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
-from psdist.step_control import Term
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics

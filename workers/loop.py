@@ -28,6 +28,7 @@ from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.frames import DecodingFrame, EncodingFrame, Held
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
+from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Metrics, Moved, Setup, StateHeld, StateValues
@@ -37,7 +38,6 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizers import lr_of_groups
 from psdist.protocol.partition import Chunk, Partition
-from psdist.step_control import Term
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T

@@ -597,8 +597,8 @@ class RoundTook(Control):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskSteps(Control):
     """A worker to the registrar: how many local steps does each group make in this term
-    (psdist.step_control)? Once for each term that it comes to; answered with :class:`StepsFixed`,
-    alike for all workers."""
+    (psdist.controller.steps)? Once for each term that it comes to; answered with
+    :class:`StepsFixed`, alike for all workers."""
 
     worker: int
     loader: int

@@ -37,6 +37,7 @@ from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller
 from psdist.controller.mode import ModeControl
+from psdist.controller.steps import StepControl
 from psdist.history.writers import (
     RunRecord,
     ServerHistory,
@@ -92,7 +93,6 @@ from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareLoop
 from psdist.servers.traced import TracedSetLoop
-from psdist.step_control import StepControl
 from psdist.transfers import transfers_for
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor

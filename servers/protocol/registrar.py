@@ -27,6 +27,7 @@ from itertools import chain
 from typing import Any, Final, NoReturn
 
 from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
@@ -78,7 +79,6 @@ from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
-from psdist.step_control import StepControl
 
 
 @dataclass(slots=True)

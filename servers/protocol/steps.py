@@ -1,9 +1,9 @@
 """Local steps of each group, fixed term by term: the registrar's machine; pure.
 
-Workers ask when they come to a term (:class:`psdist.step_control.Term`), each once; the first one
-that asks fixes it, by what groups' rounds have taken until then, and all get the same answer. So
-nobody has to be told beforehand, and no worker ever deals or makes rounds of which it does not know
-every group's steps.
+Workers ask when they come to a term (:class:`psdist.controller.steps.Term`), each once; the first
+one that asks fixes it, by what groups' rounds have taken until then, and all get the same answer.
+So nobody has to be told beforehand, and no worker ever deals or makes rounds of which it does not
+know every group's steps.
 
     steps = FixedSteps(control, num_workers=4, leaders={0: 0, 2: 1})
     steps.on_took(RoundTook(worker=2, round=0, step_us=900))
@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
 from psdist.protocol.control import AskSteps, RoundTook, StepsFixed
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.step_control import StepControl, Term
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A *hand* is what all workers get for one round: of the epoch's order the next stretch, of which each
 worker's part is one stretch, too. Every sample is in one hand, and every group has a part of every
 hand, so that fast groups neither run out nor wait for slow ones at the end of a pass. How many
-batches each group gets in a hand is asked term by term (:class:`psdist.step_control.Term`), and
+batches each group gets in a hand is asked term by term (:class:`psdist.controller.steps.Term`), and
 all workers get the same answer.
 
     hand = deal(0, 1000, steps=(2, 6), sizes=(1, 1), batch_size=8, drop_last=False)
@@ -20,8 +20,8 @@ from itertools import pairwise
 from operator import mul
 from typing import Any
 
+from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
-from psdist.step_control import Term, block_of
 from psdist.workers.data.seeded import SeededIndices
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 

@@ -8,10 +8,10 @@ steps.take(Term(1, 0, 3))            # (11, 11, 32)
 
 from __future__ import annotations
 
+from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import AskSteps, StepsFixed
 from psdist.protocol.ids import REGISTRAR, describe_peer
-from psdist.step_control import Term
 from psdist.workers.protocol.actions import Action, SendControl
 from psdist.workers.protocol.seat import Seat
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
+from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
-from psdist.step_control import Term, block_of
 from psdist.workers.loop import Wait
 
 

@@ -1,6 +1,6 @@
 """Whether every sample was dealt once, and each group made the local steps that were fixed for it.
 
-Owns rule 11 of docs/history.md: recomputes what :mod:`psdist.step_control` decides of what was
+Owns rule 11 of docs/history.md: recomputes what :mod:`psdist.controller.steps` decides of what was
 observed, and holds what workers were dealt against it. Pure.
 
     check_hands(run, read_hands(folder, ...), read_step_lines(run_dir), findings)
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from psdist.controller.steps import StepControl, Term, block_of
 from psdist.history.hands import STEP_LINES, HandLine, HandLines, StepLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
-from psdist.step_control import StepControl, Term, block_of
 
 _Pass = tuple[int, int]
 """Loader, and number of the pass over it."""

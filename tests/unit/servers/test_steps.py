@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
 from psdist.protocol.control import AskSteps, Control, Progress, RoundTook, StepsFixed
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.steps import StepsChosen, StepsObserved
-from psdist.step_control import StepControl, Term
 
 
 def registrar(*, is_by_speed: bool = True) -> Registrar:

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
+from psdist.controller.steps import Term
 from psdist.errors import UsageError
-from psdist.step_control import Term
 from psdist.workers.data.hands import Dealing, Dealt, Hand, HandBatches, deal
 from psdist.workers.data.loaders import Loaders
 

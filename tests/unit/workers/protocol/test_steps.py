@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import AskSteps, StepsFixed
 from psdist.protocol.ids import REGISTRAR, server_id
-from psdist.step_control import Term
 from psdist.workers.protocol.actions import SendControl
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat

@@ -6,8 +6,8 @@ from collections.abc import Generator
 
 import pytest
 
+from psdist.controller.steps import Term
 from psdist.errors import UsageError
-from psdist.step_control import Term
 from psdist.workers.loop import Wait
 from psdist.workers.rounds.lengths import EqualSteps, StepsBySpeed
 

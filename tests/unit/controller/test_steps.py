@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psdist.step_control import KEPT, Choice, StepControl, block_of
+from psdist.controller.steps import KEPT, Choice, StepControl, block_of
 
 
 def chosen(paces: list[int], sizes: list[int], local_steps: int) -> tuple[int, ...]:
