@@ -12,6 +12,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 SRUN = """#!/usr/bin/env bash
+if [[ $* == *printenv* ]]; then  # on how many hosts can a task be started?
+    printf 'n%d\\n' $(seq "$ANSWERING")
+    exit 0
+fi
 number=$(($(cat "$PLAN.number" 2>/dev/null || echo 0) + 1))
 echo "$number" >"$PLAN.number"
 read -r status checkpoint <<<"$(sed -n "${number}p" "$PLAN")"
@@ -22,13 +26,18 @@ if [[ $checkpoint == wait ]]; then
 elif [[ -n $checkpoint ]]; then
     mkdir -p "$RUN_DIR/checkpoints" && echo "$checkpoint" >"$RUN_DIR/checkpoints/latest"
 fi
+[[ $status != lost ]] || exit 0
+exit=failed
+[[ $status != 0 ]] || exit=completed
+mkdir -p "$RUN_DIR" && printf '{"exit": "%s"}\\n' "$exit" >"$RUN_DIR/summary.json"
 exit "$status"
 """
 
 
-def play(tmp_path: Path, *plan: str) -> tuple[int, str, int]:
+def play(tmp_path: Path, *plan: str, answering: int = 2) -> tuple[int, str, int]:
     """The job script's status and output, and how many attempts it made. Each line of ``plan`` is
-    an attempt: its status, and the checkpoint that it makes, or ``wait`` for the signal."""
+    an attempt: its status, or ``lost`` for a launcher that loses a host and ends with 0, and the
+    checkpoint that it makes, or ``wait`` for the signal. ``answering``: hosts of two, behind it."""
     (tmp_path / "plan").write_text("\n".join(plan) + "\n")
     (tmp_path / "train.py").touch()
     programs = {
@@ -47,6 +56,9 @@ def play(tmp_path: Path, *plan: str) -> tuple[int, str, int]:
         "RUN_DIR": str(tmp_path / "run"),
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_JOB_NUM_NODES": "2",
+        "ANSWERING": str(answering),
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "VENV": str(tmp_path / "venv"),
     }
@@ -78,6 +90,7 @@ def play(tmp_path: Path, *plan: str) -> tuple[int, str, int]:
         (["2", "0"], 2, "another attempt would end so", 1),
         (["75 wait"], 0, "scontrol requeue 7", 1),
         (["1 a", "0 wait"], 0, "", 2),
+        (["lost a", "0"], 0, "status 0 of a launcher whose job is not complete; attempt again", 2),
         (["143 wait", "0"], 2, "when the time was nearly over", 1),
     ],
 )
@@ -88,3 +101,10 @@ def test_what_the_job_script_makes_of_an_attempts_end(
     assert found[0] == status, found
     assert said in found[1]
     assert found[2] == attempts
+
+
+def test_with_a_host_less_the_job_is_requeued_with_as_many_tasks_as_fit(tmp_path: Path) -> None:
+    status, said, attempts = play(tmp_path, "1 a", "0", answering=1)
+    assert (status, attempts) == (0, 1)
+    assert "status 1; 1 of 2 hosts answer: requeued at checkpoint a" in said
+    assert "scontrol requeue 7\nscontrol update JobId=7 NumTasks=1\n" in said

@@ -22,7 +22,6 @@ from psdist.config.combinations import text_of_both
 from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
-from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds, wire_of
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "controller.md"
 
@@ -64,19 +63,6 @@ def test_a_run_begins_with_the_first_and_may_have_them_all() -> None:
     assert is_controlled(RunConfig(mode="auto"))
     assert not is_controlled(RunConfig(codec="int8"))
     assert "float64" in refusal_of_codecs(config, has_float64=True)
-    wire = wire_of(config)
-    assert wire.is_ladder
-    assert wire.is_shared
-    assert [each.push.name for each in wire.later] == ["fp16", "int8", "int4", "int4"]
-    assert [each.exact_in_pushes for each in wire.later[:2]] == [(), config.codec_exact]
-    assert [(each.round, each.push, each.push_code) for each in codecs_of_rounds(config)] == [
-        (0, "none", wire.push.code),
-    ]
-    assert [each.name for each in codecs_of_ladder(config)] == names(config)
-    assert [each.push_code for each in codecs_of_ladder(config)[1:]] == [
-        each.push.code for each in wire.later
-    ]
-    assert codecs_of_ladder(RunConfig(codec="int8")) == ()
 
 
 @pytest.mark.parametrize(

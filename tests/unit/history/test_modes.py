@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psdist.commands.check import check
+from psdist.commands.check import check, check_run
 from psdist.config.modes import ModeFrom
+from psdist.errors import HistoryError
 from psdist.history.records import EventKind, History, Records
 from psdist.history.rules.findings import Rule
 from psdist.history.run_record import ModeSince
@@ -132,6 +134,15 @@ def test_a_run_of_one_mode_changes_nothing() -> None:
     history = history_of(SCHEDULE)
     run = history.run.model_copy(update={"mode_by": "run", "schedule": ()})
     assert broken(dataclasses.replace(history, run=run)) == {Rule.MODES.value}
+
+
+def test_what_psdist_has_decided_is_read_where_it_decides(tmp_path: Path) -> None:
+    (tmp_path / "decisions.jsonl").write_text("damaged\n")
+    history = history_of(SCHEDULE)
+    assert check_run(tmp_path, [history]).violations == ()
+    chosen = history.run.model_copy(update={"mode_by": "auto", "schedule": ()})
+    with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged"):
+        check_run(tmp_path, [dataclasses.replace(history, run=chosen)])
 
 
 def test_run_json_that_promises_another_schedule_is_refused() -> None:
