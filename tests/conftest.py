@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
         type=int,
-        default=500,
-        help="how many small seeded schedules tests/protocol plays (500)",
+        default=300,
+        help="how many small seeded schedules tests/protocol plays (300)",
     )
     parser.addoption(
         "--large-schedules",

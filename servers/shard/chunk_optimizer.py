@@ -319,6 +319,9 @@ class ChunkOptimizer:
         self, frozen: FrozenAdam, parts: Sequence[_Part], values: Tensor, grad: Tensor, lr: float
     ) -> list[_Part]:
         """The parts whose second moment still moves are left."""
+        if self._is_merged and frozen.rules(self._optimizer.state.get(parts[0].parameter)):
+            self._split()  # blocks of values are those of a piece
+            parts = self._parts
         left = []
         for part in parts:
             state = self._optimizer.state.get(part.parameter)

@@ -73,9 +73,6 @@ SCHEMES: Final = {
     "frozen at 500, sign from there on": Scheme(
         {"freeze_step": 500, "schedule": "0: sync none; 500: sync sign/sign"}, "frozen at 500"
     ),
-    "frozen at 500, int4 from there on": Scheme(
-        {"freeze_step": 500, "schedule": "0: sync none; 500: sync int4/int4"}, "frozen at 500"
-    ),
     "sign from 500 on": Scheme({"schedule": "0: sync none; 500: sync sign/sign"}),
 }
 

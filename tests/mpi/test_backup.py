@@ -31,6 +31,7 @@ def seen(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("seen.*"))]
 
 
+@pytest.mark.slow
 def test_who_is_slow_now_and_then_misses_rounds_and_their_batches(tmp_path: Path) -> None:
     done = run_script(tmp_path, "--backup", "1", passed=("36", "0.01", "random"))
     assert done.returncode == 0, done.text

@@ -294,7 +294,12 @@ def test_alone_a_job_may_follow_one_that_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", ["python", "psdist run -n", pytest.param("mpirun python", marks=pytest.mark.slow)]
+    "start",
+    [
+        "python",
+        pytest.param("psdist run -n", marks=pytest.mark.slow),
+        pytest.param("mpirun python", marks=pytest.mark.slow),
+    ],
 )
 def test_an_error_between_jobs_ends_all_ranks(start: Start, tmp_path: Path) -> None:
     done = run(start, "fails_between", tmp_path)

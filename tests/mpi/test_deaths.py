@@ -148,7 +148,9 @@ def test_a_plain_script_ends_with_its_own_status_though_a_worker_has_died(tmp_pa
     assert summary_of(tmp_path)["exit"] == "completed"
 
 
-@pytest.mark.parametrize("wish", ["PSDIST_MAX_DEATHS=1", "PSDIST_REPLICATION=buddy"])
+@pytest.mark.parametrize(
+    "wish", ["PSDIST_MAX_DEATHS=1", pytest.param("PSDIST_REPLICATION=buddy", marks=SLOW)]
+)
 def test_a_plain_script_whose_status_mpi_would_hide_is_refused(wish: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"from mpi4py import MPI\n{PLAIN}")
@@ -224,7 +226,13 @@ def test_a_launcher_that_ends_all_with_the_first_is_refused_at_the_start(
     assert "max_deaths is above 0, but this launcher ends all ranks" in lines[0]
 
 
-@pytest.mark.parametrize("before", ["exchange", "agree_on_plan", "broadcast", "join"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "exchange",
+        *(pytest.param(each, marks=SLOW) for each in ("agree_on_plan", "broadcast", "join")),
+    ],
+)
 def test_a_death_while_the_job_starts_ends_it_with_one_error(before: str, tmp_path: Path) -> None:
     done = run_mpi(
         4, ["-m", "tests.support.programs.dies_at_start"], timeout_s=TIMEOUT_S,

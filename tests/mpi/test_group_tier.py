@@ -37,7 +37,7 @@ def said_of_the_group(path: Path) -> set[str]:
     return {found for log in logs for found in re.findall(r"the group\'s 3 workers (.*)", log)}
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_every_tier_gives_the_same_bits_and_the_log_says_which(mpi: Mpi, tmp_path: Path) -> None:
     shared = digest(run("group_of_three.py", tmp_path / "auto", mpi=mpi))
     over_torch = digest(run("group_of_three.py", tmp_path / "torch", mpi=mpi, group_tier="torch"))

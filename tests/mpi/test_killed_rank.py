@@ -41,7 +41,15 @@ def errors_of_psdist(done: Completed) -> list[str]:
 @pytest.mark.parametrize(
     ("killed", "servers", "group", "who", "speaker"),
     [
-        pytest.param(3, 1, "node", "worker 2 (rank 3 on {host})", ANYBODY, id="of-a-group"),
+        pytest.param(
+            3,
+            1,
+            "node",
+            "worker 2 (rank 3 on {host})",
+            ANYBODY,
+            id="of-a-group",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(1, 2, "rank", "server 1 (rank 1 on {host})", ANYBODY, id="server"),
         pytest.param(0, 2, "rank", "server 0 (rank 0 on {host})", "server 1", id="registrar"),
         pytest.param(

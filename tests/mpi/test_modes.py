@@ -80,6 +80,7 @@ def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_pa
     assert sum("changed" in json.loads(line) for line in lines) == len(changes)
 
 
+@pytest.mark.slow
 def test_psdist_moves_the_bound_while_now_this_group_is_slow_and_now_that_one(
     tmp_path: Path,
 ) -> None:

@@ -66,7 +66,7 @@ def plain(steps: range, saved: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_a_training_goes_on_with_its_state_in_the_next_job_and_in_plain_torch(
     mpi: Mpi, tmp_path: Path
 ) -> None:

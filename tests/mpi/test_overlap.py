@@ -23,7 +23,7 @@ LATE = 5
 @pytest.mark.parametrize(
     ("mpi", "polling", "group", "tier", "device"),
     [
-        ("openmpi", "", "rank", "auto", "late"),
+        pytest.param("openmpi", "", "rank", "auto", "late", marks=pytest.mark.slow),
         ("openmpi", "", "node", "auto", "cpu"),
         ("openmpi", "", "rank", "auto", "cpu"),
         pytest.param("openmpi", "1", "rank", "auto", "cpu", marks=pytest.mark.slow),

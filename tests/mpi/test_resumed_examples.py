@@ -49,7 +49,9 @@ def saved(run_dir: Path) -> bytes:
     ("example", "options", "die_at", "clock"),
     [
         # 23 iterations in an epoch: killed in the second of three.
-        ("digits", ("--epochs", "3", "--patience", "9"), 37, 69),
+        pytest.param(
+            "digits", ("--epochs", "3", "--patience", "9"), 37, 69, marks=pytest.mark.slow
+        ),
         pytest.param("chars", ("--epochs", "1"), 50, 122, marks=pytest.mark.slow),
     ],
 )

@@ -441,6 +441,7 @@ def test_the_score_and_the_list_decide_the_exit_status(toy: Path) -> None:
     assert "names no mutant any more" in text
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_fault_measure_nothing(toy: Path) -> None:
     with (toy / "test_toy.py").open("a", encoding="utf-8") as file:
         file.write("\n\ndef test_that_fails():\n    assert count_to(1) == 7\n")

@@ -91,11 +91,10 @@ def test_what_is_left_out_comes_later_and_each_copy_follows_the_parameters() -> 
     assert distance(40) < 0.1 * distance(4)
 
 
-@pytest.mark.parametrize("first", range(0, 80, 40))
-def test_every_schedule_ends_and_keeps_the_rules(first: int) -> None:
+def test_every_schedule_ends_and_keeps_the_rules() -> None:
     """Pulls, values that are set, skipped iterations, absent pieces, deaths, pipelines."""
     num_played = 0
-    for seed in range(first, first + 40):
+    for seed in range(40):
         schedule = Schedule.from_seed(seed)
         if schedule.mode == "sync" or schedule.has_buddies:
             continue

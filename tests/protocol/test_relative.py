@@ -135,11 +135,11 @@ def test_relative_replies_are_computed_again() -> None:
     assert torch.equal(held, held_by_servers(job))
 
 
-@pytest.mark.parametrize("first", range(0, 160, 80))
+@pytest.mark.parametrize("first", range(0, 80, 40))
 def test_every_schedule_in_sync_ends_and_keeps_the_rules(first: int) -> None:
     """Collectives, pulls, values that are set, skipped iterations, absent pieces, deaths."""
     num_played = 0
-    for seed in range(first, first + 80):
+    for seed in range(first, first + 40):
         schedule = Schedule.from_seed(seed)
         if schedule.mode != "sync":
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -32,25 +31,28 @@ def gradients() -> list[torch.Tensor]:
 def by_the_formula(
     name: str, hyper: dict[str, Any], start: torch.Tensor, after: int
 ) -> torch.Tensor:
-    """In float64, one value at a time."""
+    """In float64. A piece is a part of a block of 256, so the mean is the piece's."""
     lr, eps, decay = hyper["lr"], hyper["eps"], hyper["weight_decay"]
     beta1, beta2 = hyper["betas"]
     found = []
-    for place in range(LENGTH):
-        x, m, v = float(start[place]), 0.0, 0.0
+    for each in TWO:
+        part = slice(each.offset, each.offset + each.length)
+        x = start[part].double()
+        m, v = torch.zeros_like(x), torch.zeros_like(x)
         for t, grad in enumerate(gradients(), start=1):
-            g = float(grad[place]) * (-1 if hyper["maximize"] else 1)
+            g = grad[part].double() * (-1 if hyper["maximize"] else 1)
             if name == "AdamW":
-                x -= lr * decay * x
+                x = x - lr * decay * x
             else:
-                g += decay * x
+                g = g + decay * x
             m = beta1 * m + (1 - beta1) * g
             if t <= after:
                 v = beta2 * v + (1 - beta2) * g * g
-            corrected = v / (1 - beta2 ** min(t, after))
-            x -= lr * m / (1 - beta1**t) / (math.sqrt(corrected) + eps)
+            floor = v.mean() if t > after else 0.0 * v.mean()
+            corrected = v.clamp(min=float(floor)) / (1 - beta2 ** min(t, after))
+            x = x - lr * m / (1 - beta1**t) / (corrected.sqrt() + eps)
         found.append(x)
-    return torch.tensor(found)
+    return torch.cat(found).float()
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
@@ -138,3 +140,28 @@ def test_who_goes_on_from_its_state_has_the_same_second_moment() -> None:
         for grad in gradients()[6:]:
             other.step(values=ours, grad=grad, hyper=hyper, lr_scale=1.0, absent=frozenset())
         assert torch.allclose(corrected(other.state_tensors(0)), second, rtol=1e-5)
+
+
+def test_blocks_are_of_256_values_and_the_last_has_fewer() -> None:
+    hyper = {"lr": 0.1, "betas": (0.0, 0.5), "eps": 0.0, "weight_decay": 0.0}
+    grad = torch.ones(300)
+    grad[5], grad[299] = 16.0, 8.0
+    values = torch.zeros(300)
+    full = "torch.optim.Adam"
+    optimizer = ChunkOptimizer(
+        name=full,
+        traits=traits(full),
+        hyper=hyper,
+        values=values,
+        segments=[SegmentSpec(piece=0, offset=0, length=300)],
+        freeze_step=1,
+    )
+    for _ in range(2):
+        values.zero_()
+        optimizer.step(
+            values=values, grad=grad.clone(), hyper=hyper, lr_scale=1.0, absent=frozenset()
+        )
+    means = (255 + 16**2) / 256, (43 + 8**2) / 44
+    expected = torch.cat([torch.full((256,), means[0]), torch.full((44,), means[1])]).sqrt()
+    expected[5], expected[299] = 16.0, 8.0
+    assert torch.allclose(values, -0.1 * grad / expected, rtol=1e-5)
