@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
         type=int,
-        default=300,
-        help="how many small seeded schedules tests/protocol plays (300)",
+        default=200,
+        help="how many small seeded schedules tests/protocol plays (200)",
     )
     parser.addoption(
         "--large-schedules",

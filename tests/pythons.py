@@ -1,4 +1,4 @@
-"""The fast tests under every other Python 3.11 or newer of this machine: what depends on Python.
+"""Fast tests under every other Python 3.11 or newer of this machine: what depends on Python.
 
 Owns: which Pythons there are, an environment for each (``.venv-python-VERSION``), and the choice of
 tests: those that read text or speak a protocol and import neither torch nor an MPI. The Python of
@@ -7,10 +7,11 @@ the environment that runs this is not among them: tests/run.sh runs all tests un
     .venv/bin/python -m tests.pythons      # exit status 0: passed under each; says which
 
 Looked for: python3 and python3.N on PATH, in /usr/bin and /usr/local/bin, and among what pyenv has.
-Left out: what does not run (a version manager's command without a version), is older, or is there
-twice in the same version. A Python of the same ABI uses the packages of this environment; for
-another, pip installs the few that these tests need. Under another patch version of the Python of
-this environment only the tests of what has differed between such run.
+The newest runs them all, others what has differed between Pythons before. Left out: what does not
+run (a version manager's command without a version), is older, or is there twice in one version. A
+Python of the same ABI uses the packages of this environment; for another, pip installs the few that
+these tests need. Under another patch version of the Python of this environment only the tests of
+what has differed between such run.
 """
 
 from __future__ import annotations
@@ -198,13 +199,14 @@ def make(python: Python, folder: Path, known: Python, environment: Mapping[str, 
     return ""
 
 
-def tests_for(python: Python, known: Python) -> tuple[str, ...]:
-    """The whole suite runs under ``known``: another patch version of it need not run it again."""
+def tests_for(python: Python, known: Python, *, newest: Python) -> tuple[str, ...]:
+    """The whole suite runs under ``known``, the fast tests under the newest, in which most is
+    different; what lies between, and another patch version, has what has differed before."""
     is_patch = python.version.rpartition(".")[0] == known.version.rpartition(".")[0]
-    return PATCH_DEPENDENT if is_patch else FAST
+    return FAST if python == newest and not is_patch else PATCH_DEPENDENT
 
 
-def tried(python: Python, known: Python) -> Outcome:
+def tried(python: Python, known: Python, *, newest: Python) -> Outcome:
     start = time.monotonic()
     environment = {
         key: value
@@ -218,7 +220,7 @@ def tried(python: Python, known: Python) -> Outcome:
         return Outcome(python=python, has_passed=False, text=text, took_s=time.monotonic() - start)
     status, text = run(
         *(str(folder / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        *("-m", "not mpi and not slurm", *tests_for(python, known)),
+        *("-m", "not mpi and not slurm", *tests_for(python, known, newest=newest)),
         environment=environment,
     )
     return Outcome(
@@ -235,7 +237,7 @@ def main() -> int:
         return 0
     num_failed = 0
     for python in pythons:  # one core at most: .ci/run has other work for the rest
-        outcome = tried(python, known)
+        outcome = tried(python, known, newest=pythons[-1])
         last = outcome.text.strip().rpartition("\n")[2]
         if outcome.has_passed:
             said = f"the fast tests passed under Python {outcome.python}: {last}"

@@ -239,6 +239,7 @@ def test_a_death_while_the_job_starts_ends_it_with_one_error(before: str, tmp_pa
         env={"BEFORE": before, "PSDIST_MAX_DEATHS": "1", "PSDIST_RUN_DIR": str(tmp_path / "run")},
         launcher_args=ULFM,
     )  # fmt: skip
-    assert done.returncode not in (0, None), done.text
+    # What mpirun itself returns is not asserted: behind such an abort it has been 0 once.
+    assert "Errorcode: 1" in done.text
     assert "a rank has died while the job was starting, which no job survives" in done.text
     assert "Traceback" not in done.text

@@ -160,6 +160,7 @@ def test_what_only_people_read_is_left_out_by_name() -> None:
     assert {mutant.line for mutant in mutants} == {2, 6}
 
 
+@pytest.mark.slow
 def test_every_mutant_of_the_house_is_a_program() -> None:
     sources = session.read_sources(HOUSE)
     mutants = session.all_mutants(HOUSE, sources)

@@ -84,7 +84,8 @@ def test_a_failure_under_one_python_is_a_failure_that_names_it(
     good = Python(path="/good/python3", version="3.12.9", abi="")
     bad = Python(path="/bad/python3", version="3.11.1", abi="")
 
-    def tried(python: Python, _known: Python) -> pythons.Outcome:
+    def tried(python: Python, _known: Python, *, newest: Python) -> pythons.Outcome:
+        assert newest is good
         text = "...\n7 passed in 1 s\n" if python is good else "it fell\n"
         return pythons.Outcome(python=python, has_passed=python is good, text=text, took_s=2)
 
@@ -103,8 +104,11 @@ def test_another_patch_version_runs_what_has_differed_between_those() -> None:
         return Python(path="/bin/python3", version=version, abi="")
 
     known = python("3.11.7")
-    assert pythons.tests_for(python("3.11.2"), known) == pythons.PATCH_DEPENDENT
-    assert pythons.tests_for(python("3.12.1"), known) == pythons.FAST
+    older, newest = python("3.12.1"), python("3.13.0")
+    assert pythons.tests_for(newest, known, newest=newest) == pythons.FAST
+    assert pythons.tests_for(older, known, newest=newest) == pythons.PATCH_DEPENDENT
+    patch = python("3.11.9")
+    assert pythons.tests_for(patch, known, newest=patch) == pythons.PATCH_DEPENDENT
     assert set(pythons.PATCH_DEPENDENT) <= set(pythons.FAST)
 
 
