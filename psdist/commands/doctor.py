@@ -120,7 +120,7 @@ class _Examination:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self.findings: list[Finding] = []
-        self.library: MpiLibrary | None = None
+        self.mpi: MpiLibrary | None = None
         self.mpirun: Mpirun | None = None
         self.srun_types: frozenset[str] = frozenset()
         self.has_gpu = self.has_two_ranks = False
@@ -202,16 +202,16 @@ class _Examination:
 
     def mpi_library(self) -> None:
         try:
-            self.library = loaded_library(self.environment)
+            self.mpi = loaded_library(self.environment)
         except LaunchError as error:
             self.add("MPI", "none that mpi4py can load", "error", str(error))
             return
-        library = self.library
-        place = f", {library.file}" if library.file else ""
-        self.add("MPI", f"{library.name} ({library.origin}{place}), mpi4py {library.mpi4py}")
-        if library.family == "unknown":
+        mpi = self.mpi
+        place = f", {mpi.file}" if mpi.file else ""
+        self.add("MPI", f"{mpi.name} ({mpi.origin}{place}), mpi4py {mpi.mpi4py}")
+        if mpi.family == "unknown":
             remedy = "psdist is tested with Open MPI 5 and MPICH 5 only"
-            self.add("MPI family", library.name, "warning", remedy)
+            self.add("MPI family", mpi.name, "warning", remedy)
 
     def slurm(self) -> None:
         srun = shutil.which("srun", path=self.environment.get("PATH"))
@@ -227,14 +227,14 @@ class _Examination:
         version = self.output_of(srun, "--version").last_line()
         self.add("Slurm", f"{version}, srun --mpi= {', '.join(sorted(self.srun_types))}")
         self._partitions()
-        expected = SRUN_MPI.get(self.library.family) if self.library is not None else None
-        if self.library is None or expected is None:
+        expected = SRUN_MPI.get(self.mpi.family) if self.mpi is not None else None
+        if self.mpi is None or expected is None:
             return
         if expected in self.srun_types:
-            self.add("srun --mpi=", f"{expected} fits {self.library.name}")
+            self.add("srun --mpi=", f"{expected} fits {self.mpi.name}")
         else:
             remedy = "use mpirun inside sbatch or salloc"
-            value = f"{self.library.name} needs {expected}, which srun does not offer"
+            value = f"{self.mpi.name} needs {expected}, which srun does not offer"
             self.add("srun --mpi=", value, "warning", remedy)
 
     def _partitions(self) -> None:
@@ -248,22 +248,22 @@ class _Examination:
                 self.add("partitions", f"sinfo: {reason}", "warning", "is slurmctld running?")
 
     def mpirun_of_library(self) -> None:
-        if self.library is None:
+        if self.mpi is None:
             return
         try:
-            self.mpirun = find_mpirun(self.library, self.environment)
+            self.mpirun = find_mpirun(self.mpi, self.environment)
         except LaunchError as error:
-            expected = SRUN_MPI.get(self.library.family)
+            expected = SRUN_MPI.get(self.mpi.family)
             if expected in self.srun_types:
                 remedy = f"start jobs with srun --mpi={expected}; psdist run -n needs an mpirun"
                 self.add("mpirun", str(error), "warning", remedy)
             else:
-                self.add("mpirun", f"none of {self.library.name}", "error", str(error))
+                self.add("mpirun", f"none of {self.mpi.name}", "error", str(error))
             return
         self.add("mpirun", f"{self.mpirun.name} in {self.mpirun.path}")
 
     def mpirun_of_path(self) -> None:
-        if self.library is None or self.mpirun is None:
+        if self.mpi is None or self.mpirun is None:
             return
         path = mpirun_on_path(self.environment)
         if path is None:
@@ -271,11 +271,11 @@ class _Examination:
             self.add("mpirun on PATH", "none", "note", remedy)
             return
         found = examine_mpirun(path, self.environment)
-        if found.belongs_to(self.library):
+        if found.belongs_to(self.mpi):
             self.add("mpirun on PATH", f"{path}, fits")
         else:
             remedy = (
-                f"`mpirun` would start {self.library.name} as ranks that are each alone: "
+                f"`mpirun` would start {self.mpi.name} as ranks that are each alone: "
                 f"put {self.mpirun.path.parent} first on PATH, or use psdist run -n"
             )
             value = f"{path} is {found.name or FAMILY_NAMES['unknown']}"

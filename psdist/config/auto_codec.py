@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from psdist.config.beside import Other, first_refused, remedy, table, told
+from psdist.config.beside import Other, refusal, table
 from psdist.config.codec_rounds import is_auto, ladder_of
 from psdist.config.combinations import text_of_both
 
@@ -53,11 +53,8 @@ def contradiction_of_auto_codec(config: RunConfig) -> str:
                 "is what codec = auto keeps to; set codec = auto, or leave error_budget out"
             )
         return ""
-    if other := first_refused(config, OTHERS):
-        return (
-            f"codec = auto with {told(config, other)}: {other.why_not}; set "
-            f"{remedy(config, other)}, or another codec"
-        )
+    if refused := refusal(config, OTHERS, mine="codec = auto", off="another codec"):
+        return refused
     if len(ladder := ladder_of(config)) == 1:
         return (
             f"codec = auto with push_codec = {config.push_codec} and pull_codec = "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from psdist.config.beside import Other, first_refused, remedy, table, told
+from psdist.config.beside import Other, refusal, table
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -66,13 +66,7 @@ def contradiction_of_backup(config: RunConfig) -> str:
     """What does not go with backup groups, and what to do; "" where all does."""
     if not config.backup:
         return ""
-    other = first_refused(config, OTHERS)
-    if other is None:
-        return ""
-    return (
-        f"backup = {config.backup} with {told(config, other)}: {other.why_not}; set "
-        f"{remedy(config, other)}, or backup = 0"
-    )
+    return refusal(config, OTHERS, mine=f"backup = {config.backup}", off="backup = 0")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Settings beside one that does not go with all of them: who says why, and makes a table of it.
 
-first_refused(config, OTHERS)     # the first that does not go with it, or None
-table(OTHERS)                     # Markdown
+refusal(config, OTHERS, mine="backup = 1", off="backup = 0")    # a line, "" where all go with it
+table(OTHERS)                                                   # Markdown
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ class Other(NamedTuple):
     remedy: str = ""
 
 
-def first_refused(config: RunConfig, others: Sequence[Other]) -> Other | None:
-    """The first of ``others`` that this run has, and that does not go with the setting."""
-    return next((each for each in others if each.why_not and _is_given(config, each.given)), None)
+def refusal(config: RunConfig, others: Sequence[Other], *, mine: str, off: str) -> str:
+    """Why the first of ``others`` that this run has does not go with the setting, ``mine``, and
+    what to set; "" where none is refused. ``off`` does without the setting."""
+    for other in others:
+        if other.why_not and _is_given(config, other.given):
+            return (
+                f"{mine} with {_told(config, other)}: {other.why_not}; set "
+                f"{_remedy(config, other)}, or {off}"
+            )
+    return ""
 
 
 def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
@@ -49,7 +56,7 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
     return bool(found == value)
 
 
-def told(config: RunConfig, other: Other) -> str:
+def _told(config: RunConfig, other: Other) -> str:
     """The setting as this run has it."""
     (key, value), *_ = other.given.items()
     if key in ("push_codec", "pull_codec") and getattr(config, key) is None:
@@ -59,10 +66,10 @@ def told(config: RunConfig, other: Other) -> str:
     return f"{key} = {getattr(config, key)}"
 
 
-def remedy(config: RunConfig, other: Other) -> str:
+def _remedy(config: RunConfig, other: Other) -> str:
     """What to set."""
     key = next(iter(other.given))
-    if key in ("push_codec", "pull_codec") and told(config, other).startswith("schedule"):
+    if key in ("push_codec", "pull_codec") and _told(config, other).startswith("schedule"):
         return f"{other.remedy} in every part of the schedule"
     return other.remedy
 

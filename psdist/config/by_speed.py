@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from psdist.config.beside import Other, first_refused, remedy, table, told
+from psdist.config.beside import Other, refusal, table
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -55,13 +55,7 @@ def contradiction_of_speed(config: RunConfig) -> str:
             "steps_by = speed with local_steps = 1: no group can make fewer than one; set "
             "local_steps to 8 or more, which lets speeds be told apart, or steps_by = count"
         )
-    other = first_refused(config, OTHERS)
-    if other is None:
-        return ""
-    return (
-        f"steps_by = speed with {told(config, other)}: {other.why_not}; set "
-        f"{remedy(config, other)}, or steps_by = count"
-    )
+    return refusal(config, OTHERS, mine="steps_by = speed", off="steps_by = count")
 
 
 if __name__ == "__main__":

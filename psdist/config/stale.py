@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from psdist.config.beside import Other, first_refused, remedy, table, told
+from psdist.config.beside import Other, refusal, table
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -69,12 +69,7 @@ def contradiction_of_stale(config: RunConfig) -> str:
         off = "delay_compensation = 0"
     else:
         return ""
-    other = first_refused(config, OTHERS)
-    if other is None:
-        return ""
-    return (
-        f"{mine} with {told(config, other)}: {other.why_not}; set {remedy(config, other)}, or {off}"
-    )
+    return refusal(config, OTHERS, mine=mine, off=off)
 
 
 if __name__ == "__main__":

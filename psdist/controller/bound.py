@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from psdist.controller.decisions import WINDOW, Decision, Observation, Window
+from psdist.controller.decisions import WINDOW, Controller, Decision, Window
 
 NEAR: Final = 0.02
 """As much longer than with the highest bound is hardly longer;"""
@@ -22,23 +22,15 @@ TO_RAISE: Final = 0.05
 """as much longer raises the bound: more, so that what lowers it is not what raises it."""
 
 
-class BoundControl:
+class BoundControl(Controller):
     def __init__(self, *, num_groups: int, lowest: int, highest: int) -> None:
         """The run begins with the ``lowest``."""
+        # What round 0 has taken nobody knows: it begins before there is an iteration.
+        super().__init__(Window(num_groups=num_groups, first=1))
         self._lowest, self._highest = lowest, highest
         self.bound = lowest
-        # What round 0 has taken nobody knows: it begins before there is an iteration.
-        self._window = Window(num_groups=num_groups, first=1)
-
-    def know_sizes(self, sizes: Sequence[int]) -> None:
-        """Bytes decide nothing of the bound."""
-
-    def observe(self, seen: Observation) -> None:
-        """What these rounds of a group have taken."""
-        self._window.add(seen)
 
     def judge(self) -> Decision | None:
-        """What the window says, once it is whole; the next one begins behind it."""
         first = self._window.first
         if (found := self._window.take()) is None:
             return None
@@ -68,7 +60,6 @@ class BoundControl:
         )
 
     def committed(self, decision: Decision, round_number: int) -> None:
-        """The decision rules from this round on: what was before says nothing of it."""
         self.bound = decision.staleness
         self._window.begin(max(round_number, self._window.first))
 

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from psdist.controller.decisions import WINDOW, Decision, Observation, Times, Window
+from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
 
 SLACK: Final = 0.10
 """Of the shortest round: so much longer one may be with a less lossy level,"""
@@ -63,17 +63,16 @@ class _Seen(NamedTuple):
         return self.own_us + self.exposed_us
 
 
-class CodecControl:
+class CodecControl(Controller):
     def __init__(
         self, *, num_groups: int, names: Sequence[str], error_budget: float | None = None
     ) -> None:
         """``names``: of the levels, the first of which the run begins with; ``error_budget``: the
         most that pushes may leave out, relative to what they were to bring."""
+        super().__init__(Window(num_groups=num_groups, first=FIRST))
         self._names = names
         self._budget = error_budget
         self.level = 0
-        self._sizes: Sequence[int] = ()
-        self._window = Window(num_groups=num_groups, first=FIRST)
         self._num_windows = 0
         self._here = 0
         """Windows since the level of now rules."""
@@ -86,16 +85,7 @@ class CodecControl:
         self._vain: dict[int, int] = {}
         """By level: how often running it was left after a single window, to where it came from."""
 
-    def know_sizes(self, sizes: Sequence[int]) -> None:
-        """By level: bytes of one group's exchange, both ways."""
-        self._sizes = sizes
-
-    def observe(self, seen: Observation) -> None:
-        """What these rounds of a group have taken."""
-        self._window.add(seen)
-
     def judge(self) -> Decision | None:
-        """What the window says, once it is whole; the next one begins behind it."""
         first = self._window.first
         if not self._sizes or (rounds := self._window.take()) is None:
             return None
@@ -108,7 +98,6 @@ class CodecControl:
         return Decision("sync", 0, self._reason(level, first), level)
 
     def committed(self, decision: Decision, round_number: int) -> None:
-        """The decision rules from this round on: what was before says nothing of it."""
         left, to = self.level, decision.level
         goes_back = self._here == 1 and (self._came_from > left) == (to > left)
         self._vain[left] = min(self._vain.get(left, 0) + 1, _MOST_VAIN) if goes_back else 0

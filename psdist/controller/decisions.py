@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 WINDOW: Final = 20
 """Rounds that a decision looks at, all of them under what rules now."""
@@ -50,25 +51,6 @@ class Observation:
         return [Times(*each) for each in zip(self.own_us, self.waits_us, errors, strict=True)]
 
 
-class Controller(Protocol):
-    """One of :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
-    :mod:`psdist.controller.codec`."""
-
-    def know_sizes(self, sizes: Sequence[int]) -> None:
-        """By level: bytes of one group's exchange, both ways."""
-        ...
-
-    def observe(self, seen: Observation) -> None: ...
-
-    def judge(self) -> Decision | None:
-        """What the rounds that were observed call for, once there are enough."""
-        ...
-
-    def committed(self, decision: Decision, round_number: int) -> None:
-        """The decision rules from this round on: what was before says nothing of it."""
-        ...
-
-
 class Window:
     """The next rounds to be looked at, of all groups."""
 
@@ -99,3 +81,29 @@ class Window:
         for rounds in self._rounds:
             for each in [each for each in rounds if each < first]:
                 del rounds[each]
+
+
+class Controller(ABC):
+    """What :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
+    :mod:`psdist.controller.codec` have in common."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._sizes: Sequence[int] = ()
+        """By level: bytes of one group's exchange, both ways; () before they are known."""
+
+    def know_sizes(self, sizes: Sequence[int]) -> None:
+        """Set once it is built."""
+        self._sizes = sizes
+
+    def observe(self, seen: Observation) -> None:
+        """What these rounds of a group have taken."""
+        self._window.add(seen)
+
+    @abstractmethod
+    def judge(self) -> Decision | None:
+        """What the window says, once it is whole; the next one begins behind it."""
+
+    @abstractmethod
+    def committed(self, decision: Decision, round_number: int) -> None:
+        """The decision rules from this round on: what was before says nothing of it."""

@@ -23,10 +23,9 @@ help, and where all are alike. Own times are the same in either mode, so it is c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from psdist.controller.decisions import WINDOW, Decision, Observation, Window
+from psdist.controller.decisions import WINDOW, Controller, Decision, Window
 
 TO_SSP: Final = 0.15
 """The gain from which on sync gives way,"""
@@ -34,23 +33,15 @@ TO_SYNC: Final = 0.05
 """and up to which it comes back: less, so that a gain in between changes nothing."""
 
 
-class ModeControl:
+class ModeControl(Controller):
     def __init__(self, *, num_groups: int, staleness: int) -> None:
         """``staleness``: the bound of ssp; the run begins in sync."""
+        # What round 0 has taken nobody knows: it begins before there is an iteration.
+        super().__init__(Window(num_groups=num_groups, first=1))
         self._staleness = staleness
         self.mode = "sync"
-        # What round 0 has taken nobody knows: it begins before there is an iteration.
-        self._window = Window(num_groups=num_groups, first=1)
-
-    def know_sizes(self, sizes: Sequence[int]) -> None:
-        """Bytes decide nothing of the mode."""
-
-    def observe(self, seen: Observation) -> None:
-        """What these rounds of a group have taken."""
-        self._window.add(seen)
 
     def judge(self) -> Decision | None:
-        """What the window says, once it is whole; the next one begins behind it."""
         first = self._window.first
         if (rounds := self._window.take()) is None:
             return None
@@ -72,6 +63,5 @@ class ModeControl:
         return None
 
     def committed(self, decision: Decision, round_number: int) -> None:
-        """The decision rules from this round on: what was before says nothing of it."""
         self.mode = decision.mode
         self._window.begin(max(round_number, self._window.first))

@@ -7,19 +7,12 @@ More by hand: ``python -m tests.protocol.test_spares FIRST LAST [registrar]``.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
-from psdist.errors import PsdistError
 from psdist.protocol.control import CopyLost
-from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id
-from tests.protocol.test_refills import prove_bits
+from psdist.protocol.ids import REGISTRAR, server_id, spare_id
 from tests.support.virtual.job import Schedule, VirtualJob
-from tests.support.virtual.refills import prove_refills
+from tests.support.virtual.refills import by_hand, play_and_prove
 from tests.support.virtual.spares import play_with_spares
 from tests.support.virtual.surviving import prove_survival
 
@@ -30,26 +23,8 @@ SEEDS_WITH_REGISTRAR = (10, 19, 26, 33, 38, 42, 48, 67)
 MANY = range(1000, 1200)
 
 
-def play_and_prove(seeds: Iterable[int], **broken: Any) -> Counter[str]:
-    """What was met, and how often."""
-    met: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            job = play_with_spares(seed, **broken)
-            prove_refills(job)
-            prove_bits(job, met)
-        except (AssertionError, PsdistError) as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-        met += job.met
-        met["served by a spare at the end"] += any(
-            is_spare(each.host) and each.host not in job.network._dead
-            for each in job.takeovers._shards
-        )
-    return met
-
-
 def test_servers_and_spares_die_and_the_others_go_on() -> None:
-    met = play_and_prove(SEEDS)
+    met = play_and_prove(play_with_spares, SEEDS)
     for what in (
         *("survived", "served by a spare at the end", "2 deaths", "same bits"),
         *("idle spare", "a spare that keeps", "a spare that is filled", "a spare that serves"),
@@ -58,7 +33,7 @@ def test_servers_and_spares_die_and_the_others_go_on() -> None:
 
 
 def test_the_registrar_dies_among_them() -> None:
-    met = play_and_prove(SEEDS_WITH_REGISTRAR, registrar_dies=True)
+    met = play_and_prove(play_with_spares, SEEDS_WITH_REGISTRAR, registrar_dies=True)
     for what in (
         *("registrar", "registrar while filling", "survived", "ended", "same bits"),
         *("a spare that keeps", "a spare that is filled", "a spare that serves"),
@@ -68,8 +43,8 @@ def test_the_registrar_dies_among_them() -> None:
 
 @pytest.mark.slow
 def test_many_more() -> None:
-    play_and_prove(MANY)
-    play_and_prove(MANY, registrar_dies=True)
+    play_and_prove(play_with_spares, MANY)
+    play_and_prove(play_with_spares, MANY, registrar_dies=True)
 
 
 def with_one_spare() -> VirtualJob:
@@ -129,12 +104,4 @@ def test_a_spare_hears_of_a_set_that_is_described_once_it_keeps_a_copy() -> None
 
 
 if __name__ == "__main__":
-    total: Counter[str] = Counter()
-    num_bad = 0
-    for each in range(int(sys.argv[1]), int(sys.argv[2])):
-        try:
-            total += play_and_prove([each], registrar_dies=sys.argv[3:] == ["registrar"])
-        except Exception as error:
-            num_bad += 1
-            print(f"{each}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    print(f"{num_bad} bad", total)
+    by_hand(play_with_spares)

@@ -394,17 +394,7 @@ class VirtualJob(SetOfJob):
             loop = ServerLoop(
                 self.transport(server_id(server)),
                 partial(self._make_core, server, make_policy),
-                ServerOptions(
-                    server=server,
-                    shard_weights=(1.0,) * schedule.servers,
-                    modes=schedule.modes,
-                    receive_buffers=schedule.receive_buffers,
-                    reply_window=schedule.reply_window,
-                    checksum_every=1,
-                    wire=wire,
-                    compensation=schedule.compensation,
-                    keeper=self.keepers[server],
-                ),
+                self._options(server, keeper=self.keepers[server]),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),
                 make_history=lambda index, server=server: self.sets[index].server_histories[server],
                 registrar=registrar if server == 0 else None,
@@ -476,6 +466,19 @@ class VirtualJob(SetOfJob):
             num_spares=schedule.spares,
         )
 
+    def _options(self, server: int, *, keeper: int | None = None) -> ServerOptions:
+        return ServerOptions(
+            server=server,
+            shard_weights=(1.0,) * self.schedule.servers,
+            modes=self.schedule.modes,
+            receive_buffers=self.schedule.receive_buffers,
+            reply_window=self.schedule.reply_window,
+            checksum_every=1,
+            wire=self.wire,
+            compensation=self.schedule.compensation,
+            keeper=keeper,
+        )
+
     def _spare(
         self,
         spare: int,
@@ -483,21 +486,12 @@ class VirtualJob(SetOfJob):
         make_executor: MakeExecutor,
         make_set: Callable[..., SetLoop] | None,
     ) -> SpareLoop:
-        schedule, peer = self.schedule, spare_id(spare)
+        peer = spare_id(spare)
         loop = SpareLoop(
             self.transport(peer),
             partial(self._make_core, peer, make_policy),
-            ServerOptions(
-                server=peer,
-                shard_weights=(1.0,) * schedule.servers,
-                modes=schedule.modes,
-                receive_buffers=schedule.receive_buffers,
-                reply_window=schedule.reply_window,
-                checksum_every=1,
-                wire=self.wire,
-                compensation=schedule.compensation,
-            ),
-            make_executor=slowed(schedule, 0, make_executor),
+            self._options(peer),
+            make_executor=slowed(self.schedule, 0, make_executor),
             make_set=make_set,
             replication=self._replication(make_policy),
         )

@@ -5,17 +5,22 @@ job = play_refills(7)
 job.met                                 # what has happened, and how often
 prove_refills(job)
 play_refills(7, registrar_dies=True)    # the registrar, too, once
+play_and_prove(play_refills, range(9))  # all that is to be proved, of many
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from psdist.errors import ServersLostError
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+import torch
+
+from psdist.errors import PsdistError, ServersLostError
+from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id
 from psdist.servers.protocol.replication.records import Record
 from psdist.servers.protocol.replication.takeovers import Takeovers
 from psdist.servers.replication.recording import RecordingSetLoop
@@ -199,3 +204,48 @@ def _told_by(job: RefillJob) -> list[Any]:
         return [job.errors.get(living[0])]
     assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
     return list(job.errors.values())
+
+
+def prove_bits(job: RefillJob) -> None:
+    """Of a run in sync in which no worker has died: those of the run without deaths."""
+    has_lost_worker = any(map(is_worker, job.network._dead))
+    if job.errors or job.schedule.mode != "sync" or has_lost_worker or not job.met["deaths"]:
+        return
+    whole = VirtualJob(job.schedule, max_deaths=99, is_watched=False)
+    whole.run()
+    for mine, other in zip(job.sets, whole.sets, strict=True):
+        assert torch.equal(mine.parameters(), other.parameters())
+    job.met["same bits"] += 1
+
+
+def play_and_prove(
+    play: Callable[..., RefillJob], seeds: Iterable[int], **broken: Any
+) -> Counter[str]:
+    """What was met, and how often."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            job = play(seed, **broken)
+            prove_refills(job)
+            prove_bits(job)
+        except (AssertionError, PsdistError) as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met += job.met
+        met["served by a spare at the end"] += any(
+            is_spare(each.host) and each.host not in job.network._dead
+            for each in job.takeovers._shards
+        )
+    return met
+
+
+def by_hand(play: Callable[..., RefillJob]) -> None:
+    """``FIRST LAST [registrar]``: these seeds, all of them, saying which are bad."""
+    met: Counter[str] = Counter()
+    num_bad = 0
+    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            met += play_and_prove(play, [seed], registrar_dies=sys.argv[3:] == ["registrar"])
+        except Exception as error:
+            num_bad += 1
+            print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    print(f"{num_bad} bad", met)

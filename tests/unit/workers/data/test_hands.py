@@ -118,6 +118,27 @@ class Asked:
             dealing=self.dealing(group),
         )
 
+    def loader(
+        self,
+        group: int,
+        num_samples: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        shard: bool = True,
+    ) -> DataLoader[int]:
+        """Of batches of two."""
+        return self.loaders(group).make(
+            list(range(num_samples)),
+            batch_size=2,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            shard=shard,
+            epoch=None,
+            epochs=None,
+            options={},
+        )
+
 
 def changing(term: Term) -> tuple[int, ...]:
     return ((2, 2), (1, 3), (3, 1))[min(term.block, 2)]
@@ -129,19 +150,7 @@ def epoch_of(loader: Any) -> list[int]:
 
 def test_workers_that_hear_the_same_get_every_sample_once_in_every_pass() -> None:
     asked = [Asked(changing) for _ in range(2)]
-    loaders = [
-        each.loaders(group).make(
-            list(range(101)),
-            batch_size=2,
-            shuffle=True,
-            drop_last=False,
-            shard=True,
-            epoch=None,
-            epochs=None,
-            options={},
-        )
-        for group, each in enumerate(asked)
-    ]
+    loaders = [each.loader(group, 101, shuffle=True) for group, each in enumerate(asked)]
     first = [epoch_of(each) for each in loaders]
     second = [epoch_of(each) for each in loaders]
     for each in (first, second):
@@ -159,17 +168,7 @@ def test_workers_that_hear_the_same_get_every_sample_once_in_every_pass() -> Non
 
 def test_a_hand_is_told_with_its_last_batch() -> None:
     asked = Asked(lambda _: (1, 3))
-    loader = asked.loaders(1).make(
-        list(range(40)),
-        batch_size=2,
-        shuffle=False,
-        drop_last=True,
-        shard=True,
-        epoch=None,
-        epochs=None,
-        options={},
-    )
-    batches = iter(loader)
+    batches = iter(asked.loader(1, 40, drop_last=True))
     for _ in range(3):
         next(batches)
     first, second, third = asked.dealt
@@ -189,16 +188,7 @@ def test_a_pass_has_no_length_until_it_is_over() -> None:
 
 def test_a_loader_of_which_everybody_gets_all_samples_is_not_dealt() -> None:
     asked = Asked(changing)
-    loader = asked.loaders(0).make(
-        list(range(20)),
-        batch_size=2,
-        shuffle=False,
-        drop_last=False,
-        shard=False,
-        epoch=None,
-        epochs=None,
-        options={},
-    )
+    loader = asked.loader(0, 20, shard=False)
     assert len(loader) == 10
     assert epoch_of(loader) == list(range(20))
     assert not asked.terms
