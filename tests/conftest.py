@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
         type=int,
-        default=200,
-        help="how many small seeded schedules tests/protocol plays (200)",
+        default=100,
+        help="how many small seeded schedules tests/protocol plays (100)",
     )
     parser.addoption(
         "--large-schedules",

@@ -52,7 +52,6 @@ from tests.support.mpirun import (
 )
 
 HOST = socket.gethostname()
-MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
 
 
 def run_script(
@@ -77,7 +76,10 @@ def run_script(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (2, "mpich"), (4, "openmpi")])
+@pytest.mark.parametrize(
+    ("ranks", "mpi"),
+    [(1, "openmpi"), (2, "mpich"), pytest.param(4, "openmpi", marks=pytest.mark.slow)],
+)
 def test_an_unknown_setting_is_one_line_with_the_setting_that_was_meant(
     ranks: int, mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -90,7 +92,10 @@ def test_an_unknown_setting_is_one_line_with_the_setting_that_was_meant(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (2, "openmpi"), (4, "mpich")])
+@pytest.mark.parametrize(
+    ("ranks", "mpi"),
+    [(1, "openmpi"), (2, "openmpi"), pytest.param(4, "mpich", marks=pytest.mark.slow)],
+)
 def test_a_staleness_of_minus_one_is_one_line(ranks: int, mpi: Mpi, tmp_path: Path) -> None:
     options = ("--mode", "ssp", "--staleness", "-1")
     done = run_script(ranks, "x", run_dir=tmp_path, options=options, mpi=mpi)
@@ -100,7 +105,10 @@ def test_a_staleness_of_minus_one_is_one_line(ranks: int, mpi: Mpi, tmp_path: Pa
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (2, "openmpi"), (4, "mpich")])
+@pytest.mark.parametrize(
+    ("ranks", "mpi"),
+    [(1, "openmpi"), pytest.param(2, "openmpi", marks=pytest.mark.slow), (4, "mpich")],
+)
 def test_more_servers_than_ranks_allow_are_one_line_with_the_most_possible(
     ranks: int, mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -138,7 +146,10 @@ def test_a_script_that_does_not_exist_is_one_line_whatever_its_name(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (4, "openmpi"), (4, "mpich")])
+@pytest.mark.parametrize(
+    ("ranks", "mpi"),
+    [(1, "openmpi"), (4, "openmpi"), pytest.param(4, "mpich", marks=pytest.mark.slow)],
+)
 def test_all_mistakes_of_a_file_are_told_together_and_once(
     ranks: int, mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -231,7 +242,7 @@ def test_words_that_are_no_option_are_one_line() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_a_script_that_raises_on_one_rank_shows_that_traceback_once(
     mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -295,7 +306,7 @@ def test_a_script_that_never_calls_init_is_told_what_to_add(ranks: int, tmp_path
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mistake", ["raise", "hook"])
+@pytest.mark.parametrize("mistake", [pytest.param("raise", marks=pytest.mark.slow), "hook"])
 def test_a_script_under_plain_mpirun_ends_the_job_even_if_it_has_a_hook_of_its_own(
     mistake: str, tmp_path: Path
 ) -> None:
@@ -373,9 +384,10 @@ def test_an_error_inside_a_server_names_the_server(tmp_path: Path) -> None:
     ("num_bytes", "what"),
     [
         (128, "message with a broken header: magic 0x00000000 where 0x31534450 belongs"),
-        (
+        pytest.param(
             200,
             "sent a message of 200 bytes with tag 1, which is none of psdist's",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -617,7 +629,10 @@ def test_a_save_that_cannot_be_written_ends_the_job_in_one_line(ranks: int, tmp_
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "mpi"), [(1, "openmpi"), (3, "openmpi"), (3, "mpich")])
+@pytest.mark.parametrize(
+    ("ranks", "mpi"),
+    [(1, "openmpi"), (3, "openmpi"), pytest.param(3, "mpich", marks=pytest.mark.slow)],
+)
 def test_ctrl_c_leaves_nothing_behind_and_prints_no_traceback(
     ranks: int, mpi: Mpi, tmp_path: Path
 ) -> None:

@@ -164,7 +164,7 @@ def test_nothing_of_a_job_reaches_the_next_however_soon_that_begins(
         assert check.main(path) == 0
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_early_messages_wait_for_their_job_and_late_ones_are_dropped(
     mpi: Mpi, tmp_path: Path
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_script_may_end_long_after_its_job(start: Start, tmp_path: Path) -> No
     assert check.main(tmp_path / "run") == 0
 
 
-@pytest.mark.parametrize("start", ["python", "psdist run"])
+@pytest.mark.parametrize("start", ["python", pytest.param("psdist run", marks=pytest.mark.slow)])
 def test_a_good_exit_inside_closes_the_job(start: Start, tmp_path: Path) -> None:
     done = run(start, "exits_with_0_inside", tmp_path)
     assert done.returncode == 0, done.text
@@ -318,7 +318,7 @@ def test_a_job_without_a_step_is_not_closed(start: Start, tmp_path: Path) -> Non
     assert re.search(r"job.close: worker [01] computed gradients and never called", line), line
 
 
-@pytest.mark.parametrize("start", ["python", "psdist run"])
+@pytest.mark.parametrize("start", ["python", pytest.param("psdist run", marks=pytest.mark.slow)])
 def test_a_run_that_is_there_already_is_not_written_over(start: Start, tmp_path: Path) -> None:
     taken = tmp_path / "run-2"
     taken.mkdir()

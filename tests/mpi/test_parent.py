@@ -26,7 +26,7 @@ from tests.support.mpirun import (
 from tests.support.programs.output_of_parented import OUTPUT
 from tests.support.terminal import Terminal, are_stopped, heed_signals
 
-MPIS: tuple[Mpi, ...] = ("openmpi", "mpich")
+MPIS = ("openmpi", pytest.param("mpich", marks=pytest.mark.slow))
 SCRIPT = REPOSITORY / "tests" / "support" / "programs" / "parented.py"
 TIMEOUT_S = 120.0
 

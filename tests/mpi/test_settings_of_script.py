@@ -165,7 +165,9 @@ def test_settings_that_only_one_worker_passes_are_a_difference(tmp_path: Path) -
         ('{"stalenes": 1}', "stalenes = 1 (psdist.init) is no setting; did you mean staleness?"),
     ],
 )
-@pytest.mark.parametrize("start", ["psdist run", "mpirun python", "python"])
+@pytest.mark.parametrize(
+    "start", ["psdist run", pytest.param("mpirun python", marks=pytest.mark.slow), "python"]
+)
 def test_a_setting_that_is_not_taken_is_one_line(
     start: str, passed: str, told: str, tmp_path: Path
 ) -> None:

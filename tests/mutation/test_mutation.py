@@ -407,6 +407,7 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow  # CI plays mutants of psdist itself
 def test_faults_are_killed_hung_or_survive_and_survivors_are_shown_as_a_diff(toy: Path) -> None:
     status, text = play_toy(toy, "--all")
     assert status == 1, text

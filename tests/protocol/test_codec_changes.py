@@ -57,7 +57,7 @@ RELATIVE: Final = Wire(
 COPIES: Final = replace(RELATIVE, has_copies=True)
 
 
-@pytest.mark.parametrize("first", range(0, 20, 10))
+@pytest.mark.parametrize("first", [0, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_mixed", [False, True], ids=["one mode", "modes that change"])
 def test_every_schedule_ends_and_keeps_its_rules_while_codecs_change(
     first: int, is_mixed: bool

@@ -132,7 +132,7 @@ def test_what_is_left_out_of_a_push_comes_with_the_next_one() -> None:
     assert torch.equal(job.parameters(), predicted(job, pushed))
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_every_schedule_ends_and_keeps_its_modes_rules_with_codecs_both_ways(first: int) -> None:
     """Pulls, duplicates, empty pushes, slots that are sums: all of them meet encoded bytes. The
     history's checksums are of what workers have decoded."""

@@ -12,7 +12,7 @@ from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Schedule
 
-BLOCK = 25
+BLOCK = 10
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "first_seed" in metafunc.fixturenames:
         num_schedules: int = metafunc.config.getoption("--schedules")
-        metafunc.parametrize("first_seed", range(0, num_schedules // 20, BLOCK))
+        metafunc.parametrize("first_seed", range(0, num_schedules // 10, BLOCK))
 
 
 def play(schedule: Schedule) -> VirtualJob:

@@ -18,7 +18,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from tests.support.virtual.job import Schedule, VirtualJob
 
-SEEDS = range(24)
+SEEDS = range(12)
 
 
 class WatchedNetwork(VirtualNetwork):

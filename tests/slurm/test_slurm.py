@@ -124,7 +124,7 @@ def test_a_job_script_trains_the_digits_example_as_it_is(
     assert len({rank["host"] for rank in ranks}) > 1, ranks
 
 
-@pytest.mark.parametrize("is_once", [True, False])
+@pytest.mark.parametrize("is_once", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_job_script_starts_again_what_has_crashed_but_not_for_ever(
     slurm_cluster: SlurmCluster, is_once: bool
 ) -> None:

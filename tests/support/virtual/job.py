@@ -394,7 +394,7 @@ class VirtualJob(SetOfJob):
             loop = ServerLoop(
                 self.transport(server_id(server)),
                 partial(self._make_core, server, make_policy),
-                self._options(server, keeper=self.keepers[server]),
+                self._options(server, wire, keeper=self.keepers[server]),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),
                 make_history=lambda index, server=server: self.sets[index].server_histories[server],
                 registrar=registrar if server == 0 else None,
@@ -466,7 +466,7 @@ class VirtualJob(SetOfJob):
             num_spares=schedule.spares,
         )
 
-    def _options(self, server: int, *, keeper: int | None = None) -> ServerOptions:
+    def _options(self, server: int, wire: Wire, *, keeper: int | None = None) -> ServerOptions:
         return ServerOptions(
             server=server,
             shard_weights=(1.0,) * self.schedule.servers,
@@ -474,7 +474,7 @@ class VirtualJob(SetOfJob):
             receive_buffers=self.schedule.receive_buffers,
             reply_window=self.schedule.reply_window,
             checksum_every=1,
-            wire=self.wire,
+            wire=wire,
             compensation=self.schedule.compensation,
             keeper=keeper,
         )
@@ -490,7 +490,7 @@ class VirtualJob(SetOfJob):
         loop = SpareLoop(
             self.transport(peer),
             partial(self._make_core, peer, make_policy),
-            self._options(peer),
+            self._options(peer, self.wire),
             make_executor=slowed(self.schedule, 0, make_executor),
             make_set=make_set,
             replication=self._replication(make_policy),

@@ -1,6 +1,6 @@
 """Broken and malicious files of racks: a tree, or one line; in little time and memory.
 
-5,000 texts, made from good ones by a seeded generator, and some that were thought out. They are
+2,000 texts, made from good ones by a seeded generator, and some that were thought out. They are
 read in a process of their own, which tells how much memory and time it took.
 
     python -m tests.topology.network.test_hostile_cluster     # the process; prints a JSON line
@@ -24,7 +24,7 @@ from psdist.topology.network.sources import build_cluster, parse_tree
 from psdist.topology.text import hostlist
 from tests.support.mpirun import REPOSITORY
 
-NUM_MUTATED = 5_000
+NUM_MUTATED = 2_000
 SEED = 20250301
 MAX_RSS_BYTES = 200 * 10**6
 MAX_CPU_S = 2.0
@@ -301,9 +301,9 @@ def test_hostile_files_of_racks_end_in_a_tree_or_in_one_line_within_time_and_mem
     assert report["bad"] == []
     assert report["slow"] == []
     assert report["big"] == []
-    assert report["trees"] > 300  # the wounds are not all deadly, and not all harmless
-    assert report["complaints"] > 2000
-    assert report["host files"] > 200
+    assert report["trees"] > 120  # the wounds are not all deadly, and not all harmless
+    assert report["complaints"] > 800
+    assert report["host files"] > 80
 
 
 if __name__ == "__main__":
