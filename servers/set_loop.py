@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.layout import Layouts
-from psdist.codecs.raw import RAW
+from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.errors import ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory

@@ -1,11 +1,9 @@
 """Codecs: how the values of a chunk lie in a frame, between flat memory and the network.
 
-``base`` is the seam. ``casts``, ``quantized`` (over ``blocks``), ``sign``, ``sparse`` and
-``low_rank`` are codecs, ``own`` has those of users, ``packed`` packs what another one gives,
-``plain`` gives values as they are and ``raw`` is none, and ``named`` has them by what the
-configuration says. ``layout`` and ``chunks`` make a chunk's payload of what a codec gives,
-``feedback`` keeps what a worker's pushes leave out, ``frames`` is where encoded bytes meet values,
-``wire`` what a run's two directions use, ``seeds`` and ``checks`` what they say. Imports
-psdist/protocol and psdist/config only. A codec is pure: it owns no memory, keeps nothing between
-calls and never learns who sends or receives.
+``base`` is the seam, ``schemes`` has the codecs (some of them over ``blocks``), and ``named`` gives
+the one that the configuration calls so. ``layout`` and ``chunks`` make a chunk's payload of what a
+codec gives, ``feedback`` keeps what a worker's pushes leave out, ``frames`` is where encoded bytes
+meet values, ``wire`` what a run's two directions use, ``seeds`` and ``checks`` what they say.
+Imports psdist/protocol and psdist/config only. A codec is pure: it owns no memory, keeps nothing
+between calls and never learns who sends or receives.
 """

@@ -10,8 +10,8 @@ tested, and both ends have the same bits: the sender decodes its own payload.
 **Nothing makes a value finite that is not.** Where a vector holds NaN or infinity, what is decoded
 holds NaN: in the values' block, or (topk, randk) in all values that are sent.
 
-:class:`psdist.codecs.raw.Raw` is no codec in this sense: there the values' own memory is the
-payload, and nothing is encoded.
+:class:`psdist.codecs.schemes.raw.Raw` is no codec in this sense: there the values' own memory is
+the payload, and nothing is encoded.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from psdist.codecs.base import MatrixCodec
-from psdist.codecs.exact import Exact
 from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_values
+from psdist.codecs.schemes.exact import Exact
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import Chunk

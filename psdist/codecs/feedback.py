@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from psdist.codecs.chunks import ChunkCodings, put, taken
-from psdist.codecs.exact import Exact
+from psdist.codecs.schemes.exact import Exact
 from psdist.codecs.seeds import seed_of
 from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from psdist.codecs.base import Codec, Matrix, MatrixCodec, Varying
-from psdist.codecs.raw import Raw
+from psdist.codecs.schemes.raw import Raw
 from psdist.errors import InvariantError
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 from psdist.protocol.rounds import Turns
@@ -150,7 +150,7 @@ class Layouts:
     ) -> Layouts | None:
         """``turns``: which of ``parts`` in which round, the first in round 0; None where there is
         one. None where all is raw, and payloads are the values themselves. Where single rounds are
-        to be, they have :class:`psdist.codecs.exact.Exact`."""
+        to be, they have :class:`psdist.codecs.schemes.exact.Exact`."""
         made: dict[CodecOf, Layouts] = {}
         levels: list[Layouts] = []
         for each in parts:

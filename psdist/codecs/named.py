@@ -6,15 +6,15 @@ codec_of(parse_codec("topk:0.01"), has_feedback=True)
 from __future__ import annotations
 
 from psdist.codecs.base import Codec
-from psdist.codecs.casts import Cast
-from psdist.codecs.low_rank import LowRank
-from psdist.codecs.own import own_codec
-from psdist.codecs.packed import Packed
-from psdist.codecs.plain import Plain
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import RAW, Raw
-from psdist.codecs.sign import Sign
-from psdist.codecs.sparse import RandK, TopK
+from psdist.codecs.schemes.casts import Cast
+from psdist.codecs.schemes.low_rank import LowRank
+from psdist.codecs.schemes.own import own_codec
+from psdist.codecs.schemes.packed import Packed
+from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.raw import RAW, Raw
+from psdist.codecs.schemes.sign import Sign
+from psdist.codecs.schemes.sparse import RandK, TopK
 from psdist.config.codec_specs import LOW_RANK, OWN, QUANTIZED, CodecSpec
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
 from psdist.codecs.layout import CodecOf, Layouts
-from psdist.codecs.raw import RAW, Raw
+from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule
@@ -24,7 +24,7 @@ from psdist.protocol.rounds import Turns
 @dataclass(frozen=True, kw_only=True)
 class WireFrom:
     """What messages of this round and later ones carry. A direction that has a codec in some rounds
-    has :class:`psdist.codecs.exact.Exact` in those without."""
+    has :class:`psdist.codecs.schemes.exact.Exact` in those without."""
 
     round: int
     push: Codec | Raw

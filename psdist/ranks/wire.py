@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import Checks
-from psdist.codecs.exact import Exact
 from psdist.codecs.named import codec_of
-from psdist.codecs.raw import Raw
+from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.wire import Wire, WireFrom
 from psdist.config.codec_rounds import (
     CodecsFrom,

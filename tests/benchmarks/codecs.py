@@ -17,7 +17,7 @@ import torch
 
 from psdist.codecs.base import Matrix, MatrixCodec
 from psdist.codecs.named import codec_of
-from psdist.codecs.raw import Raw
+from psdist.codecs.schemes.raw import Raw
 from psdist.config.codec_specs import parse_codec
 
 NAMES = (

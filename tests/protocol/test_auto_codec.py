@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psdist.codecs.casts import Cast
-from psdist.codecs.exact import Exact
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.sign import Sign
+from psdist.codecs.schemes.casts import Cast
+from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire, WireFrom
 from psdist.errors import ProtocolError
 from psdist.history.rules.codecs import check_codecs

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.codecs.raw import RAW
-from psdist.codecs.sign import Sign
+from psdist.codecs.schemes.raw import RAW
+from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire
 from psdist.commands.check import check
 from psdist.history.records import EventKind, History

@@ -10,11 +10,11 @@ from typing import Final
 import pytest
 import torch
 
-from psdist.codecs.exact import Exact
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import RAW
-from psdist.codecs.sign import Sign
-from psdist.codecs.sparse import TopK
+from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.raw import RAW
+from psdist.codecs.schemes.sign import Sign
+from psdist.codecs.schemes.sparse import TopK
 from psdist.codecs.wire import Wire, WireFrom
 from psdist.config.modes import ModeFrom
 from psdist.errors import ProtocolError

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import RAW
-from psdist.codecs.sign import Sign
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.raw import RAW
+from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire
 from psdist.protocol.ids import worker_id
 from tests.support.virtual.job import Schedule, VirtualJob, play

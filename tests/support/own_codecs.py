@@ -1,4 +1,4 @@
-"""Codecs as users write them, right and wrong: psdist.codecs.own takes them by name."""
+"""Codecs as users write them, right and wrong: psdist.codecs.schemes.own takes them by name."""
 
 from __future__ import annotations
 

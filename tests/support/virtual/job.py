@@ -20,7 +20,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from psdist.codecs.raw import Raw
+from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.config.modes import ModeFrom
 from psdist.controller.bound import BoundControl

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
-from psdist.codecs.exact import Exact
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
 from psdist.codecs.layout import CodecOf, Layouts
-from psdist.codecs.low_rank import LowRank
-from psdist.codecs.plain import Plain
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import RAW, Raw
-from psdist.codecs.sign import Sign
-from psdist.codecs.sparse import TopK
+from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.low_rank import LowRank
+from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.raw import RAW, Raw
+from psdist.codecs.schemes.sign import Sign
+from psdist.codecs.schemes.sparse import TopK
 from psdist.config.codec_specs import Skip
 from psdist.errors import InvariantError, NonFiniteGradientError, ProtocolError
 from psdist.protocol.memory import allocate

@@ -10,8 +10,8 @@ import torch
 from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCoding, Form
 from psdist.codecs.layout import Layouts, exact_pieces, num_values
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.sign import Sign
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.sign import Sign
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 
 from psdist.codecs.base import Codec, Varying
 from psdist.codecs.blocks import BLOCK, blocks_of
-from psdist.codecs.casts import Cast
-from psdist.codecs.low_rank import LowRank
 from psdist.codecs.named import codec_of
-from psdist.codecs.own import Own, own_codec
-from psdist.codecs.packed import Packed
-from psdist.codecs.plain import Plain
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import Raw
-from psdist.codecs.sign import Sign
-from psdist.codecs.sparse import RandK, TopK, num_sent
+from psdist.codecs.schemes.casts import Cast
+from psdist.codecs.schemes.low_rank import LowRank
+from psdist.codecs.schemes.own import Own, own_codec
+from psdist.codecs.schemes.packed import Packed
+from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.raw import Raw
+from psdist.codecs.schemes.sign import Sign
+from psdist.codecs.schemes.sparse import RandK, TopK, num_sent
 from psdist.config.codec_specs import parse_codec
 from psdist.errors import ProtocolError
 from psdist.protocol.header import CodecCode

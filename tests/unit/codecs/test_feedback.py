@@ -12,10 +12,10 @@ from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import CodingErrors, PushEncoder, PushTerms
 from psdist.codecs.layout import Layouts
-from psdist.codecs.plain import Plain
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.sign import Sign
-from psdist.codecs.sparse import TopK
+from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.sign import Sign
+from psdist.codecs.schemes.sparse import TopK
 from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError
 from psdist.protocol.memory import allocate

@@ -13,7 +13,7 @@ from psdist.codecs.base import Matrix
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import Layouts, matrices_of
-from psdist.codecs.low_rank import LowRank
+from psdist.codecs.schemes.low_rank import LowRank
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece

@@ -7,7 +7,7 @@ import torch
 
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.layout import Layouts
-from psdist.codecs.own import own_codec
+from psdist.codecs.schemes.own import own_codec
 from psdist.errors import CodecError, ProtocolError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Partition, Piece

@@ -7,10 +7,10 @@ import torch
 import zstandard
 
 from psdist.codecs.base import Codec
-from psdist.codecs.casts import Cast
-from psdist.codecs.packed import Packed
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.sparse import TopK
+from psdist.codecs.schemes.casts import Cast
+from psdist.codecs.schemes.packed import Packed
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.sparse import TopK
 from psdist.errors import ProtocolError
 
 NUM_VALUES = 5000

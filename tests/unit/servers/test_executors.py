@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psdist.codecs.chunks import Content, Form
-from psdist.codecs.raw import RAW
+from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag

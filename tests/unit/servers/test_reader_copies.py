@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from psdist.codecs.chunks import Content, Form
-from psdist.codecs.quantized import Quantized
-from psdist.codecs.raw import RAW
+from psdist.codecs.schemes.quantized import Quantized
+from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.seeds import ANY_SERVER, sender_to
 from psdist.codecs.wire import Wire
 from psdist.protocol.header import Flag

@@ -3,7 +3,7 @@ dtype, behind the head that every payload of such a run has."""
 
 from __future__ import annotations
 
-from psdist.codecs.plain import Plain
+from psdist.codecs.schemes.plain import Plain
 
 
 class Exact(Plain):
