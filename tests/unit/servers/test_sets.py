@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 
+from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.raw import Raw
+from psdist.codecs.wire import RAW_WIRE, WireFrom
+from psdist.codecs.wire import Wire as CodecWire
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import (
+    BeginCodecs,
+    CommitMode,
     Control,
     Enter,
     Finish,
     Finished,
     Leave,
+    ModeProposed,
+    ProposeMode,
     Register,
     Registered,
     Resume,
@@ -28,14 +36,26 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.actions import Contribution, Load, SlotContent, Step, Unchanged
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.actions import (
+    BeginLevel,
+    ChangeMode,
+    Contribution,
+    Load,
+    SlotContent,
+    Step,
+    Unchanged,
+)
+from psdist.servers.protocol.chunks.policy import Changing, Policy, policy_for
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ReplyFrame, ServerOptions
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 
+LADDER = CodecWire(
+    push=Raw(), reply=Raw(), seed=0, is_ladder=True,
+    later=(WireFrom(round=0, push=Exact(), reply=Exact()),),
+)  # fmt: skip
 SETUP = Setup(partition=b"", optimizer="", hyper=b"")
 REGISTER = Register(group=0, workers=[0], clock=0)
 OTHERS_OF_A_SET = (
@@ -135,16 +155,25 @@ class Reserving:
         self.memory = SnapshotMemory()
 
 
-def make_loop(keeper: Any = None) -> tuple[ServerLoop, Wire]:
+def make_loop(
+    keeper: Any = None, *, is_changed: bool = False, codecs: CodecWire = RAW_WIRE
+) -> tuple[ServerLoop, Wire]:
+    """``is_changed``: the registrar changes the mode, or codecs of a ladder."""
+
+    def make_policy() -> Policy:
+        sync = policy_for("sync", staleness=0)
+        return Changing(sync, keeps_mode=codecs.is_ladder) if is_changed else sync
+
     wire = Wire()
     loop = ServerLoop(
         wire,  # type: ignore[arg-type] # as much of a transport as it needs
         lambda _set_index, resumed_up_to: ServerCore(
-            server=1, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)],
+            server=1, policy=make_policy(), groups=[(0,), (1,)],
             resumed_up_to=resumed_up_to,
         ),
         ServerOptions(
-            server=1, shard_weights=(1.0, 1.0), modes=("sync",), receive_buffers=2, keeper=keeper
+            server=1, shard_weights=(1.0, 1.0), modes=("sync",), receive_buffers=2, keeper=keeper,
+            wire=codecs,
         ),
         make_executor=TensorShard,
     )  # fmt: skip
@@ -193,6 +222,76 @@ def test_a_server_ends_when_the_groups_have_left_every_set() -> None:
     assert isinstance(answer, Finished)
     assert [each["num_chunks"] for each in answer.statistics["sets"]] == [0, 0]
     assert loop.is_finished
+
+
+def changing_loop(codecs: CodecWire = RAW_WIRE) -> tuple[ServerLoop, Wire]:
+    """Two sets, in a job whose mode, or codecs, the registrar changes."""
+    loop, wire = make_loop(is_changed=True, codecs=codecs)
+    tell(loop, wire, registers(0, 0), registers(0, 1))
+    return loop, wire
+
+
+def test_a_change_is_answered_once_and_rules_every_set_from_a_round_of_its_own() -> None:
+    loop, wire = changing_loop()
+    for each, clock in zip(loop.sets, (4, 9), strict=True):
+        each.core._replies.highest_sent = clock
+    answer = tell(loop, wire, from_registrar(ProposeMode(number=1)))
+    assert answer == [(REGISTRAR, ModeProposed(number=1, server=1, rounds=[4, 9]), 0)]
+    commit = CommitMode(number=1, rounds=[6, 11, 20], mode="ssp", staleness=2)
+    assert tell(loop, wire, from_registrar(commit)) == []
+    for each, start in zip(loop.sets, (6, 11), strict=True):
+        (change,) = each.core._changes
+        assert change == ChangeMode(start, "ssp", 2)
+    # A set that is described later has its round from what was said then.
+    assert tell(loop, wire, registers(0, 2)) == [(worker_id(0), Registered(group=0, server=1), 2)]
+
+
+def test_new_codecs_are_told_to_the_workers_of_every_set_with_its_round() -> None:
+    loop, wire = changing_loop(LADDER)
+    tell(loop, wire, from_registrar(ProposeMode(number=1)))
+    commit = CommitMode(number=1, rounds=[6, 11], mode="sync", staleness=0, level=1)
+    assert tell(loop, wire, from_registrar(commit)) == [
+        (worker_id(worker), BeginCodecs(number=1, round=start, level=1), index)
+        for index, start in enumerate((6, 11))
+        for worker in (0, 1)
+    ]
+    turns = [each._wire.turns for each in loop.sets]
+    assert [(each.at(5), each.at(6), each.at(11)) for each in turns if each is not None] == [
+        (0, 1, 1),
+        (0, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize("level", [-2, 2, 9])
+def test_codecs_that_the_run_does_not_have_are_refused(level: int) -> None:
+    loop, _ = changing_loop(LADDER)
+    each = loop.sets[0]
+    with pytest.raises(ProtocolError, match=rf"server 1: the registrar has changed .* {level} "):
+        each.execute(BeginLevel(number=1, round=6, level=level))
+    each.execute(BeginLevel(number=1, round=6, level=0))
+    with pytest.raises(ProtocolError, match="or not behind the change before"):
+        each.execute(BeginLevel(number=2, round=5, level=1))
+    without, _ = changing_loop()
+    with pytest.raises(ProtocolError, match="which no run with these settings has"):
+        without.sets[0].execute(BeginLevel(number=1, round=6, level=0))
+
+
+@pytest.mark.parametrize("rounds", [[], [6]])
+def test_a_change_that_leaves_out_a_set_is_refused(rounds: list[int]) -> None:
+    loop, wire = changing_loop()
+    commit = CommitMode(number=1, rounds=rounds, mode="ssp", staleness=2)
+    match = f"server 1: server 0 sent CommitMode of {len(rounds)} parameter sets; there are 2"
+    with pytest.raises(ProtocolError, match=match):
+        tell(loop, wire, from_registrar(commit))
+
+
+@pytest.mark.parametrize(
+    "message", [ProposeMode(number=1), CommitMode(number=1, rounds=[6, 6], mode="ssp", staleness=2)]
+)
+def test_only_the_registrar_changes_the_mode(message: Control) -> None:
+    loop, wire = changing_loop()
+    with pytest.raises(ProtocolError, match=r"server 1: worker 0 sent .*; server 0 changes the"):
+        tell(loop, wire, ControlArrived(worker_id(0), message))
 
 
 def test_only_the_registrar_says_that_the_job_is_complete() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from psdist.protocol.control import Progress
+from psdist.workers.data.position import Position
 from psdist.workers.standing import Standing
 
 
@@ -53,3 +56,23 @@ def test_what_codecs_have_left_out_is_told_of_each_round_where_that_is_wanted() 
         standing.send([trainer])
     errors = [each for message in network.sent for each in message.errors_ppm]
     assert errors == [2000, 3000, 4000]  # of rounds 1 to 3; what round 0 has taken nobody knows
+
+
+@pytest.mark.parametrize(("is_of_equal_passes", "told"), [(True, (12, 2)), (False, (0, 0))])
+def test_only_passes_that_are_as_long_on_all_workers_are_told_as_such(
+    is_of_equal_passes: bool, told: tuple[int, int]
+) -> None:
+    """Who had more batches than others would be said to have missed a call."""
+    network: Any = Network()
+    standing = Standing(0, network)
+    trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0)
+    position = Position()
+    position.start_pass(epoch=0, num_batches=12)
+    for _ in "12":
+        position.use_batch()
+        standing.on_batch(position, is_of_equal_passes=is_of_equal_passes)
+        standing.end_iteration([trainer], 0)
+    standing.send([trainer])
+    last = network.sent[-1]
+    assert (last.loader_batches, last.loader_until) == told
+    assert (last.batch, last.batches) == (2, 12)
