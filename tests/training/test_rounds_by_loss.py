@@ -145,7 +145,7 @@ def test_checkpoints_are_made_between_rounds(tmp_path: Path) -> None:
 def test_checkpoints_that_are_due_are_made_where_rounds_begin_together(tmp_path: Path) -> None:
     outcome = run(passes(97, epochs=2), tmp_path, checkpoint_every="2", local_steps=2)
     assert len({each["clock"] for each in outcome.results}) == 1
-    assert list((tmp_path / "checkpoints").glob("step-0000000*"))
+    assert outcome.summary["checkpoints"] > 2
 
 
 def test_what_is_no_loss_ends_the_job(tmp_path: Path) -> None:
