@@ -49,7 +49,7 @@ class LossStepControl:
         """What every group makes from now on."""
         if not self._count:
             return self._choice("")
-        loss = math.fsum(each / self._count for each in self._totals)
+        loss = sum(self._totals) / self._count
         self._totals, self._count = [0.0] * len(self._totals), 0
         if self._first_loss is None:
             self._first_loss = loss
