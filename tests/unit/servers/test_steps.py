@@ -137,6 +137,15 @@ def test_in_sync_the_last_one_that_asks_fixes_it_by_what_all_have_reported() -> 
     assert tell(machine, ask(0, 2)) == [chosen(2, 4, why), *answers]
 
 
+def test_a_term_for_which_all_have_asked_is_forgotten() -> None:
+    together, alone = by_loss(), by_loss("ssp")
+    for worker in (0, 1, 2):
+        tell(together, ask(worker, 1))
+        tell(alone, ask(worker, 1))
+    assert tell(together, ask(0, 1)) == [], "as if it were another one"
+    assert tell(alone, ask(0, 1)) == [chosen(1, 8), answer(0, 1, 8, 8)]
+
+
 def test_elsewhere_the_first_one_that_asks_fixes_it() -> None:
     for mode in ("ssp", "async"):
         machine = by_loss(mode)
@@ -184,7 +193,7 @@ def test_who_was_in_a_collective_that_has_failed_is_waited_for() -> None:
     "message",
     [
         loss(0, 1.0, round=-1),
-        loss(0, 1.0, count=0),
+        loss(0, 0.0, count=0),
         loss(0, -1e-9),
         loss(0, float("nan")),
         loss(0, float("inf")),
