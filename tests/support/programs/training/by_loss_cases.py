@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset
 
 from psdist.job import Job
 from tests.support.programs.training.cases import Case, Result, Script, Stage
@@ -54,16 +54,25 @@ def training(
     return script
 
 
+class Samples(IterableDataset[torch.Tensor]):
+    """That say which they are; of some workers' last batches there may be nothing."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(self._count, dtype=torch.float32).unsqueeze(1))
+
+
 def passes(count: int, *, epochs: int = 3) -> Script:
-    """Over a loader whose last batches some workers may not have; the samples seen."""
+    """The samples seen."""
 
     def script(job: Job, _stage: Stage) -> Result:
         model = nn.Linear(1, 1)
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
-        data = TensorDataset(torch.arange(count, dtype=torch.float32).unsqueeze(1))
         seen: list[int] = []
         for _ in range(epochs):
-            for (x,) in job.loader(data, batch_size=2):
+            for x in job.loader(Samples(count), batch_size=2):
                 seen += x.flatten().int().tolist()
                 optimizer.zero_grad()
                 model(x).mean().backward()
