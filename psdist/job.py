@@ -33,11 +33,12 @@ from psdist.config.settings import allowed_values, contradiction
 from psdist.controller.steps import Term
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.history.hands import HandRecords
+from psdist.history.lengths import LengthRecords
 from psdist.history.writers import history_folder
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import RoundTook
+from psdist.protocol.control import LossReported, RoundTook
 from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
 from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.ranks.context import RankContext
@@ -56,10 +57,11 @@ from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.meeting import Hosts
+from psdist.workers.losses import Losses
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
-from psdist.workers.rounds.lengths import StepsBySpeed
+from psdist.workers.rounds.lengths import RoundLength, StepsByLoss, StepsBySpeed
 from psdist.workers.standing import Standing
 from psdist.workers.traced import TracedChannel, span_of_call
 
@@ -160,6 +162,12 @@ class Job:
         self._hands: HandRecords | None = None
         if context.config.steps_by == "speed":
             self._begin_by_speed(members)
+        self._losses = Losses(skips_nonfinite=context.config.on_nonfinite == "skip")
+        """What the script has reported, where something is decided by it."""
+        self._lengths: LengthRecords | None = None
+        length: RoundLength | None = self._by_speed
+        if context.config.steps_by == "loss":
+            length = self._steps_by_loss()
         self._loaders = Loaders(
             seed=context.config.seed,
             worker=self.worker,
@@ -189,7 +197,7 @@ class Job:
             on_iteration=self._end_iteration,
             on_use=lambda: self._checkpoints.on_use(),
             on_missed=self._loaders.miss,
-            length=self._by_speed,
+            length=length,
         )
         self._checkpoints = ScriptCheckpoints(
             context,
@@ -438,6 +446,45 @@ class Job:
             position.use_batch()
             self._standing.on_batch(position, is_of_equal_passes=self._by_speed is None)
 
+    # -- local steps by the loss ---------------------------------------------------------------
+
+    def report(self, loss: float | torch.Tensor) -> None:
+        """Tell psdist the loss, of a batch or of a validation: ``job.report(loss.item())``.
+
+        With ``steps_by = loss`` rounds become shorter as it falls; nothing else reads it. No
+        collective: every worker may report, or the chief alone, as often as it likes; what counts
+        is the mean of all reports since the last decision. A number, or a tensor of one value (of a
+        GPU, that waits for it). Raises :class:`UsageError` for a loss below 0, and but for
+        ``on_nonfinite = skip`` for NaN and infinity.
+        """
+        self._require_open("report")
+        self._add_loss("job.report", metrics.number("job.report", loss))
+
+    def _add_loss(self, call: str, loss: float) -> None:
+        if self._config.steps_by == "loss":
+            self._losses.add(call, loss)
+
+    def _steps_by_loss(self) -> StepsByLoss:
+        context = self._context
+
+        def tell(clock: int) -> None:
+            count, total = self._losses.take()
+            if count:
+                message = LossReported(worker=self.worker, round=clock, count=count, total=total)
+                context.transport.send_control(REGISTRAR, message)
+
+        def on_round(clock: int, num_steps: int) -> None:
+            if self._lengths is not None:
+                self._lengths.add(clock, num_steps)
+
+        if context.config.record:
+            folder = history_folder(context.run_directory.path, 0)
+            self._lengths = LengthRecords(folder, self.worker)
+            context.flushes.append(self._lengths.flush)
+        return StepsByLoss(
+            group=self.group, steps_of=self._loop.steps_of, tell=tell, on_round=on_round
+        )
+
     # -- local steps by speed ------------------------------------------------------------------
 
     def _begin_by_speed(self, members: Sequence[int]) -> None:
@@ -530,12 +577,17 @@ class Job:
         return float(norm)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """One line in metrics.jsonl: numbers (also tensors of one value) and strings.
+        """One line in metrics.jsonl: numbers (also tensors of one value) and strings. What has the
+        name that ``watch`` names is reported, too (:meth:`report`).
 
         A dict is for names that are no identifiers: ``job.log({"loss/train": x}, epoch=1)``.
         """
         self._require_open("log")
         plain = metrics.logged({} if values is None else values, more)
+        watched = self._config.watch
+        if watched is not None and watched in plain:
+            call = f"job.log({watched}=...)"
+            self._add_loss(call, metrics.number(call, plain[watched]))
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.mpi_rank,
@@ -836,8 +888,9 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        if self._hands is not None:
-            self._hands.close()
+        for records in (self._hands, self._lengths):
+            if records is not None:
+                records.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]
         report = {
             "trained_s": trained_s,

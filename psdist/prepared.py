@@ -398,10 +398,14 @@ class ParameterSets:
                 "job.clip_grad_norm_ before each step, or keep to one of them"
             )
         if self._length is not None and len(self.sets) + len(optimizers) > 1:
+            why = {
+                "speed": "a round is the batches that a group is dealt, and several optimizers may "
+                "use them unlike",
+                "loss": "the loss is that of one training, and says how long its rounds are",
+            }[self._config.steps_by]
             raise UsageError(
-                "job.prepare of a second optimizer with steps_by = speed: a round is the batches "
-                "that a group is dealt, and several optimizers may use them unlike; prepare one "
-                "optimizer, or set steps_by = count"
+                f"job.prepare of a second optimizer with steps_by = {self._config.steps_by}: "
+                f"{why}; prepare one optimizer, or set steps_by = count"
             )
         if self._config.backup and len(self.sets) + len(optimizers) > 1:
             raise UsageError(

@@ -178,7 +178,7 @@ class ScriptCheckpoints:
             self._go_on()
         elif a_pass is None and not self._loaders.seen.awaits_pass:
             self._go_on()
-        may_be_kept = self._config.steps_by == "count"  # no checkpoint says how passes are dealt
+        may_be_kept = self._config.steps_by != "speed"  # no checkpoint says how passes are dealt
         if self._sets.sets and not self.script.is_resuming and may_be_kept:
             self._signals.has_boundary()
             self._hold_if_wanted(a_pass)

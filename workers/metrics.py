@@ -87,6 +87,18 @@ def pack(tree: Any, *, num_workers: int) -> tuple[bytes, bytes]:
     return packed, values.astype("<f8").tobytes()
 
 
+def number(call: str, value: Any) -> float:
+    """``value`` of ``call``: a number, or a tensor of one. Raises :class:`UsageError`."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        size = value.numel() if isinstance(value, torch.Tensor) else value.size
+        if size != 1:
+            raise UsageError(f"{call}: the tensor has {size} values, it takes one: their mean")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{call}: a {type(value).__name__}; it takes a number")
+    return float(value)
+
+
 def packed_flag(call: str, flag: Any) -> bytes:
     """What this worker brings to ``job.any`` or ``job.all``. Raises :class:`UsageError`."""
     if isinstance(flag, torch.Tensor | np.ndarray | np.generic):

@@ -29,6 +29,7 @@ from rich.table import Table
 from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
 from psdist.history.hands import read_hands, read_step_lines
+from psdist.history.lengths import read_lengths
 from psdist.history.records import History, Ints
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
@@ -42,6 +43,7 @@ from psdist.history.rules.decisions import (
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.hands import check_hands
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
+from psdist.history.rules.lengths import check_lengths
 from psdist.history.rules.loads import check_loads, check_same_loads
 from psdist.history.rules.memberships import (
     check_membership,
@@ -445,6 +447,8 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
         report = _with_decisions(lines, histories[0], report)
     if histories[0].run.local_steps_by_speed:
         report = _with_hands(run_dir, histories[0], report)
+    if histories[0].run.local_steps_by_loss:
+        report = _with_lengths(run_dir, histories[0], summary, report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
@@ -470,9 +474,25 @@ def _with_hands(run_dir: Path, history: History, report: Report) -> Report:
     findings, run = Findings(max_listed_per_rule=20), history.run
     workers = read_hands(history_folder(run_dir, 0), num_workers=run.num_workers)
     check_hands(run, workers, read_step_lines(run_dir), findings)
-    early = [worker for worker, told in enumerate(workers) if not told.is_complete]
-    notes = [f"the hands of worker {worker} end early" for worker in early]
-    report = _with_findings(report, findings)
+    are_complete = [told.is_complete for told in workers]
+    return _with_ends(_with_findings(report, findings), "hands", are_complete)
+
+
+def _with_lengths(
+    run_dir: Path, history: History, summary: Summary | None, report: Report
+) -> Report:
+    """Rounds were as long as the reported losses call for."""
+    findings, run = Findings(max_listed_per_rule=20), history.run
+    workers = read_lengths(history_folder(run_dir, 0), num_workers=run.num_workers)
+    check_lengths(run, workers, read_step_lines(run_dir), summary, findings)
+    are_complete = [told.is_complete for told in workers]
+    return _with_ends(_with_findings(report, findings), "rounds", are_complete)
+
+
+def _with_ends(report: Report, what: str, are_complete: Sequence[bool]) -> Report:
+    """``are_complete``: by worker, whether it has closed its file of ``what``."""
+    early = [worker for worker, is_complete in enumerate(are_complete) if not is_complete]
+    notes = [f"the {what} of worker {worker} end early" for worker in early]
     return dataclasses.replace(
         report, is_complete=report.is_complete and not early, notes=(*report.notes, *notes)
     )

@@ -120,6 +120,10 @@ def run(
         str | None,
         typer.Option(metavar="NAME[:KEY=X,...]", help="With local steps: the servers' optimizer."),
     ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What of job.log is the loss, for steps_by = loss."),
+    ] = None,
     servers: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
     ] = None,
@@ -204,6 +208,7 @@ def run(
         "backup": backup,
         "local_steps": local_steps,
         "outer": outer,
+        "watch": watch,
         "servers": servers,
         "group": group,
         "placement": placement,

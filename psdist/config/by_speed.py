@@ -48,7 +48,7 @@ OTHERS: Final = (
 
 def contradiction_of_speed(config: RunConfig) -> str:
     """What does not go with ``steps_by = speed``, and what to do; "" where all does."""
-    if config.steps_by == "count":
+    if config.steps_by != "speed":
         return ""
     if config.local_steps == 1:
         return (

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from psdist.config.auto_codec import contradiction_of_auto_codec
 from psdist.config.backup import contradiction_of_backup
+from psdist.config.by_loss import contradiction_of_loss
 from psdist.config.by_speed import contradiction_of_speed
 from psdist.config.codec_rounds import AUTO, contradiction_of_codecs, has_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
@@ -193,11 +194,17 @@ class RunConfig(BaseModel):
         allowed=_COUNT,
         description="Steps of the script's optimizer on each group between two exchanges.",
     )
-    steps_by: Literal["count", "speed"] = _setting(
+    steps_by: Literal["count", "speed", "loss"] = _setting(
         "count",
-        allowed="count or speed",
+        allowed="count, speed or loss",
         description="With local_steps: count: all groups make as many; speed: faster ones more, as "
-        "many in the mean.",
+        "many in the mean; loss: fewer as the loss falls.",
+    )
+    watch: Annotated[str, Field(min_length=1, max_length=200)] | None = _setting(
+        None,
+        allowed="a name of 1 to 200 characters",
+        description="steps_by = loss: the name in job.log whose values are the loss, as those of "
+        "job.report are.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
@@ -474,6 +481,8 @@ def contradiction(config: RunConfig) -> str:
     if wrong := contradiction_of_stale(config):
         return wrong
     if wrong := contradiction_of_speed(config):
+        return wrong
+    if wrong := contradiction_of_loss(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
         return (

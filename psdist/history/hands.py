@@ -1,8 +1,9 @@
-"""What workers record of the hands that they were dealt, and the registrar of local steps by speed.
+"""What workers record of the hands that they were dealt, and the registrar of local steps that it
+fixes, by speed or by the loss.
 
 Owns both files' lines: ``history/worker-N.hands``, a line for each hand of which this worker was
-given the last batch, and ``RUN_DIR/steps.jsonl``, a line for each observation and for each term
-that was fixed. Never judges (:mod:`psdist.history.rules.hands`).
+given the last batch, and ``RUN_DIR/steps.jsonl``, a line for each observation or report and for
+each term that was fixed. Never judges (:mod:`psdist.history.rules.hands`).
 
     records = HandRecords(folder, worker=1)
     records.add(dealt, round_number=7)
@@ -12,31 +13,23 @@ that was fixed. Never judges (:mod:`psdist.history.rules.hands`).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from time import monotonic
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from psdist.errors import HistoryError
-from psdist.history.run_record import cannot
+from psdist.controller.loss_steps import MOST_LOSS
+from psdist.history.line_records import Line, LineRecords, parsed, read_closed_lines, read_lines
 
 STEP_LINES = "steps.jsonl"
 """In the run directory."""
-_LIMIT_BYTES = 1 << 30
-_FLUSH_EVERY_S = 0.25
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _OrNone = Annotated[int, Field(ge=-1, lt=2**63)]
 _Place = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class HandLine(_Line):
+class HandLine(Line):
     """A worker's part of a hand: ``batches`` of the positions ``start`` to ``stop`` of the pass's
     order. ``end``: where the pass ends, -1 but in its last hand; ``left``: samples that it leaves
     out then, and ``may_leave``: as many at most. ``round``: that the worker was in, -1 outside of
@@ -54,19 +47,29 @@ class HandLine(_Line):
     round: _OrNone
 
 
-class HandLines(_Line):
+class HandLines(Line):
     lines: tuple[HandLine, ...]
     is_complete: bool
     """Whether the worker has closed its file."""
 
 
-class Observed(_Line):
+class Observed(Line):
     group: _Count
     round: _Count
     step_us: _Place
 
 
-class Fixed(_Line):
+class Reported(Line):
+    """Of a worker's script, since the line before of the same worker: ``count`` losses, with the
+    sum ``total``, until it came to ``round``."""
+
+    worker: _Count
+    round: _Count
+    count: Annotated[int, Field(ge=1, lt=2**63)]
+    total: Annotated[float, Field(ge=0, le=MOST_LOSS * 2**63, allow_inf_nan=False)]
+
+
+class Fixed(Line):
     loader: _Count
     number: _Count
     block: _Count
@@ -74,8 +77,9 @@ class Fixed(_Line):
     why: str
 
 
-class StepLine(_Line):
+class StepLine(Line):
     observed: Observed | None = None
+    reported: Reported | None = None
     fixed: Fixed | None = None
 
 
@@ -103,47 +107,17 @@ class Dealt(Protocol):
 
 
 _FIELDS = ("loader", "number", "hand", "start", "stop", "batches", "end", "left", "may_leave")
-_CLOSED = b"closed"
 
 
-class HandRecords:
-    """One worker's, appended; closed with a line that says so."""
+class HandRecords(LineRecords):
+    """One worker's."""
 
     def __init__(self, folder: Path, worker: int) -> None:
-        self._path = folder / f"worker-{worker}.hands"
-        self._lines: list[str] = []
-        self._flush_at_s = 0.0
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("x", encoding="utf-8")
-        except FileExistsError as error:
-            raise HistoryError(
-                f"{self._path} is there already, from another run; choose another run directory"
-            ) from error
-        except OSError as error:
-            raise cannot("write", self._path, error) from error
+        super().__init__(folder / f"worker-{worker}.hands")
 
     def add(self, dealt: Dealt, *, round_number: int) -> None:
         line = {name: getattr(dealt, name) for name in _FIELDS}
-        self._lines.append(json.dumps({**line, "round": round_number}) + "\n")
-        if monotonic() >= self._flush_at_s:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._file.closed:
-            return
-        lines, self._lines = self._lines, []
-        self._flush_at_s = monotonic() + _FLUSH_EVERY_S
-        try:
-            self._file.write("".join(lines))
-            self._file.flush()
-        except OSError as error:
-            raise cannot("write", self._path, error) from error
-
-    def close(self) -> None:
-        self._lines.append(f"{_CLOSED.decode()}\n")
-        self.flush()
-        self._file.close()
+        self.add_line({**line, "round": round_number})
 
 
 def read_hands(folder: Path, *, num_workers: int) -> list[HandLines]:
@@ -152,35 +126,13 @@ def read_hands(folder: Path, *, num_workers: int) -> list[HandLines]:
     found = []
     for worker in range(num_workers):
         path = folder / f"worker-{worker}.hands"
-        lines = _read_lines(path)
-        is_complete = bool(lines) and lines[-1] == _CLOSED
-        parsed = tuple(_parsed(HandLine, each, path) for each in lines[: len(lines) - is_complete])
-        found.append(HandLines(lines=parsed, is_complete=is_complete))
+        lines, is_complete = read_closed_lines(path)
+        hands = tuple(parsed(HandLine, each, path) for each in lines)
+        found.append(HandLines(lines=hands, is_complete=is_complete))
     return found
 
 
 def read_step_lines(run_dir: Path) -> list[StepLine]:
     """In order; as :func:`read_hands`."""
     path = run_dir / STEP_LINES
-    return [_parsed(StepLine, each, path) for each in _read_lines(path)]
-
-
-def _read_lines(path: Path) -> list[bytes]:
-    """Whole ones."""
-    try:
-        if path.stat().st_size > _LIMIT_BYTES:
-            raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
-        return path.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        raise cannot("read", path, error) from error
-
-
-_L = TypeVar("_L", bound=_Line)
-
-
-def _parsed(kind: type[_L], line: bytes, path: Path) -> _L:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError as error:
-        first: Any = error.errors(include_url=False, include_context=False)[0]
-        raise HistoryError(f"{path} is damaged: {first['msg']}") from error
+    return [parsed(StepLine, each, path) for each in read_lines(path)]

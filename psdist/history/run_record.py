@@ -81,6 +81,9 @@ class RunRecord(BaseModel):
     local_steps_by_speed: _Count = 0
     """Local steps that groups make in the mean, each as many as were fixed for it; 0: all groups
     make as many."""
+    local_steps_by_loss: _Count = 0
+    """Local steps that all groups make at first, and then as the loss calls for; 0: another rule
+    says how many."""
     backup: _Count = 0
     """So many groups may miss a round,"""
     backup_every: _Count = 0

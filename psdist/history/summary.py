@@ -103,6 +103,10 @@ class Summary(_Told):
     """Iterations of which something was sent too soon; 0 where a run does not know of any."""
     rounds_missed: tuple[_Count, ...] | None = None
     """By group; null where no group may miss any."""
+    local_steps: _Count | None = None
+    """Of all workers together,"""
+    rounds_cut: _Count | None = None
+    """and the rounds of theirs that were ended before they had made their steps."""
     modes: tuple[ModeTold, ...] = ()
     """The mode of every round; nothing where a run does not say it."""
     codecs: tuple[CodecsTold, ...] = ()

@@ -595,6 +595,17 @@ class RoundTook(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LossReported(Control):
+    """A worker to the registrar, before it asks for the steps of round ``round``: its script has
+    reported ``count`` losses since the last message of this kind, with the sum ``total``."""
+
+    worker: int
+    round: int
+    count: int
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AskSteps(Control):
     """A worker to the registrar: how many local steps does each group make in this term
     (psdist.controller.steps)? Once for each term that it comes to; answered with

@@ -48,6 +48,7 @@ from psdist.protocol.control import (
     Held,
     KeepCopy,
     KeepsCopy,
+    LossReported,
     Metrics,
     ModeProposed,
     Moved,
@@ -76,7 +77,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 SAID_TO_REGISTRAR: Final = (
     *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Busy),
     *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled),
-    *(RoundTook, AskSteps),
+    *(RoundTook, LossReported, AskSteps),
 )
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),

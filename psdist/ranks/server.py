@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from psdist.config.codec_rounds import has_codecs, is_auto, ladder_of
 from psdist.config.combinations import text_of_both
@@ -36,6 +36,7 @@ from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller
+from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
 from psdist.controller.steps import StepControl
 from psdist.history.writers import (
@@ -86,7 +87,7 @@ from psdist.servers.protocol.replication.takeovers import (
     SpareDeath,
 )
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.protocol.steps import StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
@@ -346,11 +347,23 @@ def _controller(config: RunConfig, num_groups: int) -> Controller | None:
     return None
 
 
-def _step_control(context: RankContext) -> StepControl | None:
-    if context.config.steps_by != "speed":
-        return None
-    sizes = [len(workers) for workers in context.roles.groups]
-    return StepControl(sizes=sizes, local_steps=context.config.local_steps)
+def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
+    config, roles = context.config, context.roles
+    if config.steps_by == "speed":
+        sizes = [len(workers) for workers in roles.groups]
+        return StepControl(sizes=sizes, local_steps=config.local_steps)
+    if config.steps_by == "loss":
+        return LossStepControl(
+            num_workers=roles.num_workers,
+            num_groups=len(roles.groups),
+            local_steps=config.local_steps,
+        )
+    return None
+
+
+def _local_steps_by(config: RunConfig, rule: Literal["speed", "loss"]) -> int:
+    """0 where another rule says how many there are."""
+    return config.local_steps if config.steps_by == rule else 0
 
 
 def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> Office:
@@ -486,9 +499,8 @@ class Reporter:
             pipeline=context.config.pipeline,
             stale_lr=context.config.stale_lr,
             delay_compensation=context.config.delay_compensation,
-            local_steps_by_speed=(
-                context.config.local_steps if context.config.steps_by == "speed" else 0
-            ),
+            local_steps_by_speed=_local_steps_by(context.config, "speed"),
+            local_steps_by_loss=_local_steps_by(context.config, "loss"),
             backup=context.config.backup,
             backup_every=context.config.backup_every if context.config.backup else 0,
             has_copies=wire_of(context.config).has_copies,
@@ -578,6 +590,8 @@ class Reporter:
             self._standing.mode = self._status.mode = self._decisions.now
         elif isinstance(action, StepsObserved):
             self._steps.observed(action)
+        elif isinstance(action, LossHeard):
+            self._steps.heard(action)
         elif isinstance(action, StepsChosen):
             self._steps.chosen(action)
         elif isinstance(action, EndJob):

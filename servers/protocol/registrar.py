@@ -27,6 +27,7 @@ from itertools import chain
 from typing import Any, Final, NoReturn
 
 from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
@@ -47,6 +48,7 @@ from psdist.protocol.control import (
     Finished,
     Held,
     KeepsCopy,
+    LossReported,
     Metrics,
     ModeProposed,
     Progress,
@@ -78,7 +80,7 @@ from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
-from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import FixedSteps, LossHeard, StepsChosen, StepsObserved
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ RegistrarAction = (
     | ModeChanged
     | ModeObserved
     | StepsObserved
+    | LossHeard
     | StepsChosen
     | LevelsSized
 )
@@ -175,7 +178,7 @@ class Registrar:
         num_spares: int = 0,
         takes_set_mode: bool = False,
         control: Controller | None = None,
-        steps: StepControl | None = None,
+        steps: StepControl | LossStepControl | None = None,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -185,7 +188,7 @@ class Registrar:
         has its second copy; nothing where there are none; ``hosts``, ``racks``: by server,
         and then by spare, where it is; ``takes_set_mode``: whether scripts may change the mode;
         ``control``: changes it, or the codecs, where nobody else does; ``steps``: chooses how many
-        local steps each group makes, where they differ."""
+        local steps each group makes, where they are not always as many."""
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
@@ -211,7 +214,14 @@ class Registrar:
         self._group_led_by = {workers[0]: group for group, workers in enumerate(groups)}
         self._steps: FixedSteps | None = None
         if steps is not None:
-            self._steps = FixedSteps(steps, num_workers=num_workers, leaders=self._group_led_by)
+            self._steps = FixedSteps(
+                steps,
+                num_workers=num_workers,
+                leaders=self._group_led_by,
+                # Where groups make rounds together anyway, what is decided of them depends on no
+                # order of arrival.
+                waits=mode == "sync" and isinstance(steps, LossStepControl),
+            )
         self._changes_mode: int | None = None
         """Number of the collective that is over when the mode has changed."""
         self._is_ready = False
@@ -255,13 +265,13 @@ class Registrar:
             return self._on_metrics(peer, message.line)
         if isinstance(message, Enter):
             self._require_worker(peer, message)
-            return self._on_enter(peer, message)
+            return [*self._on_enter(peer, message), *self._fix_steps()]
         if isinstance(message, Resumed):
             self._require_server(peer, message)
             return self._on_resumed(message)
         if isinstance(message, Done):
             self._require_worker(peer, message)
-            return self._on_done(peer, message)
+            return [*self._on_done(peer, message), *self._fix_steps()]
         if isinstance(message, Finished):
             self._require_server(peer, message)
             return self._on_finished(peer, message)
@@ -315,7 +325,17 @@ class Registrar:
     def _require_worker(
         self,
         peer: int,
-        message: Progress | Enter | Done | WhoIsAbsent | Held | Busy | RoundTook | AskSteps,
+        message: (
+            Progress
+            | Enter
+            | Done
+            | WhoIsAbsent
+            | Held
+            | Busy
+            | RoundTook
+            | LossReported
+            | AskSteps
+        ),
     ) -> None:
         worker = message.worker
         if not 0 <= worker < self._num_workers or peer != worker_id(worker):
@@ -424,12 +444,24 @@ class Registrar:
         self._control.know_sizes(sizes)
         return [LevelsSized(sizes)]
 
-    def _on_steps(self, message: RoundTook | AskSteps) -> list[RegistrarAction]:
+    def _on_steps(self, message: RoundTook | LossReported | AskSteps) -> list[RegistrarAction]:
         if self._steps is None:
             _refuse(worker_id(message.worker), f"sent {type(message).__name__}, unasked")
         if isinstance(message, RoundTook):
             return [*self._steps.on_took(message)]
-        return [*self._steps.on_ask(message)]
+        if isinstance(message, LossReported):
+            return [*self._steps.on_loss(message)]
+        return [*self._steps.on_ask(message, self._away)]
+
+    @property
+    def _away(self) -> set[int]:
+        """Workers that are done, or wait in a collective."""
+        waiting = (each.entered for each in self._collectives.values() if not each.error)
+        return {*self.done, *chain.from_iterable(waiting)}
+
+    def _fix_steps(self) -> list[RegistrarAction]:
+        """Somebody has gone who had still to ask for the steps of a term."""
+        return [] if self._steps is None else [*self._steps.fix(self._away)]
 
     def _check_missed_calls(
         self, seq: int, collective: _Collective, worker: int

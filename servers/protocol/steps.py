@@ -1,23 +1,27 @@
 """Local steps of each group, fixed term by term: the registrar's machine; pure.
 
-Workers ask when they come to a term (:class:`psdist.controller.steps.Term`), each once; the first
-one that asks fixes it, by what groups' rounds have taken until then, and all get the same answer.
-So nobody has to be told beforehand, and no worker ever deals or makes rounds of which it does not
-know every group's steps.
+Workers ask when they come to a term (:class:`psdist.controller.steps.Term`), each once, and all
+get the same answer. So nobody has to be told beforehand, and no worker ever deals or makes rounds
+of which it does not know every group's steps.
 
-    steps = FixedSteps(control, num_workers=4, leaders={0: 0, 2: 1})
+The first one that asks fixes a term, by what the registrar has heard until then. In sync, steps by
+the loss are fixed when nobody is to ask any more but who waits elsewhere or is done: what was
+reported before is known then, whatever the order in which messages come.
+
+    steps = FixedSteps(control, num_workers=4, leaders={0: 0, 2: 1}, waits=False)
     steps.on_took(RoundTook(worker=2, round=0, step_us=900))
     steps.on_ask(AskSteps(worker=0, loader=1, number=0, block=1))       # StepsFixed for worker 0
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
-from psdist.protocol.control import AskSteps, RoundTook, StepsFixed
+from psdist.protocol.control import AskSteps, LossReported, RoundTook, StepsFixed
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
 
@@ -32,6 +36,16 @@ class StepsObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class LossHeard:
+    """A worker's script has reported so many losses before it came to a round: for the record."""
+
+    worker: int
+    round: int
+    count: int
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepsChosen:
     """Each group makes these steps in a round of the term. ``why``: of a change, for people."""
 
@@ -40,51 +54,93 @@ class StepsChosen:
     why: str
 
 
+StepsAction = SendControl | StepsObserved | LossHeard | StepsChosen
+
+
 @dataclass(slots=True)
-class _Fixed:
-    steps: tuple[int, ...]
-    asked: set[int] = field(default_factory=set)
+class _Asked:
+    steps: tuple[int, ...] | None = None
+    """None until they are fixed."""
+    workers: set[int] = field(default_factory=set)
 
 
 class FixedSteps:
-    TAKES = (RoundTook, AskSteps)
+    TAKES = (RoundTook, LossReported, AskSteps)
 
     def __init__(
-        self, control: StepControl, *, num_workers: int, leaders: Mapping[int, int]
+        self,
+        control: StepControl | LossStepControl,
+        *,
+        num_workers: int,
+        leaders: Mapping[int, int],
+        waits: bool = False,
     ) -> None:
-        """``leaders``: worker -> the group that it leads."""
+        """``leaders``: worker -> the group that it leads; ``waits``: whether a term is fixed when
+        all have asked that may still do."""
         self._control = control
         self._num_workers = num_workers
         self._leaders = leaders
-        self._fixed: dict[Term, _Fixed] = {}
+        self._waits = waits
+        self._terms: dict[Term, _Asked] = {}
         """Terms for which some worker has still to ask."""
 
-    def on_took(self, message: RoundTook) -> list[SendControl | StepsObserved | StepsChosen]:
-        group = self._leaders.get(message.worker)
-        if group is None or min(message.round, message.step_us) < 0:
+    def on_took(self, message: RoundTook) -> list[StepsAction]:
+        group, control = self._leaders.get(message.worker), self._control
+        is_damaged = group is None or min(message.round, message.step_us) < 0
+        if not isinstance(control, StepControl) or group is None or is_damaged:
             raise ProtocolError(
                 f"the registrar: worker {message.worker} sent RoundTook of round {message.round}, "
-                f"{message.step_us} us, which is damaged or of no leader"
+                f"{message.step_us} us, which is unasked, damaged or of no leader"
             )
-        self._control.observe(group, message.step_us)
+        control.observe(group, message.step_us)
         return [StepsObserved(group, message.round, message.step_us)]
 
-    def on_ask(self, message: AskSteps) -> list[SendControl | StepsObserved | StepsChosen]:
+    def on_loss(self, message: LossReported) -> list[StepsAction]:
+        worker, count, total = message.worker, message.count, message.total
+        is_damaged = message.round < 0 or count < 1 or not 0 <= total <= MOST_LOSS * count
+        if not isinstance(self._control, LossStepControl) or is_damaged:
+            raise ProtocolError(
+                f"the registrar: worker {worker} sent LossReported of round {message.round}, "
+                f"{count} losses of {total}, which is unasked or damaged"
+            )
+        self._control.report(worker, count, total)
+        return [LossHeard(worker, message.round, count, total)]
+
+    def on_ask(self, message: AskSteps, away: Collection[int] = ()) -> list[StepsAction]:
+        """``away``: workers that are done, or wait in a collective."""
         term = Term(message.loader, message.number, message.block)
-        actions: list[SendControl | StepsObserved | StepsChosen] = []
-        fixed = self._fixed.get(term)
-        if fixed is None:
-            choice = self._control.choose()
-            fixed = self._fixed[term] = _Fixed(choice.steps)
-            actions.append(StepsChosen(term, choice.steps, choice.why))
-        if message.worker in fixed.asked or min(term) < 0:
+        asked = self._terms.setdefault(term, _Asked())
+        if message.worker in asked.workers or min(term) < 0:
             raise ProtocolError(
                 f"the registrar: worker {message.worker} sent AskSteps of {term}, twice or damaged"
             )
-        fixed.asked.add(message.worker)
-        if len(fixed.asked) == self._num_workers:
-            del self._fixed[term]
-        answer = StepsFixed(
-            loader=term.loader, number=term.number, block=term.block, steps=list(fixed.steps)
-        )
-        return [*actions, SendControl(worker_id(message.worker), answer)]
+        asked.workers.add(message.worker)
+        if asked.steps is None:
+            return self.fix(away)
+        actions: list[StepsAction] = [_answer(term, asked.steps, message.worker)]
+        self._drop_if_over(term)
+        return actions
+
+    def fix(self, away: Collection[int]) -> list[StepsAction]:
+        """Terms for which nobody is waited for any more."""
+        actions: list[StepsAction] = []
+        for term, asked in tuple(self._terms.items()):
+            is_awaited = self._waits and len(asked.workers.union(away)) < self._num_workers
+            if asked.steps is not None or is_awaited:
+                continue
+            choice = self._control.choose()
+            asked.steps = choice.steps
+            actions.append(StepsChosen(term, choice.steps, choice.why))
+            actions += [_answer(term, choice.steps, worker) for worker in sorted(asked.workers)]
+            self._drop_if_over(term)
+        return actions
+
+    def _drop_if_over(self, term: Term) -> None:
+        if len(self._terms[term].workers) == self._num_workers:
+            del self._terms[term]
+
+
+def _answer(term: Term, steps: tuple[int, ...], worker: int) -> SendControl:
+    loader, number, block = term
+    fixed = StepsFixed(loader=loader, number=number, block=block, steps=list(steps))
+    return SendControl(worker_id(worker), fixed)

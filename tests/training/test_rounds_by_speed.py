@@ -163,8 +163,8 @@ def told_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registrar tells workers different things."""
     whole = FixedSteps.on_ask
 
-    def on_ask(self: FixedSteps, message: AskSteps) -> list[Any]:
-        *actions, last = whole(self, message)
+    def on_ask(self: FixedSteps, message: AskSteps, *given: Any) -> list[Any]:
+        *actions, last = whole(self, message, *given)
         if message.worker == 1 and message.block == 2:
             fixed = last.message
             last.message = replace(fixed, steps=[each + 1 for each in fixed.steps])

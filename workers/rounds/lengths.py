@@ -1,7 +1,8 @@
-"""When a round of local steps is over: after as many steps as all groups make, or, with groups of
-different speed, with the hand that this worker's loader has dealt (psdist.workers.data.hands).
+"""When a round of local steps is over: after as many steps as all groups make, always or while the
+loss is what it is, or, with groups of different speed, with the hand that this worker's loader has
+dealt (psdist.workers.data.hands).
 
-    length = EqualSteps(16)                                  # or StepsBySpeed(...)
+    length = EqualSteps(16)                                  # or StepsByLoss, StepsBySpeed(...)
     for wait in length.begin(clock): ...                     # before a round's first step
     length.use_batch()                                       # of job.loader
     length.end_step(in_round=1)                              # whether the round ends with it
@@ -58,6 +59,48 @@ class EqualSteps:
         return in_round == self._local_steps
 
     def end_round(self, clock: int) -> None: ...
+
+    def exchanged(self) -> None: ...
+
+
+class StepsByLoss:
+    """As many steps as the registrar has fixed for the term, by what scripts have reported."""
+
+    def __init__(
+        self,
+        *,
+        group: int,
+        steps_of: Callable[[Term], Generator[Wait, None, tuple[int, ...]]],
+        tell: Callable[[int], None],
+        on_round: Callable[[int, int], None],
+    ) -> None:
+        """``tell(round)``: to the registrar, what was reported until then; ``on_round(round,
+        steps)``: it has ended, after so many."""
+        self._group = group
+        self._steps_of = steps_of
+        self._tell = tell
+        self._on_round = on_round
+        self._fixed: tuple[int, int] = -1, 0
+        """The block of rounds, and the steps in each of them."""
+        self._in_round = 0
+
+    def begin(self, clock: int) -> Iterator[Wait]:
+        block = block_of(clock)
+        if self._fixed[0] != block:
+            self._tell(clock)  # before it asks: whoever hears of the one has heard the other
+            steps = yield from self._steps_of(Term(0, 0, block))
+            self._fixed = block, steps[self._group]
+
+    def use_batch(self) -> None: ...
+
+    def require_batches(self) -> None: ...
+
+    def end_step(self, in_round: int) -> bool:
+        self._in_round = in_round
+        return in_round == self._fixed[1]
+
+    def end_round(self, clock: int) -> None:
+        self._on_round(clock, self._in_round)
 
     def exchanged(self) -> None: ...
 

@@ -110,8 +110,6 @@ class LocalTrainer(Trainer):
         later."""
         may_be_skipped = clip_to is not None
         self._rounds.length.require_batches()
-        if not self._in_round:
-            yield from self._rounds.length.begin(self.clock)
         self._look_for_changes(self._flat, self.clock)
         self._require_anchor()
         self._batches.use_unseen()
@@ -130,10 +128,18 @@ class LocalTrainer(Trainer):
         )
         table = yield from self._steps.gather(mine)
         set_of(table, self._loop.core.seat.members)
+        yield from self._begin_round()
         is_as_it_is = self._group.size == 1 and gradient_scale == 1.0 and not max_norm
         reduced = yield from self._reduce_in_group(table, mine, gives_back=not is_as_it_is)
         reduced.problem = self._problem(non_finite, table)
         return reduced
+
+    def _begin_round(self) -> Iterator[Wait]:
+        """Behind the group's agreement on a step: those of its workers that have no more data in
+        this pass are in it, too, and whoever waits here for another worker waits for none that
+        waits in that agreement."""
+        if not self._in_round:
+            yield from self._rounds.length.begin(self.clock)
 
     def _reduce_in_group(
         self, table: Sequence[Row], mine: Row, *, gives_back: bool
@@ -182,6 +188,7 @@ class LocalTrainer(Trainer):
         self._ready = yield from self._bring_gradients(1.0, is_skipped=False, clip_to=max_norm)
 
     def _take_part(self, table: Sequence[Row], mine: Row) -> Iterator[Wait]:
+        yield from self._begin_round()
         self._flat.clear_gradients()
         reduced = yield from self._reduce_in_group(table, mine, gives_back=True)
         if self._on_nonfinite == "error" and not all(row.is_finite for row in table):

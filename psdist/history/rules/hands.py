@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from psdist.controller.steps import StepControl, Term, block_of
-from psdist.history.hands import STEP_LINES, HandLine, HandLines, StepLine
+from psdist.history.hands import HandLine, HandLines, StepLine
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.fixed_steps import check_fixed
 from psdist.history.run_record import RunRecord
 
 _Pass = tuple[int, int]
@@ -27,7 +28,7 @@ def check_hands(
     findings: Findings,
 ) -> None:
     """``workers``: by worker; ``lines``: the registrar's, in order."""
-    fixed = _check_fixed(run, lines, findings)
+    fixed = _check_by_speed(run, lines, findings)
     for worker, told in enumerate(workers):
         _check_worker(run, worker, told.lines, fixed, findings)
     by_hand: defaultdict[_Pass, defaultdict[int, dict[int, HandLine]]]
@@ -39,34 +40,23 @@ def check_hands(
         _check_pass(run, key, hands, findings)
 
 
-def _check_fixed(
+def _check_by_speed(
     run: RunRecord, lines: Sequence[StepLine], findings: Findings
 ) -> dict[Term, list[int]]:
-    """What was fixed is what the observations before it call for."""
     control = StepControl(
         sizes=[len(workers) for workers in run.groups], local_steps=run.local_steps_by_speed
     )
-    fixed: dict[Term, list[int]] = {}
-    for number, line in enumerate(lines, start=1):
-        if (seen := line.observed) is not None:
-            if seen.group >= len(run.groups):
-                findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: of no group of this run")
-                continue
-            control.observe(seen.group, seen.step_us)
-        elif (told := line.fixed) is not None:
-            term = Term(told.loader, told.number, told.block)
-            choice = control.choose()
-            if (tuple(told.steps), told.why) != (choice.steps, choice.why):
-                findings.add(
-                    Rule.HANDS,
-                    f"{STEP_LINES}, line {number}: fixed {told.steps} ({told.why or 'as before'}); "
-                    f"what was observed calls for {list(choice.steps)} "
-                    f"({choice.why or 'as before'})",
-                )
-            if term in fixed:
-                findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {term} is fixed twice")
-            fixed[term] = told.steps
-    return fixed
+
+    def take(line: StepLine) -> str:
+        seen = line.observed
+        if seen is None:
+            return "is no observation"
+        if seen.group >= len(run.groups):
+            return "of no group of this run"
+        control.observe(seen.group, seen.step_us)
+        return ""
+
+    return check_fixed(lines, take, control.choose, findings)
 
 
 def _check_worker(

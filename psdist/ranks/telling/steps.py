@@ -1,5 +1,5 @@
-"""Local steps by speed, for the run's files and for people: what groups' steps have taken, and what
-was made of it.
+"""Local steps by speed or by the loss, for the run's files and for people: what groups' steps have
+taken or scripts reported, and what was made of it.
 
 steps = StepReports(config, run_directory)
 steps.chosen(StepsChosen(...))       # says so in the log
@@ -8,35 +8,53 @@ steps.chosen(StepsChosen(...))       # says so in the log
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from psdist.config.settings import RunConfig
+from psdist.controller.steps import HANDS
 from psdist.history.hands import STEP_LINES
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.steps import StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
 logger = logging.getLogger("psdist")
 
 _MOST_SHOWN = 16
+_SILENT_BLOCKS: Final = 3
+"""When so many blocks have begun without a loss, people hear of it."""
 
 
 class StepReports:
     def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
         self._config = config
         self._directory = directory
+        self._has_loss = False
 
     def observed(self, seen: StepsObserved) -> None:
         line = {"group": seen.group, "round": seen.round, "step_us": seen.step_us}
         self._append("observed", line)
 
+    def heard(self, loss: LossHeard) -> None:
+        self._has_loss = True
+        line = {"worker": loss.worker, "round": loss.round}
+        self._append("reported", {**line, "count": loss.count, "total": loss.total})
+
     def chosen(self, choice: StepsChosen) -> None:
         loader, number, block = choice.term
         line = {"loader": loader, "number": number, "block": block, "steps": list(choice.steps)}
         self._append("fixed", {**line, "why": choice.why})
-        if choice.why:
+        if choice.why and self._config.steps_by == "loss":
+            logger.info("local steps: %d (%s)", choice.steps[0], choice.why)
+        elif choice.why:
             shown = ", ".join(map(str, choice.steps[:_MOST_SHOWN]))
             more = ", ..." * (len(choice.steps) > _MOST_SHOWN)
             logger.info("local steps by group: %s%s (%s)", shown, more, choice.why)
+        if self._config.steps_by == "loss" and block == _SILENT_BLOCKS and not self._has_loss:
+            logger.warning(
+                "steps_by = loss: no loss was reported in the first %d rounds; rounds stay at %d "
+                "local steps until the script calls job.report(loss), or logs what --watch names",
+                1 + HANDS * (_SILENT_BLOCKS - 1),
+                choice.steps[0],
+            )
 
     def _append(self, key: str, line: dict[str, Any]) -> None:
         """Kept with the history."""

@@ -26,6 +26,7 @@ from psdist.protocol.control import (
     Finished,
     Held,
     KeepsCopy,
+    LossReported,
     Metrics,
     ModeProposed,
     Progress,
@@ -226,7 +227,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
-        *(TakenOver, KeepsCopy, CopyFilled, RoundTook, AskSteps),
+        *(TakenOver, KeepsCopy, CopyFilled, RoundTook, LossReported, AskSteps),
     }
 
 

@@ -1,16 +1,28 @@
-"""The registrar's local steps by speed: fixed by whoever asks first, the same for all."""
+"""The registrar's local steps by speed and by the loss: fixed once, the same for all."""
 
 from __future__ import annotations
 
 import pytest
 
+from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
-from psdist.protocol.control import AskSteps, Control, Progress, RoundTook, StepsFixed
-from psdist.protocol.ids import worker_id
+from psdist.protocol.control import (
+    AskSteps,
+    Control,
+    Done,
+    Enter,
+    LossReported,
+    Progress,
+    Resume,
+    Resumed,
+    RoundTook,
+    StepsFixed,
+)
+from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
-from psdist.servers.protocol.steps import StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
 
 def registrar(*, is_by_speed: bool = True) -> Registrar:
@@ -19,7 +31,14 @@ def registrar(*, is_by_speed: bool = True) -> Registrar:
     return Registrar(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps)
 
 
-def tell(machine: Registrar, message: RoundTook | AskSteps) -> list[RegistrarAction]:
+def by_loss(mode: str = "sync") -> Registrar:
+    steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
+    return Registrar(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps, mode=mode)
+
+
+def tell(
+    machine: Registrar, message: RoundTook | LossReported | AskSteps | Enter | Done
+) -> list[RegistrarAction]:
     return machine.handle(worker_id(message.worker), message)
 
 
@@ -30,6 +49,14 @@ def ask(worker: int, block: int) -> AskSteps:
 def answer(worker: int, block: int, *steps: int) -> SendControl:
     fixed = StepsFixed(loader=1, number=0, block=block, steps=list(steps))
     return SendControl(worker_id(worker), fixed)
+
+
+def loss(worker: int, total: float, *, count: int = 1, round: int = 1) -> LossReported:
+    return LossReported(worker=worker, round=round, count=count, total=total)
+
+
+def chosen(block: int, steps: int, why: str = "") -> StepsChosen:
+    return StepsChosen(Term(1, 0, block), (steps, steps), why)
 
 
 def test_the_first_one_that_asks_fixes_it_for_all() -> None:
@@ -85,8 +112,104 @@ def test_a_worker_asks_once_and_for_itself() -> None:
 
 def test_nobody_asks_where_all_make_as_many() -> None:
     machine = registrar(is_by_speed=False)
-    messages: list[Control] = [ask(0, 0), RoundTook(worker=0, round=0, step_us=1)]
+    messages: list[Control] = [ask(0, 0), RoundTook(worker=0, round=0, step_us=1), loss(0, 1.0)]
     for message in messages:
         with pytest.raises(ProtocolError, match="unasked"):
             machine.handle(worker_id(0), message)
     assert machine.handle(worker_id(0), Progress(worker=0, clock=0, samples=0)) == []
+
+
+# -- by the loss ------------------------------------------------------------------------------
+
+
+def test_in_sync_the_last_one_that_asks_fixes_it_by_what_all_have_reported() -> None:
+    machine = by_loss()
+    assert tell(machine, loss(0, 8.0)) == [LossHeard(0, 1, 1, 8.0)]
+    assert tell(machine, ask(0, 1)) == []
+    assert tell(machine, ask(2, 1)) == []
+    assert tell(machine, loss(1, 24.0, count=3)) == [LossHeard(1, 1, 3, 24.0)]
+    answers = [answer(worker, 1, 8, 8) for worker in (0, 1, 2)]
+    assert tell(machine, ask(1, 1)) == [chosen(1, 8), *answers]
+    tell(machine, loss(2, 2.0, round=5))
+    assert [tell(machine, ask(worker, 2)) for worker in (2, 1)] == [[], []]
+    why = "the loss is 2, 8 at first"
+    answers = [answer(worker, 2, 4, 4) for worker in (0, 1, 2)]
+    assert tell(machine, ask(0, 2)) == [chosen(2, 4, why), *answers]
+
+
+def test_a_term_for_which_all_have_asked_is_forgotten() -> None:
+    together, alone = by_loss(), by_loss("ssp")
+    for worker in (0, 1, 2):
+        tell(together, ask(worker, 1))
+        tell(alone, ask(worker, 1))
+    assert tell(together, ask(0, 1)) == [], "as if it were another one"
+    assert tell(alone, ask(0, 1)) == [chosen(1, 8), answer(0, 1, 8, 8)]
+
+
+def test_elsewhere_the_first_one_that_asks_fixes_it() -> None:
+    for mode in ("ssp", "async"):
+        machine = by_loss(mode)
+        tell(machine, loss(0, 8.0))
+        assert tell(machine, ask(0, 1)) == [chosen(1, 8), answer(0, 1, 8, 8)]
+        tell(machine, loss(0, 2.0))
+        assert tell(machine, ask(1, 1)) == [answer(1, 1, 8, 8)]
+        assert tell(machine, ask(0, 2))[0] == chosen(2, 4, "the loss is 2, 8 at first")
+
+
+def enter(worker: int, seq: int = 1) -> Enter:
+    return Enter(worker=worker, seq=seq, name="barrier", payload=b"")
+
+
+def test_nobody_waits_for_who_waits_in_a_collective() -> None:
+    machine = by_loss()
+    assert tell(machine, ask(0, 0)) == []
+    assert tell(machine, enter(1)) == []
+    assert tell(machine, enter(2)) == [chosen(0, 8), answer(0, 0, 8, 8)]
+    assert tell(machine, ask(0, 1)) == [chosen(1, 8), answer(0, 1, 8, 8)]
+    resume = tell(machine, enter(0))
+    assert resume == [SendControl(server_id(0), Resume(seq=1))]
+    machine.handle(server_id(0), Resumed(seq=1, server=0))
+    assert tell(machine, ask(1, 0)) == [answer(1, 0, 8, 8)], "it is fixed"
+    assert tell(machine, ask(0, 2)) == [], "and everybody is waited for again"
+
+
+def test_nobody_waits_for_who_is_done() -> None:
+    machine = by_loss()
+    assert tell(machine, Done(worker=2, statistics={})) == []
+    assert tell(machine, ask(0, 0)) == []
+    assert tell(machine, Done(worker=1, statistics={})) == [chosen(0, 8), answer(0, 0, 8, 8)]
+    assert tell(machine, ask(0, 1)) == [chosen(1, 8), answer(0, 1, 8, 8)]
+
+
+def test_who_was_in_a_collective_that_has_failed_is_waited_for() -> None:
+    machine = by_loss()
+    tell(machine, ask(0, 0))
+    tell(machine, enter(1))
+    failed = tell(machine, Enter(worker=2, seq=1, name="mean", payload=b""))
+    assert not any(isinstance(action, StepsChosen) for action in failed)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        loss(0, 1.0, round=-1),
+        loss(0, 0.0, count=0),
+        loss(0, -1e-9),
+        loss(0, float("nan")),
+        loss(0, float("inf")),
+        loss(0, 2 * MOST_LOSS),
+        RoundTook(worker=0, round=0, step_us=900),
+    ],
+)
+def test_losses_that_cannot_be_are_refused(message: LossReported | RoundTook) -> None:
+    with pytest.raises(ProtocolError, match=r"worker 0 sent .*unasked"):
+        tell(by_loss(), message)
+
+
+def test_the_largest_losses_are_taken() -> None:
+    tell(by_loss(), loss(0, 3 * MOST_LOSS, count=3))
+
+
+def test_nobody_reports_where_speeds_decide() -> None:
+    with pytest.raises(ProtocolError, match=r"sent LossReported of round 1, 1 losses of 1\.0,"):
+        tell(registrar(), loss(0, 1.0))

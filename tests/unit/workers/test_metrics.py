@@ -12,7 +12,16 @@ import torch
 from psdist.errors import CollectiveError, UsageError
 from psdist.protocol.collected import Brought, collected
 from psdist.protocol.control import Enter
-from psdist.workers.metrics import FALSE, OWN_NAMES, TRUE, logged, mean_of, pack, packed_flag
+from psdist.workers.metrics import (
+    FALSE,
+    OWN_NAMES,
+    TRUE,
+    logged,
+    mean_of,
+    number,
+    pack,
+    packed_flag,
+)
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -172,3 +181,28 @@ def test_a_flag_is_a_bool_a_number_or_a_tensor_of_one_value(flag: Any, packed: b
 def test_what_is_no_flag_is_refused(flag: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         packed_flag("all", flag)
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, torch.tensor([[0.5]], requires_grad=True), np.float32(0.5), np.array([0.5])]
+)
+def test_a_loss_is_a_number_or_a_tensor_of_one(value: Any) -> None:
+    assert number("job.report", value) == 0.5
+    assert number("job.report", 3) == 3.0
+    assert type(number("job.report", torch.tensor(3))) is float
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.ones(2), "job.report: the tensor has 2 values, it takes one"),
+        (np.ones(3), "job.report: the tensor has 3 values"),
+        ("0.5", "job.report: a str; it takes a number"),
+        (True, "job.report: a bool; it takes a number"),
+        (torch.tensor(True), "job.report: a bool; it takes a number"),
+        (None, "job.report: a NoneType; it takes a number"),
+    ],
+)
+def test_what_is_no_number_is_no_loss(value: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        number("job.report", value)

@@ -9,7 +9,7 @@ import pytest
 from psdist.controller.steps import Term
 from psdist.errors import UsageError
 from psdist.workers.loop import Wait
-from psdist.workers.rounds.lengths import EqualSteps, StepsBySpeed
+from psdist.workers.rounds.lengths import EqualSteps, StepsByLoss, StepsBySpeed
 
 
 class Rig:
@@ -104,3 +104,52 @@ def test_a_step_takes_one_batch() -> None:
     rig.length.use_batch()
     with pytest.raises(UsageError, match="a step of 2 batches"):
         rig.length.require_batches()
+
+
+def test_rounds_by_the_loss_are_as_long_as_was_fixed_for_their_term() -> None:
+    told: list[object] = []
+
+    def steps_of(term: Term) -> Generator[Wait, None, tuple[int, ...]]:
+        told.append(term)
+        yield Wait(lambda: True, "an answer")
+        return (9, 3 - term.block)
+
+    length = StepsByLoss(
+        group=1,
+        steps_of=steps_of,
+        tell=lambda clock: told.append(("reported", clock)),
+        on_round=lambda clock, steps: told.append((clock, steps)),
+    )
+    for clock in range(6):
+        assert len(list(length.begin(clock))) == (clock in (0, 1, 5))
+        length.use_batch()
+        length.require_batches()
+        ends = [length.end_step(each) for each in range(1, 4)]
+        assert ends == [each == (3, 2, 2, 2, 2, 1)[clock] for each in range(1, 4)]
+        length.end_round(clock)
+        length.exchanged()
+    assert told == [
+        *[("reported", 0), Term(0, 0, 0), (0, 3)],
+        *[("reported", 1), Term(0, 0, 1), (1, 3), (2, 3), (3, 3), (4, 3)],
+        *[("reported", 5), Term(0, 0, 2), (5, 3)],
+    ]
+
+
+def test_a_round_by_the_loss_that_is_cut_says_how_many_steps_it_had() -> None:
+    told: list[tuple[int, int]] = []
+
+    def steps_of(_term: Term) -> Generator[Wait, None, tuple[int, ...]]:
+        yield Wait(lambda: True, "an answer")
+        return (5,)
+
+    length = StepsByLoss(
+        group=0,
+        steps_of=steps_of,
+        tell=lambda _clock: None,
+        on_round=lambda clock, steps: told.append((clock, steps)),
+    )
+    list(length.begin(0))
+    assert not length.end_step(1)
+    assert not length.end_step(2)
+    length.end_round(0)
+    assert told == [(0, 2)]

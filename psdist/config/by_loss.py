@@ -1,0 +1,60 @@
+"""What local steps by the loss go with: one function decides, and docs/local-steps.md has its
+table.
+
+contradiction_of_loss(config)            # "" where the run can be
+
+python -m psdist.config.by_loss          # the table
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psdist.config.beside import Other, refusal, table
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
+
+OTHERS: Final = (
+    Other({"mode": "sync"}, ""),
+    Other({"mode": "ssp"}, ""),
+    Other({"mode": "async"}, ""),
+    Other({"global_batch": 1}, ""),
+    Other({"push_codec": "int8"}, ""),
+    Other({"pull_codec": "fp16"}, ""),
+    Other({"outer": "nesterov"}, ""),
+    Other({"max_deaths": 1}, "deaths were not tried with it yet", "max_deaths = 0"),
+    Other(
+        {"replication": "buddy", "servers": 2},
+        "second copies were not tried with it yet",
+        "replication = none",
+    ),
+    Other(
+        {"resume": True},
+        "a checkpoint does not say what the loss was at first",
+        "resume = false",
+    ),
+    Other({"checkpoint_every": "100"}, ""),
+    Other({"group": "node"}, ""),
+)
+
+
+def contradiction_of_loss(config: RunConfig) -> str:
+    """What does not go with ``steps_by = loss``, and what to do; "" where all does."""
+    if config.steps_by != "loss":
+        if config.watch is None:
+            return ""
+        return (
+            f"watch = {config.watch} with steps_by = {config.steps_by}: nothing is decided by the "
+            "loss; set steps_by = loss, or leave watch out"
+        )
+    if config.local_steps == 1:
+        return (
+            "steps_by = loss with local_steps = 1: rounds become shorter as the loss falls, and "
+            "none is shorter than one step; set local_steps to 2 or more, or steps_by = count"
+        )
+    return refusal(config, OTHERS, mine="steps_by = loss", off="steps_by = count")
+
+
+if __name__ == "__main__":
+    print(table(OTHERS), end="")

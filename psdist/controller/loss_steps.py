@@ -1,0 +1,66 @@
+"""How many local steps all groups make in a round: decided from the loss that the script reports.
+
+Pure: numbers in, decisions out. The registrar runs it (``steps_by = loss``), and ``psdist check``
+feeds it what was recorded and must get the same decisions.
+
+    control = LossStepControl(num_workers=2, num_groups=2, local_steps=16)
+    control.report(worker=0, count=16, total=40.0)       # of reports since the last decision
+    control.choose()                                     # Choice((16, 16), "")
+
+AdaComm (Wang & Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime
+Trade-off in Local-Update SGD", MLSys 2019, section 4): with F the loss now, F_0 the first one and
+H_0 steps at first,
+
+    H = ceil(H_0 sqrt(F / F_0))
+
+which falls with the loss and never rises here. F is the mean of all reports since the last
+decision; without any, nothing changes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from psdist.controller.steps import Choice
+
+MOST_LOSS: Final = 1e100
+"""The largest loss there may be: sums of as many as there are stay finite."""
+
+
+class LossStepControl:
+    def __init__(self, *, num_workers: int, num_groups: int, local_steps: int) -> None:
+        """``local_steps``: H_0, of every group until the loss has fallen."""
+        self._num_groups = num_groups
+        self._at_first = self._now = local_steps
+        self._totals = [0.0] * num_workers
+        """By worker: the sum of what it has reported since the last decision, so that the order in
+        which workers are heard changes no bit."""
+        self._count = 0
+        self._first_loss: float | None = None
+
+    def report(self, worker: int, count: int, total: float) -> None:
+        """This worker's script has reported ``count`` > 0 losses since its last report, with this
+        sum; each is from 0 to :data:`MOST_LOSS`."""
+        self._totals[worker] += total
+        self._count += count
+
+    def choose(self) -> Choice:
+        """What every group makes from now on."""
+        if not self._count:
+            return self._choice("")
+        loss = sum(self._totals) / self._count
+        self._totals, self._count = [0.0] * len(self._totals), 0
+        if self._first_loss is None:
+            self._first_loss = loss
+        if not self._first_loss:
+            return self._choice("")
+        ratio = min(1.0, loss / self._first_loss)
+        steps = max(1, math.ceil(self._at_first * math.sqrt(ratio)))
+        if steps >= self._now:
+            return self._choice("")
+        self._now = steps
+        return self._choice(f"the loss is {loss:.4g}, {self._first_loss:.4g} at first")
+
+    def _choice(self, why: str) -> Choice:
+        return Choice((self._now,) * self._num_groups, why)

@@ -1,0 +1,42 @@
+"""Whether the local steps that were fixed are what the observations before them call for; pure.
+
+check_fixed(read_step_lines(run_dir), take, control.choose, findings)      # {term: steps}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from psdist.controller.steps import Choice, Term
+from psdist.history.hands import STEP_LINES, StepLine
+from psdist.history.rules.findings import Findings, Rule
+
+
+def check_fixed(
+    lines: Sequence[StepLine],
+    take: Callable[[StepLine], str],
+    choose: Callable[[], Choice],
+    findings: Findings,
+) -> dict[Term, list[int]]:
+    """What was fixed, by term. ``take``: gives the controller what a line has observed, and says
+    what is wrong with it, "" for nothing."""
+    fixed: dict[Term, list[int]] = {}
+    for number, line in enumerate(lines, start=1):
+        told = line.fixed
+        if told is None:
+            if wrong := take(line):
+                findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+            continue
+        term = Term(told.loader, told.number, told.block)
+        choice = choose()
+        if (tuple(told.steps), told.why) != (choice.steps, choice.why):
+            findings.add(
+                Rule.HANDS,
+                f"{STEP_LINES}, line {number}: fixed {told.steps} ({told.why or 'as before'}); "
+                f"what was observed calls for {list(choice.steps)} "
+                f"({choice.why or 'as before'})",
+            )
+        if term in fixed:
+            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {term} is fixed twice")
+        fixed[term] = told.steps
+    return fixed

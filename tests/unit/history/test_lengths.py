@@ -1,0 +1,181 @@
+"""Rounds whose length the loss decides, as they are recorded: read, refused where damaged, and
+judged by the check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.controller.loss_steps import MOST_LOSS
+from psdist.errors import HistoryError
+from psdist.history.hands import STEP_LINES, Fixed, Observed, Reported, StepLine, read_step_lines
+from psdist.history.lengths import LengthLine, LengthLines, LengthRecords, read_lengths
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.lengths import check_lengths
+from psdist.history.run_record import RunRecord
+from psdist.history.summary import Summary
+
+RUN = RunRecord(
+    psdist="1",
+    mode="sync",
+    local_steps_by_loss=4,
+    groups=((0,), (1, 2)),
+    slices=((), ()),
+    num_servers=1,
+    num_chunks=0,
+    owners=(),
+)
+
+
+def summary(**told: Any) -> Summary:
+    """Of what is compared; nothing else of it is looked at."""
+    return Summary.model_construct(**{"local_steps": 63, "rounds_cut": 1, **told})
+
+
+def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
+    records = [LengthRecords(tmp_path / "history", worker) for worker in range(2)]
+    records[0].add(0, 4)
+    records[0].add(1, 2)
+    records[0].close()
+    records[1].add(0, 4)
+    records[1].flush()
+    first, second = read_lengths(tmp_path / "history", num_workers=2)
+    lines = (LengthLine(round=0, steps=4), LengthLine(round=1, steps=2))
+    assert first == LengthLines(lines=lines, is_complete=True)
+    assert second == LengthLines(lines=lines[:1], is_complete=False)
+    records[1].close()
+    with pytest.raises(HistoryError, match=r"worker-0.lengths is there already"):
+        LengthRecords(tmp_path / "history", 0)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "{}", '{"round": -1, "steps": 1}', '{"round": 0}', "closed"]
+)
+def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "worker-0.lengths").write_text(f"{damaged}\nclosed\n")
+    with pytest.raises(HistoryError, match=r"worker-0.lengths is damaged"):
+        read_lengths(tmp_path, num_workers=1)
+    (tmp_path / "worker-0.lengths").write_text("closed\n")
+    with pytest.raises(HistoryError, match=r"cannot read .*worker-1.lengths"):
+        read_lengths(tmp_path, num_workers=2)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"worker": 0, "round": 0, "count": 0, "total": 1.0}',
+        '{"worker": 0, "round": 0, "count": 1, "total": -1.0}',
+        '{"worker": 0, "round": 0, "count": 1, "total": NaN}',
+        '{"worker": 0, "round": 0, "count": 1, "total": Infinity}',
+    ],
+)
+def test_a_report_that_cannot_be_is_damage(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / STEP_LINES).write_text(f'{{"reported": {damaged}}}\n')
+    with pytest.raises(HistoryError, match=r"steps.jsonl is damaged"):
+        read_step_lines(tmp_path)
+
+
+def reported(worker: int, total: float, *, count: int = 1, round: int = 1) -> StepLine:
+    return StepLine(reported=Reported(worker=worker, round=round, count=count, total=total))
+
+
+def fixed(block: int, *steps: int, why: str = "") -> StepLine:
+    return StepLine(fixed=Fixed(loader=0, number=0, block=block, steps=list(steps), why=why))
+
+
+WHY = "the loss is 1, 4 at first"
+STEPS = [
+    *[fixed(0, 4, 4), reported(0, 4.0), reported(2, 8.0, count=2), fixed(1, 4, 4)],
+    *[reported(1, 1.0, round=5), fixed(2, 2, 2, why=WHY)],
+]
+MINE = [[4, 4, 1, 4, 4, 2], [4, 4, 4, 4, 4, 2], [4, 4, 4, 4, 4, 2]]
+"""By worker, the steps of its rounds; the first one has had a round cut. 63 together."""
+
+
+def found(
+    workers: list[list[int]],
+    steps: list[StepLine],
+    told: Summary | None = None,
+    *,
+    is_complete: bool = True,
+) -> tuple[str, ...]:
+    lines = [
+        LengthLines(
+            lines=tuple(LengthLine(round=number, steps=n) for number, n in enumerate(each)),
+            is_complete=is_complete,
+        )
+        for each in workers
+    ]
+    return judged(lines, steps, told)
+
+
+def judged(
+    workers: list[LengthLines], steps: list[StepLine], told: Summary | None = None
+) -> tuple[str, ...]:
+    findings = Findings(max_listed_per_rule=9)
+    check_lengths(RUN, workers, steps, told, findings)
+    assert set(findings.counts) <= {Rule.HANDS}
+    return findings.lines()
+
+
+def test_what_is_right_is_not_found() -> None:
+    assert found(MINE, STEPS) == ()
+    assert found(MINE, STEPS, summary(local_steps=63, rounds_cut=1)) == ()
+    early = summary(local_steps=999, rounds_cut=9)
+    assert found(MINE, STEPS, early, is_complete=False) == (), "others were not recorded"
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"rounds_cut": 0}, "summary.json says rounds_cut 0; by what workers recorded it is 1"),
+        ({"rounds_cut": None}, "rounds_cut None"),
+        (
+            {"local_steps": 64},
+            "summary.json says local_steps 64; by what workers recorded it is 63",
+        ),
+    ],
+)
+def test_a_summary_that_says_something_else_is_found(told: dict[str, Any], words: str) -> None:
+    (line,) = found(MINE, STEPS, summary(**{"local_steps": 63, **told}))
+    assert words in line
+
+
+def test_rounds_that_are_too_long_or_out_of_order_are_found() -> None:
+    longer = [MINE[0], [4, 4, 4, 4, 4, 3], MINE[2]]
+    assert found(longer, STEPS) == ("worker 1: round 5 is of 3 steps, 2 were fixed",)
+    never = [MINE[0], MINE[1], [*MINE[2], 2, 2, 2, 2]]
+    assert found(never, STEPS) == ("worker 2: round 9: its steps were never fixed",)
+    lines = tuple(LengthLine(round=number, steps=4) for number in (0, 2))
+    (line,) = judged([LengthLines(lines=lines, is_complete=True)], STEPS)
+    assert line == "worker 0: round 2 is recorded where round 1 belongs"
+    (line,) = found(MINE, [*STEPS[:-1], fixed(2, 2, why=WHY)])[1:2]
+    assert "its steps were never fixed" in line, "of this group"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([*STEPS[:-1], fixed(2, 3, 3, why=WHY)], f"fixed [3, 3] ({WHY}); what was observed calls"),
+        ([*STEPS[:-1], fixed(2, 2, 2, why="low")], "calls for [2, 2] (the loss is 1, 4 at first)"),
+        ([*STEPS[:-1], fixed(2, 2, 1, why=WHY)], "fixed [2, 1]"),
+        ([*STEPS[:4], *STEPS[5:]], "line 5: fixed [2, 2]"),
+        ([*STEPS[:4], STEPS[5], STEPS[4]], "calls for [4, 4] (as before)"),
+        ([*STEPS, STEPS[0]], "line 7: Term(loader=0, number=0, block=0) is fixed twice"),
+        ([reported(3, 1.0), *STEPS], "line 1: of no worker of this run"),
+        ([reported(0, 2 * MOST_LOSS), *STEPS], "line 1: of no worker of this run, or of losses"),
+        (
+            [StepLine(observed=Observed(group=0, round=0, step_us=1)), *STEPS],
+            "line 1: is no report",
+        ),
+        ([StepLine(), *STEPS], "line 1: is no report"),
+    ],
+)
+def test_steps_that_do_not_follow_are_found(steps: list[StepLine], words: str) -> None:
+    assert any(words in each for each in found(MINE, steps)), found(MINE, steps)
+
+
+def test_the_largest_losses_are_taken() -> None:
+    assert found(MINE, [STEPS[0], reported(0, MOST_LOSS), fixed(1, 4, 4), fixed(2, 4, 4)])[1:] == ()

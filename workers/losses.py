@@ -1,0 +1,42 @@
+"""What a worker's script reports of its loss, until the registrar is told.
+
+losses = Losses(skips_nonfinite=False)
+losses.add("job.report", 0.5)
+losses.take()                       # (1, 0.5): how many since the last time, and their sum
+"""
+
+from __future__ import annotations
+
+from psdist.controller.loss_steps import MOST_LOSS
+from psdist.errors import UsageError
+
+
+class Losses:
+    def __init__(self, *, skips_nonfinite: bool) -> None:
+        """``skips_nonfinite``: a loss of NaN or infinity is left out, as its step is."""
+        self._skips_nonfinite = skips_nonfinite
+        self._count, self._total = 0, 0.0
+
+    def add(self, call: str, loss: float) -> None:
+        """``call``: of the script's, for errors. Raises :class:`UsageError` for what is no loss."""
+        if 0 <= loss <= MOST_LOSS:
+            self._count += 1
+            self._total += loss
+        elif loss < 0:
+            raise UsageError(
+                f"{call}: a loss of {loss!r}; steps_by = loss takes the part of the first loss "
+                "that is left, so a loss must not be below 0: report one that cannot be, or set "
+                "steps_by = count"
+            )
+        elif not self._skips_nonfinite:
+            raise UsageError(
+                f"{call}: a loss of {loss!r}; psdist decides by it how long rounds are, and the "
+                "training has gone wrong: look at the step before (on_nonfinite = skip leaves "
+                "such steps and losses out)"
+            )
+
+    def take(self) -> tuple[int, float]:
+        """How many since this was called last, and their sum."""
+        count, total = self._count, self._total
+        self._count, self._total = 0, 0.0
+        return count, total
