@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
+from psdist.config.by_loss import reads_losses
 from psdist.config.codec_rounds import is_auto, is_controlled
 from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, schedule_of
@@ -38,7 +39,7 @@ from psdist.history.writers import history_folder
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.prepared import ParameterSets
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import LossReported, RoundTook
+from psdist.protocol.control import RoundTook
 from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
 from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.ranks.context import RankContext
@@ -62,7 +63,7 @@ from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.rounds.lengths import RoundLength, StepsByLoss, StepsBySpeed
-from psdist.workers.standing import Standing
+from psdist.workers.standing import Standing, tell_losses
 from psdist.workers.traced import TracedChannel, span_of_call
 
 logger = logging.getLogger("psdist")
@@ -162,7 +163,10 @@ class Job:
         self._hands: HandRecords | None = None
         if context.config.steps_by == "speed":
             self._begin_by_speed(members)
-        self._losses = Losses(skips_nonfinite=context.config.on_nonfinite == "skip")
+        self._losses = Losses(
+            skips_nonfinite=context.config.on_nonfinite == "skip",
+            may_be_negative=context.config.steps_by != "loss",
+        )
         """What the script has reported, where something is decided by it."""
         self._lengths: LengthRecords | None = None
         length: RoundLength | None = self._by_speed
@@ -186,6 +190,7 @@ class Job:
             context.transport,
             tells_rounds=is_controlled(context.config) and place == 0,
             tells_errors=is_auto(context.config),
+            losses=self._losses if context.config.loss_patience is not None else None,
         )
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
@@ -446,32 +451,30 @@ class Job:
             position.use_batch()
             self._standing.on_batch(position, is_of_equal_passes=self._by_speed is None)
 
-    # -- local steps by the loss ---------------------------------------------------------------
+    # -- what is decided by the loss -----------------------------------------------------------
 
     def report(self, loss: float | torch.Tensor) -> None:
         """Tell psdist the loss, of a batch or of a validation: ``job.report(loss.item())``.
 
-        With ``steps_by = loss`` rounds become shorter as it falls; nothing else reads it. No
-        collective: every worker may report, or the chief alone, as often as it likes; what counts
-        is the mean of all reports since the last decision. A number, or a tensor of one value (of a
-        GPU, that waits for it). Raises :class:`UsageError` for a loss below 0, and but for
-        ``on_nonfinite = skip`` for NaN and infinity.
+        With ``steps_by = loss`` rounds become shorter as it falls, with ``loss_patience`` codecs
+        that psdist chooses less lossy where it stands still; nothing else reads it. No collective:
+        every worker may report, or the chief alone, as often as it likes; what counts is the mean
+        of all reports since the last decision. A number, or a tensor of one value (of a GPU, that
+        waits for it). Raises :class:`UsageError` with ``steps_by = loss`` for a loss below 0, and
+        but for ``on_nonfinite = skip`` for NaN and infinity.
         """
         self._require_open("report")
         self._add_loss("job.report", metrics.number("job.report", loss))
 
     def _add_loss(self, call: str, loss: float) -> None:
-        if self._config.steps_by == "loss":
+        if reads_losses(self._config):
             self._losses.add(call, loss)
 
     def _steps_by_loss(self) -> StepsByLoss:
         context = self._context
 
         def tell(clock: int) -> None:
-            count, total = self._losses.take()
-            if count:
-                message = LossReported(worker=self.worker, round=clock, count=count, total=total)
-                context.transport.send_control(REGISTRAR, message)
+            tell_losses(self._losses, self.worker, clock, context.transport)
 
         def on_round(clock: int, num_steps: int) -> None:
             if self._lengths is not None:

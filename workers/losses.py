@@ -1,6 +1,6 @@
 """What a worker's script reports of its loss, until the registrar is told.
 
-losses = Losses(skips_nonfinite=False)
+losses = Losses(skips_nonfinite=False, may_be_negative=False)
 losses.add("job.report", 0.5)
 losses.take()                       # (1, 0.5): how many since the last time, and their sum
 """
@@ -12,17 +12,18 @@ from psdist.errors import UsageError
 
 
 class Losses:
-    def __init__(self, *, skips_nonfinite: bool) -> None:
+    def __init__(self, *, skips_nonfinite: bool, may_be_negative: bool) -> None:
         """``skips_nonfinite``: a loss of NaN or infinity is left out, as its step is."""
         self._skips_nonfinite = skips_nonfinite
+        self._may_be_negative = may_be_negative
         self._count, self._total = 0, 0.0
 
     def add(self, call: str, loss: float) -> None:
         """``call``: of the script's, for errors. Raises :class:`UsageError` for what is no loss."""
-        if 0 <= loss <= MOST_LOSS:
+        if abs(loss) <= MOST_LOSS and (loss >= 0 or self._may_be_negative):
             self._count += 1
             self._total += loss
-        elif loss < 0:
+        elif loss < 0 and not self._may_be_negative:
             raise UsageError(
                 f"{call}: a loss of {loss!r}; steps_by = loss takes the part of the first loss "
                 "that is left, so a loss must not be below 0: report one that cannot be, or set "
@@ -30,9 +31,9 @@ class Losses:
             )
         elif not self._skips_nonfinite:
             raise UsageError(
-                f"{call}: a loss of {loss!r}; psdist decides by it how long rounds are, and the "
-                "training has gone wrong: look at the step before (on_nonfinite = skip leaves "
-                "such steps and losses out)"
+                f"{call}: a loss of {loss!r}, by which nothing can be decided: the training has "
+                "gone wrong; look at the step before (on_nonfinite = skip leaves such steps and "
+                "losses out)"
             )
 
     def take(self) -> tuple[int, float]:

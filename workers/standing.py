@@ -14,11 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from psdist.protocol.control import Progress
+from psdist.protocol.control import LossReported, Progress
 from psdist.protocol.ids import REGISTRAR
 from psdist.transport.base import Transport
 from psdist.workers.data.passes import EqualPasses
 from psdist.workers.data.position import Position
+from psdist.workers.losses import Losses
 from psdist.workers.trainer import Trainer
 
 _EVERY_S = 0.25
@@ -62,9 +63,11 @@ class Standing:
         *,
         tells_rounds: bool = False,
         tells_errors: bool = False,
+        losses: Losses | None = None,
     ) -> None:
         """``tells_rounds``: whether the registrar wants to know what each round has taken, and
-        ``tells_errors``, what codecs have left out in it."""
+        ``tells_errors``, what codecs have left out in it; ``losses``: what it is told of those that
+        the script reports."""
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
@@ -72,6 +75,7 @@ class Standing:
         self._sent_s = 0.0
         self._rounds = Rounds() if tells_rounds else None
         self._tells_errors = tells_errors
+        self._losses = losses
 
     def begin_at(self, clock: int) -> None:
         """The job goes on from a checkpoint, after ``clock`` iterations."""
@@ -101,12 +105,15 @@ class Standing:
     def send(self, trainers: Sequence[Trainer]) -> None:
         """``trainers``: of every set, none before ``job.prepare``."""
         self._sent_s = time.monotonic()
+        clock = trainers[0].clock if trainers else 0
+        if self._losses is not None:
+            tell_losses(self._losses, self._worker, clock, self._transport)
         position = self._position
         told = self._rounds.take() if self._rounds else (0, [], [], [])
         first_round, own_us, waits_us, errors_ppm = told
         progress = Progress(
             worker=self._worker,
-            clock=trainers[0].clock if trainers else 0,
+            clock=clock,
             samples=max((each.num_samples for each in trainers), default=0),
             loader_batches=self._passes.num_batches,
             loader_until=self._passes.until,
@@ -122,6 +129,14 @@ class Standing:
             errors_ppm=errors_ppm if self._tells_errors else [],
         )
         self._transport.send_control(REGISTRAR, progress)
+
+
+def tell_losses(losses: Losses, worker: int, clock: int, transport: Transport) -> None:
+    """The registrar, of what was reported since the last time."""
+    count, total = losses.take()
+    if count:
+        message = LossReported(worker=worker, round=clock, count=count, total=total)
+        transport.send_control(REGISTRAR, message)
 
 
 def _waited_s(trainers: Sequence[Trainer]) -> float:

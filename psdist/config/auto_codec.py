@@ -52,6 +52,11 @@ def contradiction_of_auto_codec(config: RunConfig) -> str:
                 f"error_budget = {config.error_budget:g} with codec = {config.codec or 'none'}: it "
                 "is what codec = auto keeps to; set codec = auto, or leave error_budget out"
             )
+        if config.loss_patience is not None:
+            return (
+                f"loss_patience = {config.loss_patience} with codec = {config.codec or 'none'}: it "
+                "is what codec = auto keeps to; set codec = auto, or leave loss_patience out"
+            )
         return ""
     if refused := refusal(config, OTHERS, mine="codec = auto", off="another codec"):
         return refused

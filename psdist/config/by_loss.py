@@ -39,15 +39,20 @@ OTHERS: Final = (
 )
 
 
+def reads_losses(config: RunConfig) -> bool:
+    """Whether anything is decided by what scripts report."""
+    return config.steps_by == "loss" or config.loss_patience is not None
+
+
 def contradiction_of_loss(config: RunConfig) -> str:
     """What does not go with ``steps_by = loss``, and what to do; "" where all does."""
-    if config.steps_by != "loss":
-        if config.watch is None:
-            return ""
+    if config.watch is not None and not reads_losses(config):
         return (
-            f"watch = {config.watch} with steps_by = {config.steps_by}: nothing is decided by the "
-            "loss; set steps_by = loss, or leave watch out"
+            f"watch = {config.watch} with steps_by = {config.steps_by} and no loss_patience: "
+            "nothing is decided by the loss; set one of them, or leave watch out"
         )
+    if config.steps_by != "loss":
+        return ""
     if config.local_steps == 1:
         return (
             "steps_by = loss with local_steps = 1: rounds become shorter as the loss falls, and "

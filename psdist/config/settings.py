@@ -203,8 +203,8 @@ class RunConfig(BaseModel):
     watch: Annotated[str, Field(min_length=1, max_length=200)] | None = _setting(
         None,
         allowed="a name of 1 to 200 characters",
-        description="steps_by = loss: the name in job.log whose values are the loss, as those of "
-        "job.report are.",
+        description="steps_by = loss, loss_patience: the name in job.log whose values are the "
+        "loss, as those of job.report are.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
@@ -388,6 +388,12 @@ class RunConfig(BaseModel):
         None,
         allowed="a number > 0 and < 1",
         description="codec = auto: the part of a push that its codec may leave out.",
+    )
+    loss_patience: _Count | None = _setting(
+        None,
+        allowed=_COUNT,
+        description="codec = auto: a codec is left for less lossy ones after so many windows of 20 "
+        "rounds in which the loss of job.report was not lower.",
     )
     pull_copies: Literal["off", "on"] = _setting(
         "off",

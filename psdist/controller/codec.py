@@ -27,6 +27,10 @@ in vain, and no longer than until the level of now takes half or twice as much w
 because then the network is another one. So a level that was too slow is tried again, ever less
 often. With an error budget only levels count whose ||p - C(p)|| / ||p|| is not above it; what has
 not been seen of a level is found out one level at a time.
+
+With a patience only levels count that are less lossy than those under which the reported loss has
+stood still for so many windows (:mod:`psdist.controller.loss_guard`). That is for good: the
+lossiest level that may come becomes less lossy only.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from statistics import median_low
 from typing import Final, NamedTuple
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
+from psdist.controller.loss_guard import LossGuard
 
 SLACK: Final = 0.10
 """Of the shortest round: so much longer one may be with a less lossy level,"""
@@ -65,13 +70,22 @@ class _Seen(NamedTuple):
 
 class CodecControl(Controller):
     def __init__(
-        self, *, num_groups: int, names: Sequence[str], error_budget: float | None = None
+        self,
+        *,
+        num_groups: int,
+        names: Sequence[str],
+        error_budget: float | None = None,
+        loss_patience: int | None = None,
     ) -> None:
         """``names``: of the levels, the first of which the run begins with; ``error_budget``: the
-        most that pushes may leave out, relative to what they were to bring."""
+        most that pushes may leave out, relative to what they were to bring; ``loss_patience``: for
+        how many windows the loss may stand still under a level, where losses are reported."""
         super().__init__(Window(num_groups=num_groups, first=FIRST))
         self._names = names
         self._budget = error_budget
+        self._guard = LossGuard(loss_patience) if loss_patience is not None else None
+        self._lossiest = len(names) - 1
+        """Of the levels that the loss allows."""
         self.level = 0
         self._num_windows = 0
         self._here = 0
@@ -85,6 +99,15 @@ class CodecControl(Controller):
         self._vain: dict[int, int] = {}
         """By level: how often running it was left after a single window, to where it came from."""
 
+    @property
+    def reads_losses(self) -> bool:
+        return self._guard is not None
+
+    def report(self, count: int, total: float) -> None:
+        """Scripts have reported so many losses, with this sum."""
+        assert self._guard is not None
+        self._guard.report(count, total)
+
     def judge(self) -> Decision | None:
         first = self._window.first
         if not self._sizes or (rounds := self._window.take()) is None:
@@ -92,6 +115,8 @@ class CodecControl(Controller):
         self._num_windows += 1
         self._here += 1
         self._take_in(rounds)
+        if self._guard is not None and self._guard.stands_still() and self.level:
+            self._lossiest = self.level - 1
         level = self._best()
         if level == self.level:
             return None
@@ -102,6 +127,8 @@ class CodecControl(Controller):
         goes_back = self._here == 1 and (self._came_from > left) == (to > left)
         self._vain[left] = min(self._vain.get(left, 0) + 1, _MOST_VAIN) if goes_back else 0
         self._came_from, self.level, self._here = left, to, 0
+        if self._guard is not None:
+            self._guard.begin()
         self._window.begin(max(round_number + SETTLES, self._window.first))
 
     # -- what was seen --------------------------------------------------------------------------
@@ -177,7 +204,10 @@ class CodecControl(Controller):
         return back if back in self._seen else max(back, self.level - 1)
 
     def _is_allowed(self, level: int) -> bool:
-        """Within the budget; of a level that was not seen only where the one before it is."""
+        """By the loss, and within the budget; of a level that was not seen only where the one
+        before it is."""
+        if level > self._lossiest:
+            return False
         if self._budget is None or not level:
             return True
         if level in self._errors:
@@ -192,7 +222,9 @@ class CodecControl(Controller):
             f"iterations {first} to {first + WINDOW - 1}: {now.round_us / 1e3:.2f} ms each with "
             f"{self._names[self.level]}, {now.exposed_us / 1e3:.2f} ms of them waiting"
         )
-        if not self._is_allowed(self.level):
+        if self._guard is not None and self.level > self._lossiest:
+            told += f", {self._guard.words}"
+        elif not self._is_allowed(self.level):
             error = self._errors[self.level][0] / _MILLION
             told += f", {error:.4f} left out of a push where {self._budget} is allowed"
         is_seen = "seen" if level in self._seen else "expected"

@@ -66,7 +66,12 @@ class Reported(Line):
     worker: _Count
     round: _Count
     count: Annotated[int, Field(ge=1, lt=2**63)]
-    total: Annotated[float, Field(ge=0, le=MOST_LOSS * 2**63, allow_inf_nan=False)]
+    total: Annotated[float, Field(allow_inf_nan=False)]
+
+    def is_of(self, num_workers: int, *, least: float = -MOST_LOSS) -> bool:
+        """Whether one of so many workers can have reported such losses."""
+        is_possible = least * self.count <= self.total <= MOST_LOSS * self.count
+        return self.worker < num_workers and is_possible
 
 
 class Fixed(Line):

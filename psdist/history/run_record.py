@@ -98,7 +98,9 @@ class RunRecord(BaseModel):
     ladder: Annotated[tuple[LevelCodecs, ...], Field(max_length=100)] = ()
     """The least lossy first."""
     error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
-    """Of what psdist chooses: the part of a push that its codec may leave out."""
+    """Of what psdist chooses: the part of a push that its codec may leave out,"""
+    loss_patience: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """and for how many windows the loss may stand still under it."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]

@@ -343,7 +343,12 @@ def _controller(config: RunConfig, num_groups: int) -> Controller | None:
         return ModeControl(num_groups=num_groups, staleness=config.staleness)
     if is_auto(config):
         names = [text_of_both(each) for each in ladder_of(config)]
-        return CodecControl(num_groups=num_groups, names=names, error_budget=config.error_budget)
+        return CodecControl(
+            num_groups=num_groups,
+            names=names,
+            error_budget=config.error_budget,
+            loss_patience=config.loss_patience,
+        )
     return None
 
 
@@ -489,6 +494,7 @@ class Reporter:
             codecs=self._codecs.begins,
             ladder=self._codecs.ladder,
             error_budget=context.config.error_budget,
+            loss_patience=context.config.loss_patience,
             groups=context.roles.groups,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
             num_servers=context.roles.num_servers,
@@ -590,8 +596,10 @@ class Reporter:
             self._standing.mode = self._status.mode = self._decisions.now
         elif isinstance(action, StepsObserved):
             self._steps.observed(action)
-        elif isinstance(action, LossHeard):
+        elif isinstance(action, LossHeard) and self._context.config.steps_by == "loss":
             self._steps.heard(action)
+        elif isinstance(action, LossHeard):
+            self._decisions.heard(action)
         elif isinstance(action, StepsChosen):
             self._steps.chosen(action)
         elif isinstance(action, EndJob):

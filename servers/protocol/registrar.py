@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, NoReturn
 
+from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
@@ -80,7 +81,13 @@ from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
-from psdist.servers.protocol.steps import FixedSteps, LossHeard, StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import (
+    FixedSteps,
+    LossHeard,
+    StepsChosen,
+    StepsObserved,
+    is_loss,
+)
 
 
 @dataclass(slots=True)
@@ -160,6 +167,7 @@ class Registrar:
         *Takeovers.TAKES,
         *ModeChanges.TAKES,
         *FixedSteps.TAKES,
+        LossReported,
     )
 
     def __init__(
@@ -290,6 +298,9 @@ class Registrar:
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)
             return self._on_mode_proposed(message)
+        if isinstance(message, LossReported):
+            self._require_worker(peer, message)
+            return self._on_loss(message)
         if isinstance(message, FixedSteps.TAKES):
             self._require_worker(peer, message)
             return self._on_steps(message)
@@ -444,13 +455,23 @@ class Registrar:
         self._control.know_sizes(sizes)
         return [LevelsSized(sizes)]
 
-    def _on_steps(self, message: RoundTook | LossReported | AskSteps) -> list[RegistrarAction]:
+    def _on_loss(self, message: LossReported) -> list[RegistrarAction]:
+        """For what is decided by it: local steps, or the codecs."""
+        worker, count, total = message.worker, message.count, message.total
+        control, steps = self._control, self._steps
+        if not is_loss(message):
+            _refuse(worker_id(worker), f"reported {count} losses of {total}, which is damaged")
+        if isinstance(control, CodecControl) and control.reads_losses:
+            control.report(count, total)
+        elif steps is None or not steps.report(message):
+            _refuse(worker_id(worker), "sent LossReported, unasked or damaged")
+        return [LossHeard(worker, message.round, count, total)]
+
+    def _on_steps(self, message: RoundTook | AskSteps) -> list[RegistrarAction]:
         if self._steps is None:
             _refuse(worker_id(message.worker), f"sent {type(message).__name__}, unasked")
         if isinstance(message, RoundTook):
             return [*self._steps.on_took(message)]
-        if isinstance(message, LossReported):
-            return [*self._steps.on_loss(message)]
         return [*self._steps.on_ask(message, self._away)]
 
     @property

@@ -37,7 +37,7 @@ class StepsObserved:
 
 @dataclass(frozen=True, slots=True)
 class LossHeard:
-    """A worker's script has reported so many losses before it came to a round: for the record."""
+    """A worker's script has reported so many losses, before it came to a round: for the record."""
 
     worker: int
     round: int
@@ -54,7 +54,16 @@ class StepsChosen:
     why: str
 
 
-StepsAction = SendControl | StepsObserved | LossHeard | StepsChosen
+StepsAction = SendControl | StepsObserved | StepsChosen
+
+
+def is_loss(message: LossReported) -> bool:
+    """Whether there are such losses."""
+    return (
+        message.round >= 0
+        and message.count >= 1
+        and (abs(message.total) <= MOST_LOSS * message.count)
+    )
 
 
 @dataclass(slots=True)
@@ -65,7 +74,7 @@ class _Asked:
 
 
 class FixedSteps:
-    TAKES = (RoundTook, LossReported, AskSteps)
+    TAKES = (RoundTook, AskSteps)
 
     def __init__(
         self,
@@ -95,16 +104,12 @@ class FixedSteps:
         control.observe(group, message.step_us)
         return [StepsObserved(group, message.round, message.step_us)]
 
-    def on_loss(self, message: LossReported) -> list[StepsAction]:
-        worker, count, total = message.worker, message.count, message.total
-        is_damaged = message.round < 0 or count < 1 or not 0 <= total <= MOST_LOSS * count
-        if not isinstance(self._control, LossStepControl) or is_damaged:
-            raise ProtocolError(
-                f"the registrar: worker {worker} sent LossReported of round {message.round}, "
-                f"{count} losses of {total}, which is unasked or damaged"
-            )
-        self._control.report(worker, count, total)
-        return [LossHeard(worker, message.round, count, total)]
+    def report(self, message: LossReported) -> bool:
+        """Whether losses say how many steps there are, and may be as this one is."""
+        if not isinstance(self._control, LossStepControl) or message.total < 0:
+            return False
+        self._control.report(message.worker, message.count, message.total)
+        return True
 
     def on_ask(self, message: AskSteps, away: Collection[int] = ()) -> list[StepsAction]:
         """``away``: workers that are done, or wait in a collective."""

@@ -20,6 +20,7 @@ from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
+from psdist.history.hands import Reported
 from psdist.history.records import code_of
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
@@ -66,6 +67,7 @@ class Sized(_Line):
 
 class DecisionLine(_Line):
     observed: Observed | None = None
+    reported: Reported | None = None
     changed: Changed | None = None
     sized: Sized | None = None
 
@@ -109,6 +111,12 @@ def check_decisions(
                 findings.add(Rule.MODES, f"{where}: not of the codecs of this run")
                 return
             control.know_sizes(sized.sizes)
+        elif (loss := line.reported) is not None:
+            may_be = loss.is_of(run.num_workers)
+            if not isinstance(control, CodecControl) or not control.reads_losses or not may_be:
+                findings.add(Rule.MODES, f"{where}: of no worker of this run, or not asked for")
+                continue
+            control.report(loss.count, loss.total)
         elif (seen := line.observed) is not None:
             is_whole = len(seen.own_us) == len(seen.waits_us)
             if not is_whole or len(seen.errors_ppm) not in (0, len(seen.own_us)):
@@ -171,6 +179,7 @@ def _controller(run: RunRecord) -> Controller:
         num_groups=len(run.groups),
         names=[each.name for each in run.ladder],
         error_budget=run.error_budget,
+        loss_patience=run.loss_patience,
     )
 
 

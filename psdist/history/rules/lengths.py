@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
+from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import Term, block_of
 from psdist.history.hands import StepLine
 from psdist.history.lengths import LengthLine, LengthLines
@@ -61,7 +61,7 @@ def _check_by_loss(
         told = line.reported
         if told is None:
             return "is no report"
-        if told.worker >= run.num_workers or told.total > MOST_LOSS * told.count:
+        if not told.is_of(run.num_workers, least=0.0):
             return "of no worker of this run, or of losses that there are not"
         control.report(told.worker, told.count, told.total)
         return ""

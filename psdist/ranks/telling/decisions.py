@@ -15,6 +15,7 @@ from psdist.ranks.telling.codecs import CodecReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
+from psdist.servers.protocol.steps import LossHeard
 
 Decided = ModeChanged | ModeObserved | LevelsSized
 _KINDS: dict[type, str] = {ModeObserved: "observed", ModeChanged: "changed", LevelsSized: "sized"}
@@ -44,3 +45,8 @@ class DecisionReports:
         if isinstance(action, ModeChanged):
             of = self.modes if action.level < 0 else self.codecs
             of.changed(action)
+
+    def heard(self, loss: LossHeard) -> None:
+        """A script has reported losses by which codecs are chosen."""
+        if self._is_kept:
+            self._directory.append(DECISION_LINES, {"reported": asdict(loss)})

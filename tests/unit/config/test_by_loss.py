@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psdist.config.beside import Other, table
-from psdist.config.by_loss import OTHERS
+from psdist.config.by_loss import OTHERS, reads_losses
 from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
@@ -43,12 +43,24 @@ def test_what_to_watch_is_named_where_it_decides_something() -> None:
     given = {"mode": "sync", "steps_by": "loss", "local_steps": "8", "watch": "loss/valid"}
     assert resolve(command_line=given, environment={}).config.watch == "loss/valid"
     for steps_by in ("count", "speed"):
-        said = f"watch = loss/valid with steps_by = {steps_by}: nothing is decided by the loss"
+        said = f"watch = loss/valid with steps_by = {steps_by} and no loss_patience: nothing is"
         with pytest.raises(ConfigError, match=said):
             resolve(command_line={**given, "steps_by": steps_by}, environment={})
+    guarded = {"mode": "sync", "codec": "auto", "loss_patience": "3", "watch": "loss/valid"}
+    assert resolve(command_line=guarded, environment={}).config.loss_patience == 3
+    with pytest.raises(ConfigError, match="loss_patience = 3 with codec = int8: it is what codec"):
+        resolve(command_line={**guarded, "codec": "int8"}, environment={})
+    with pytest.raises(ConfigError, match="loss_patience = 3 with codec = none: it is what codec"):
+        resolve(command_line={"mode": "sync", "loss_patience": "3"}, environment={})
     with pytest.raises(ConfigError, match=r"watch = .*a name of 1 to 200 characters"):
         resolve(command_line={**given, "watch": ""}, environment={})
 
 
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
     assert table(OTHERS) in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_losses_are_read_where_something_is_decided_by_them() -> None:
+    assert not reads_losses(RunConfig())
+    assert reads_losses(RunConfig(steps_by="loss", local_steps=2))
+    assert reads_losses(RunConfig(codec="auto", loss_patience=1))

@@ -25,8 +25,12 @@ def link(us_per_byte: float, *, own_us: int = 20 * MS, hidden_us: int = 0) -> Li
 class Run:
     """Groups that train on a link, and do what is decided."""
 
-    def __init__(self, *, groups: int = 2, budget: float | None = None) -> None:
-        self.control = CodecControl(num_groups=groups, names=NAMES, error_budget=budget)
+    def __init__(
+        self, *, groups: int = 2, budget: float | None = None, patience: int | None = None
+    ) -> None:
+        self.control = CodecControl(
+            num_groups=groups, names=NAMES, error_budget=budget, loss_patience=patience
+        )
         self.control.know_sizes(SIZES)
         self.groups, self.round = groups, 1
         self.errors = (0, 500, 7_000, 120_000, 120_000)
@@ -258,3 +262,47 @@ def test_another_network_may_take_what_was_in_vain_on_the_one_before() -> None:
     assert control._vain[4] == 1
     tell(control, *[(20 * MS, 900 * MS, 0)] * 2)
     assert control._vain.get(4, 0) == 0
+
+
+# -- guided by the loss -----------------------------------------------------------------------
+
+
+def guarded(run: Run, link: Link, losses: list[float]) -> list[int]:
+    """The level after each window, in which one loss was reported."""
+    levels = []
+    for loss in losses:
+        run.control.report(1, loss)
+        levels += run.train(link)
+    return levels
+
+
+def test_where_the_loss_stands_still_less_lossy_levels_come_for_good() -> None:
+    run = Run(patience=2)
+    assert run.control.reads_losses
+    slow = link(1000)
+    falling = [5.0, 4.0, 3.0]
+    assert guarded(run, slow, falling) == [4, 4, 4]
+    assert guarded(run, slow, [3.0, 3.0]) == [4, 3]
+    assert "the loss not below 3 for 2 windows; " in run.said[-1].why
+    assert guarded(run, slow, [3.0, 3.0, 2.0, 2.0]) == [3, 2, 2, 2]
+    assert guarded(run, slow, [2.0, 2.0, 2.0, 2.0]) == [1, 1, 0, 0], "down to none"
+    assert guarded(run, slow, [1.0, 2.0, 2.0, 2.0]) == [0] * 4, "where it stays"
+    assert len(run.said) == 5
+
+
+def test_where_the_loss_falls_or_is_not_reported_the_link_decides() -> None:
+    run = Run(patience=1)
+    assert guarded(run, link(1000), [1 / n for n in range(1, 9)]) == [4] * 8
+    assert run.train(link(1000), 8) == [4] * 8
+    assert guarded(run, link(0.1), [0.1, 0.05, 0.02, 0.01])[-1] < 4, "a fast link still decides"
+
+
+def test_the_loss_and_the_budget_both_hold() -> None:
+    run = Run(patience=1, budget=0.01)
+    levels = guarded(run, link(1000), [5.0, 4.0, 3.0, 2.0, 1.0, 0.9])
+    assert levels[-1] == 2, "int4 leaves out too much"
+    assert guarded(run, link(1000), [1.0, 1.0]) == [1, 0]
+
+
+def test_without_a_patience_no_loss_is_read() -> None:
+    assert not Run().control.reads_losses

@@ -97,9 +97,9 @@ def changed(level: int = 1, why: str = WHY, start: int = 30) -> DecisionLine:
     return DecisionLine.model_validate({"changed": told})
 
 
-def findings_of(*lines: DecisionLine, is_complete: bool = True) -> str:
+def findings_of(*lines: DecisionLine, is_complete: bool = True, run: RunRecord = RUN) -> str:
     findings = Findings(max_listed_per_rule=9)
-    check_decisions(RUN, [*lines], (), findings, is_complete=is_complete)
+    check_decisions(run, [*lines], (), findings, is_complete=is_complete)
     return "\n".join(findings.lines())
 
 
@@ -151,3 +151,63 @@ def test_a_ladder_is_that_with_which_the_run_begins() -> None:
     for wrong in ({"codecs": ()}, {"ladder": (INT8.model_dump(), NONE.model_dump())}):
         with pytest.raises(ValueError, match="begins with the first one"):
             RunRecord.model_validate(told | wrong)
+
+
+# -- by what scripts have reported ----------------------------------------------------------------
+
+GUARDED = RUN.model_copy(update={"loss_patience": 1})
+BACK = (
+    "iterations 32 to 51: 3.00 ms each with x/x, 2.00 ms of them waiting, the loss not below 2 for "
+    "1 windows; 10.00 ms seen with none"
+)
+
+
+def reported(worker: int, total: float, count: int = 1) -> DecisionLine:
+    told = {"worker": worker, "round": 3, "count": count, "total": total}
+    return DecisionLine.model_validate({"reported": told})
+
+
+def window(first_round: int, wait_us: int) -> list[DecisionLine]:
+    told = {"first_round": first_round, "waits_us": [wait_us] * 20}
+    return [observed(group, **told) for group in range(2)]
+
+
+FIRST = [sized(), reported(1, 2.0), *window(5, 9000), changed()]
+
+
+def guarded(*lines: DecisionLine) -> str:
+    return findings_of(*FIRST, *lines, run=GUARDED)
+
+
+def test_codecs_that_a_loss_leads_away_from_are_right() -> None:
+    back = changed(0, why=BACK, start=60)
+    assert guarded(reported(0, 4.0, count=2), *window(32, 2000), back) == ""
+    assert guarded(reported(0, 3.0, count=2), *window(32, 2000)) == "", "it has fallen"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([reported(0, 4.0, count=2), *window(32, 2000)], "none was never set, although: iter"),
+        ([reported(0, 3.0, count=2), *window(32, 2000), changed(0, why=BACK)], "for no change"),
+        ([*window(32, 2000), changed(0, why=BACK, start=60)], "calls for no change"),
+        ([reported(2, 4.0)], "line 6: of no worker of this run, or not asked for"),
+        ([reported(0, 1e101)], "line 6: of no worker of this run, or not asked for"),
+        ([reported(0, -1e101)], "line 6: of no worker of this run, or not asked for"),
+    ],
+)
+def test_what_a_loss_does_not_lead_to_is_found(lines: list[DecisionLine], words: str) -> None:
+    assert words in guarded(*lines)
+
+
+def test_a_loss_that_nobody_asks_for_is_found() -> None:
+    assert "line 1: of no worker of this run, or not asked for" in findings_of(reported(0, 1.0))
+    by_mode = RUN.model_copy(update={"ladder": (), "codecs": (), "auto_staleness": 2})
+    assert "or not asked for" in findings_of(reported(0, 1.0), run=by_mode)
+
+
+@pytest.mark.parametrize("total", ["NaN", "Infinity", '"1"', "null"])
+def test_a_damaged_report_is_named(total: str, tmp_path: Path) -> None:
+    line = f'{{"reported": {{"worker": 0, "round": 0, "count": 1, "total": {total}}}}}'
+    with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged"):
+        read_decision_lines(write(tmp_path, f"{line}\n"))

@@ -66,7 +66,7 @@ def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
     "damaged",
     [
         '{"worker": 0, "round": 0, "count": 0, "total": 1.0}',
-        '{"worker": 0, "round": 0, "count": 1, "total": -1.0}',
+        '{"worker": -1, "round": 0, "count": 1, "total": 1.0}',
         '{"worker": 0, "round": 0, "count": 1, "total": NaN}',
         '{"worker": 0, "round": 0, "count": 1, "total": Infinity}',
     ],
@@ -125,6 +125,8 @@ def test_what_is_right_is_not_found() -> None:
     assert found(MINE, STEPS, summary(local_steps=63, rounds_cut=1)) == ()
     early = summary(local_steps=999, rounds_cut=9)
     assert found(MINE, STEPS, early, is_complete=False) == (), "others were not recorded"
+    part = [LengthLines(lines=(), is_complete=each) for each in (True, False, True)]
+    assert judged(part, STEPS, early) == ()
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,7 @@ def test_rounds_that_are_too_long_or_out_of_order_are_found() -> None:
         ([*STEPS, STEPS[0]], "line 7: Term(loader=0, number=0, block=0) is fixed twice"),
         ([reported(3, 1.0), *STEPS], "line 1: of no worker of this run"),
         ([reported(0, 2 * MOST_LOSS), *STEPS], "line 1: of no worker of this run, or of losses"),
+        ([reported(0, -1.0), *STEPS], "line 1: of no worker of this run, or of losses"),
         (
             [StepLine(observed=Observed(group=0, round=0, step_us=1)), *STEPS],
             "line 1: is no report",

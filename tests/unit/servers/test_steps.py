@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from psdist.controller.codec import CodecControl
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
@@ -202,7 +203,7 @@ def test_who_was_in_a_collective_that_has_failed_is_waited_for() -> None:
     ],
 )
 def test_losses_that_cannot_be_are_refused(message: LossReported | RoundTook) -> None:
-    with pytest.raises(ProtocolError, match=r"worker 0 sent .*unasked"):
+    with pytest.raises(ProtocolError, match=r"worker 0 (sent|reported) .*damaged"):
         tell(by_loss(), message)
 
 
@@ -211,5 +212,19 @@ def test_the_largest_losses_are_taken() -> None:
 
 
 def test_nobody_reports_where_speeds_decide() -> None:
-    with pytest.raises(ProtocolError, match=r"sent LossReported of round 1, 1 losses of 1\.0,"):
+    with pytest.raises(ProtocolError, match="sent LossReported, unasked or damaged"):
         tell(registrar(), loss(0, 1.0))
+
+
+def test_codecs_are_guarded_by_what_is_reported_where_that_is_asked_for() -> None:
+    def machine(patience: int | None) -> Registrar:
+        control = CodecControl(num_groups=2, names=("none", "int8"), loss_patience=patience)
+        return Registrar(num_workers=3, num_servers=1, groups=((0,), (1, 2)), control=control)
+
+    assert tell(machine(2), loss(2, -3.0, count=2)) == [LossHeard(2, 1, 2, -3.0)]
+    with pytest.raises(ProtocolError, match="unasked"):
+        tell(machine(None), loss(2, 3.0))
+    with pytest.raises(ProtocolError, match="reported 1 losses of inf, which is damaged"):
+        tell(machine(2), loss(2, float("inf")))
+    with pytest.raises(ProtocolError, match="sent LossReported of worker 1"):
+        machine(2).handle(worker_id(0), loss(1, 3.0))

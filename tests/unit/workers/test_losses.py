@@ -11,8 +11,12 @@ from psdist.errors import UsageError
 from psdist.workers.losses import Losses
 
 
+def made(*, skips_nonfinite: bool = False, may_be_negative: bool = False) -> Losses:
+    return Losses(skips_nonfinite=skips_nonfinite, may_be_negative=may_be_negative)
+
+
 def test_reports_are_counted_and_summed_until_they_are_taken() -> None:
-    losses = Losses(skips_nonfinite=False)
+    losses = made()
     assert losses.take() == (0, 0.0)
     for loss in (0.5, 0.0, 1.5, MOST_LOSS):
         losses.add("job.report", loss)
@@ -22,10 +26,10 @@ def test_reports_are_counted_and_summed_until_they_are_taken() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2 * MOST_LOSS])
 def test_what_is_no_loss_is_an_error_or_left_out(loss: float) -> None:
-    losses = Losses(skips_nonfinite=False)
+    losses = made()
     with pytest.raises(UsageError, match=r"job.report: a loss of .*on_nonfinite = skip"):
         losses.add("job.report", loss)
-    losses = Losses(skips_nonfinite=True)
+    losses = made(skips_nonfinite=True)
     losses.add("job.report", loss)
     losses.add("job.report", 1.0)
     assert losses.take() == (1, 1.0)
@@ -34,4 +38,14 @@ def test_what_is_no_loss_is_an_error_or_left_out(loss: float) -> None:
 @pytest.mark.parametrize("loss", [-1e-9, -math.inf])
 def test_a_loss_below_nothing_is_refused(loss: float) -> None:
     with pytest.raises(UsageError, match=r"job.log\(loss=...\): a loss of -.*must not be below 0"):
-        Losses(skips_nonfinite=True).add("job.log(loss=...)", loss)
+        made(skips_nonfinite=True).add("job.log(loss=...)", loss)
+
+
+def test_losses_below_nothing_are_taken_where_only_their_fall_counts() -> None:
+    losses = made(may_be_negative=True)
+    losses.add("job.report", -2.0)
+    losses.add("job.report", -MOST_LOSS)
+    assert losses.take() == (2, -2.0 - MOST_LOSS)
+    for loss in (-math.inf, -2 * MOST_LOSS):
+        with pytest.raises(UsageError, match=r"job.report: a loss of -.*by which nothing can be"):
+            losses.add("job.report", loss)

@@ -7,8 +7,9 @@ from unittest import mock
 
 import pytest
 
-from psdist.protocol.control import Progress
+from psdist.protocol.control import LossReported, Progress
 from psdist.workers.data.position import Position
+from psdist.workers.losses import Losses
 from psdist.workers.standing import Standing
 
 
@@ -76,3 +77,15 @@ def test_only_passes_that_are_as_long_on_all_workers_are_told_as_such(
     last = network.sent[-1]
     assert (last.loader_batches, last.loader_until) == told
     assert (last.batch, last.batches) == (2, 12)
+
+
+def test_losses_are_told_before_what_rounds_have_taken() -> None:
+    network: Any = Network()
+    losses = Losses(skips_nonfinite=False, may_be_negative=True)
+    standing = Standing(3, network, losses=losses)
+    losses.add("job.report", 1.0)
+    losses.add("job.report", -4.0)
+    standing.send([])
+    standing.send([])
+    assert network.sent[0] == LossReported(worker=3, round=0, count=2, total=-3.0)
+    assert [type(each) for each in network.sent[1:]] == [Progress, Progress]

@@ -28,20 +28,21 @@ def training(
     num_steps: Callable[[Job], int] = lambda _job: STEPS,
     after_step: Callable[[Job, int], None] = nothing,
     reports: Callable[[Job, float], None] = lambda job, loss: job.report(loss),
+    width: int = 3,
 ) -> Script:
     """Batches of the script's own; ``loss_of``: by round. How many steps each round had, by worker,
     and the parameters."""
 
     def script(job: Job, _stage: Stage) -> Result:
         torch.manual_seed(0)
-        model = nn.Linear(3, 2)
+        model = nn.Linear(width, 2)
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         generator = torch.Generator().manual_seed(1 + job.worker)
         lengths = [0]
         for step in range(num_steps(job)):
             clock = job.clock
             optimizer.zero_grad()
-            model(torch.randn(4, 3, generator=generator)).square().mean().backward()
+            model(torch.randn(4, width, generator=generator)).square().mean().backward()
             reports(job, loss_of(clock))
             lengths[clock] += 1
             optimizer.step()

@@ -13,6 +13,7 @@ from psdist.history.rules.decisions import DECISION_LINES, read_decision_lines
 from psdist.ranks.telling.decisions import Decided, DecisionReports
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
+from psdist.servers.protocol.steps import LossHeard
 
 SEEN = ModeObserved(1, 5, [7], [9], is_judged=True, errors_ppm=[3])
 SIZED = LevelsSized([10, 5, 3, 2, 1])
@@ -85,3 +86,16 @@ def test_codecs_of_settings_and_schedules_say_so(tmp_path: Path) -> None:
     assert [each["why"] for each in fixed.told()] == ["settings"]
     scheduled = report(RunConfig(schedule="0: sync none; 9: sync int8"), tmp_path).codecs
     assert [each["why"] for each in scheduled.told()] == ["schedule", "schedule"]
+
+
+def test_losses_are_kept_with_what_they_decide(tmp_path: Path) -> None:
+    for folder, is_kept in (("kept", True), ("not", False)):
+        directory = RunDirectory(tmp_path / folder)
+        config = RunConfig(codec="auto", loss_patience=2, record=is_kept)
+        (tmp_path / folder).mkdir()
+        DecisionReports(config, directory).heard(LossHeard(1, 7, 2, -1.5))
+        directory.close()
+    (line,) = read_decision_lines(tmp_path / "kept")
+    assert line.reported is not None
+    assert line.reported.model_dump() == {"worker": 1, "round": 7, "count": 2, "total": -1.5}
+    assert read_decision_lines(tmp_path / "not") == []

@@ -1,0 +1,52 @@
+"""Whether the loss that scripts report stands still under the level of now.
+
+    guard = LossGuard(patience=3)
+    guard.report(20, 31.5)              # so many losses, with this sum
+    guard.stands_still()                # at the end of a window
+
+A window's loss is the mean of all reports since the window before it; one without reports says
+nothing. It is lower than before if it is below the least one until then by a part of
+:data:`LEAST_FALL`; the loss stands still when ``patience`` windows running under one level are not
+(the rule, and the number, of torch.optim.lr_scheduler.ReduceLROnPlateau).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEAST_FALL: Final = 1e-4
+"""Of the least loss: so much lower is lower."""
+
+
+class LossGuard:
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._count, self._total = 0, 0.0
+        self._least: float | None = None
+        self._num_vain = 0
+        """Windows running without a lower loss."""
+
+    def report(self, count: int, total: float) -> None:
+        self._count += count
+        self._total += total
+
+    def stands_still(self) -> bool:
+        """Asked once at the end of each window."""
+        if not self._count:
+            return False
+        loss = self._total / self._count
+        self._count, self._total = 0, 0.0
+        if self._least is None or loss < self._least - LEAST_FALL * abs(self._least):
+            self._least, self._num_vain = loss, 0
+            return False
+        self._num_vain += 1
+        return self._num_vain >= self._patience
+
+    def begin(self) -> None:
+        """Another level rules: what was reported under the one before says nothing of it."""
+        self._count, self._total, self._num_vain = 0, 0.0, 0
+
+    @property
+    def words(self) -> str:
+        """Of a loss that stands still."""
+        return f"the loss not below {self._least:.4g} for {self._num_vain} windows"
