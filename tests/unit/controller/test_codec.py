@@ -297,6 +297,14 @@ def test_where_the_loss_falls_or_is_not_reported_the_link_decides() -> None:
     assert guarded(run, link(0.1), [0.1, 0.05, 0.02, 0.01])[-1] < 4, "a fast link still decides"
 
 
+def test_a_change_for_the_link_s_sake_says_nothing_of_the_loss() -> None:
+    run = Run(patience=1)
+    assert guarded(run, link(1000), [5.0, 4.0, 4.0, 3.0])[-1] == 3, "as lossy as may be"
+    assert guarded(run, link(0.1), [2.0])[-1] < 3
+    assert "the loss not below 4 for 1 windows" in run.said[1].why
+    assert "the loss" not in run.said[2].why
+
+
 def test_the_loss_and_the_budget_both_hold() -> None:
     run = Run(patience=1, budget=0.01)
     levels = guarded(run, link(1000), [5.0, 4.0, 3.0, 2.0, 1.0, 0.9])
