@@ -32,9 +32,7 @@ KINDS: dict[str, Callable[[range], Counter[str]]] = {
     "the registrar": test_registrar_deaths.play_and_prove,
     "the registrar and others": test_registrar_deaths.play_others_and_prove,
     "server after server": test_refills.play_and_prove,
-    "server after server, the registrar": partial(
-        test_refills.play_and_prove, registrar_dies=True
-    ),
+    "server after server, the registrar": partial(test_refills.play_and_prove, registrar_dies=True),
     "servers and spares": test_spares.play_and_prove,
     "servers and spares, the registrar": partial(test_spares.play_and_prove, registrar_dies=True),
 }

@@ -5,11 +5,11 @@
     python -m tests.benchmarks.kill_matrix --table FILE [FILE ...]
 
 Three servers with buddies, the deputy among them, and three workers (five on the four hosts of the
-Slurm test cluster; root, docs/tests.md) train tests/support/programs/struck_script.py under ``mpirun
---with-ft ulfm``; tests/support/strikes.py says what the phases are and who is killed. A job that has
-not ended with status 0 is started again, once, with the same words. Of each cell is told how the
-jobs have ended, whether `psdist check` proves the record, and the seconds from the kill until all
-workers that live have made another iteration. ``--json`` adds to what the file has.
+Slurm test cluster; root, docs/tests.md) train tests/support/programs/struck_script.py under
+``mpirun --with-ft ulfm``; tests/support/strikes.py says what the phases are and who is killed. A
+job that has not ended with status 0 is started again, once, with the same words. Of each cell is
+told how the jobs have ended, whether `psdist check` proves the record, and the seconds from the
+kill until all workers that live have made another iteration. ``--json`` adds to what the file has.
 
 Exit status 0 where every cell ended as docs/failures.md says: the first job with status 0, or
 where a rank dies that registers, the second; proved; and no process was left.
@@ -152,7 +152,7 @@ def judged(
         is_proved=is_proved,
         went_on_s=went_on_s(run_dir, json.loads(mark.read_text())["at"]) if has_gone_on else None,
         seconds=round(seconds, 1),
-        said=said if statuses[:1] != (0,) else "",
+        said=said if tuple(statuses[:1]) != (0,) else "",
         is_clean=is_clean,
     )
 
@@ -235,9 +235,7 @@ def play_on_four(plays: Sequence[Cell]) -> list[Played]:
         seconds, *statuses = map(int, (place / "ended.txt").read_text().split())
         output = (place / "output-0.txt").read_text(errors="replace")
         found.append(
-            judged(
-                place / "run", cell, hosts=4, statuses=statuses, seconds=seconds, output=output
-            )
+            judged(place / "run", cell, hosts=4, statuses=statuses, seconds=seconds, output=output)
         )
     return found
 
@@ -320,9 +318,9 @@ def main() -> int:
             shutil.rmtree(folder)
         if given.json:
             store(given.json, found)
-        print(found[-1], "" if found[-1].is_good else "  <-- NOT GOOD", flush=True)
+        print(repr(found[-1]), "" if found[-1].is_good else "  <-- not as it should", flush=True)
     if given.hosts > 1:
-        print(*found, sep="\n", flush=True)
+        print(*map(repr, found), sep="\n", flush=True)
         if given.json:
             store(given.json, found)
     bad = [each for each in found if not each.is_good]

@@ -144,7 +144,7 @@ def test_on_four_hosts_a_job_that_fails_is_started_once_again_with_the_same_word
     plays = [Cell(phase="registering", victim="chief", mode="ssp")] * 2
     for name, first in (("mpirun", 3), ("date", 0)):
         program = tmp_path / name
-        program.write_text(f'#!/bin/sh\n[ {name} = date ] && echo 7; exit {first}\n')
+        program.write_text(f"#!/bin/sh\n[ {name} = date ] && echo 7; exit {first}\n")
         program.chmod(0o755)
     script = tmp_path / "job.sh"
     script.write_text(job_script(tmp_path, plays))

@@ -1,6 +1,6 @@
 """``psdist`` with a rank that is killed at a named moment: tests/support/strikes.py says which.
 
-    STRIKE="applying server" PSDIST_RUN_DIR=DIR python -m tests.support.programs.struck run ...
+STRIKE="applying server" PSDIST_RUN_DIR=DIR python -m tests.support.programs.struck run ...
 """
 
 from __future__ import annotations

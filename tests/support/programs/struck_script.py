@@ -1,5 +1,5 @@
-"""A training script that knows the moments of tests/support/strikes.py that are a script's: in which
-a worker comes first, and the others wait until somebody is killed.
+"""A training script that knows the moments of tests/support/strikes.py that are a script's: in
+which a worker comes first, and the others wait until somebody is killed.
 """
 
 from __future__ import annotations
