@@ -18,23 +18,21 @@ from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 
-from tests.protocol import (
-    test_both_deaths,
-    test_deaths,
-    test_refills,
-    test_registrar_deaths,
-    test_spares,
-)
+from tests.protocol import test_both_deaths, test_deaths, test_registrar_deaths
+from tests.support.virtual.refills import play_and_prove, play_refills
+from tests.support.virtual.spares import play_with_spares
 
+REFILLS = partial(play_and_prove, play_refills)
+SPARES = partial(play_and_prove, play_with_spares)
 KINDS: dict[str, Callable[[range], Counter[str]]] = {
     "workers": test_deaths.play_and_prove,
     "workers and servers": test_both_deaths.play_and_prove,
     "the registrar": test_registrar_deaths.play_and_prove,
     "the registrar and others": test_registrar_deaths.play_others_and_prove,
-    "server after server": test_refills.play_and_prove,
-    "server after server, the registrar": partial(test_refills.play_and_prove, registrar_dies=True),
-    "servers and spares": test_spares.play_and_prove,
-    "servers and spares, the registrar": partial(test_spares.play_and_prove, registrar_dies=True),
+    "server after server": REFILLS,
+    "server after server, the registrar": partial(REFILLS, registrar_dies=True),
+    "servers and spares": SPARES,
+    "servers and spares, the registrar": partial(SPARES, registrar_dies=True),
 }
 
 

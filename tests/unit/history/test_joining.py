@@ -52,6 +52,17 @@ def test_of_a_set_that_came_behind_the_death_the_log_is_the_buddys() -> None:
         assert shard.checksums is buddy.checksums
 
 
+def test_what_a_server_that_died_early_had_written_counts() -> None:
+    """Its events where the buddy goes on, or where a copy begins later."""
+    with pytest.raises(HistoryError, match="did not apply the same updates"):
+        joined(joined_by(1), log(3, taken_over=1), name="copy-2")
+    later = ServerHistory(None, 2, copy=2, position=1)
+    later.filled(3, 1)
+    later.checksum(0, 7, worker=0, clock=0)
+    shard = joined(joined_by(1), later.log(), name="copy-2-2")
+    assert shard.events["kind"].tolist() == [EventKind.JOIN, EventKind.FILLED]
+
+
 def joined_by(*groups: int) -> ServerLog:
     history = ServerHistory(None, 2)
     for group in groups:
