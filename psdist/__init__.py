@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from psdist.errors import HostLostError as HostLostError
     from psdist.errors import HyperparameterError as HyperparameterError
     from psdist.errors import InvariantError as InvariantError
+    from psdist.errors import JobEndedError as JobEndedError
     from psdist.errors import LaunchError as LaunchError
     from psdist.errors import ModelError as ModelError
     from psdist.errors import NonFiniteGradientError as NonFiniteGradientError
@@ -54,6 +55,7 @@ __all__ = [
     "HyperparameterError",
     "InvariantError",
     "Job",
+    "JobEndedError",
     "LaunchError",
     "ModelError",
     "NonFiniteGradientError",

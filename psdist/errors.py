@@ -20,6 +20,7 @@ PsdistError
 │   ├── HostLostError         a host cannot be reached any more
 │   └── WaitTimeoutError      a wait went beyond wait_timeout_s
 ├── BuriedError               this worker's group is out of the job: its process ends, status 0
+├── JobEndedError             another rank has ended the job and said why: this one ends, too
 ├── ProtocolError             a message that this protocol does not allow
 └── InvariantError            a bug in psdist: please report it with the text
 """
@@ -119,6 +120,13 @@ class BuriedError(PsdistError):
     here: the process ends with status 0."""
 
     exit_status = 0
+
+
+class JobEndedError(PsdistError):
+    def __init__(self, exit_status: int) -> None:
+        """``exit_status``: of the job, which another rank has ended."""
+        super().__init__("the job has ended; another rank has said why")
+        self.exit_status = exit_status
 
 
 class ServersLostError(TransportError):

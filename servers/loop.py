@@ -522,15 +522,7 @@ class ServerLoop:
             return options.make_core(server, set_index, resumed_up_to, picture)
 
         def make_history(set_index: int) -> ServerHistory | EventCount | None:
-            known = set_index < len(logs)
-            log: ServerHistory | EventCount | None = (
-                logs[set_index]
-                if known
-                else options.make_history(server, set_index, kept.number, 0)
-            )
-            if log is not None:
-                log.taken_over(self._options.server)
-            return log
+            return kept.log_from_here(logs, set_index, host=self._options.server)
 
         hosted = ServerLoop(
             self.transport.host(server_id(server)),

@@ -518,8 +518,10 @@ def _with_attempts(
     reports, attempts, notes = {last: report}, {last: histories}, []
     for number in range(1, last):
         folder = run_dir / f"attempt-{number}"
-        if not history_folder(folder, 0).is_dir():
-            notes.append(f"attempt {number} was not recorded, or is not there")
+        if not (history_folder(folder, 0) / "run.json").exists():
+            notes.append(
+                f"attempt {number} was not recorded, ended before it had a model, or is not there"
+            )
             continue
         attempts[number] = read_histories(folder)
         reports[number] = _check_one(folder, attempts[number])

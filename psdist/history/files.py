@@ -91,8 +91,13 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         return ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
 
     for server in range(run.num_servers):
-        log = read_log(f"server-{server}", server)
-        for number in _numbers_of_copies(path_dir, server):
+        copies, name = _numbers_of_copies(path_dir, server), f"server-{server}"
+        if copies and not (path_dir / f"{name}.events").exists():
+            # It had died before this set was described.
+            log = _empty_log(server)
+        else:
+            log = read_log(name, server)
+        for number in copies:
             name = copy_name(server, number)
             log = joined(log, read_log(name, server), name=name)
         servers.append(log)
@@ -103,6 +108,13 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         is_complete = is_closed and is_also
         workers.append(WorkerLog(worker=worker, uses=uses, pushes=pushes, is_complete=is_complete))
     return History(run=run, servers=tuple(servers), workers=tuple(workers), notes=tuple(notes))
+
+
+def _empty_log(server: int) -> ServerLog:
+    events, checksums = (
+        np.empty(0, DTYPES[kind]) for kind in (FileKind.EVENTS, FileKind.CHECKSUMS)
+    )
+    return ServerLog(server=server, events=events, checksums=checksums, is_complete=False)
 
 
 def _read(path: Path, kind: FileKind, index: int, notes: list[str]) -> tuple[Records, bool]:

@@ -4,6 +4,9 @@ A buddy logs what the server logs, at the same positions, and goes on behind its
 its events are those of the shard. What the dead server logged beyond was told to nobody. Checksums
 of replies that the dead server had made are in its own record, as far as it came to write them.
 
+Of a parameter set that is described behind its server's death, or in which no more than groups had
+registered by then, the log is that of who goes on in its place, from its first event.
+
 A copy that was filled later has a log from there on: both begin with one FILLED event, which says
 at which position of the shard's log that is. Its keeper may take the place in turn.
 
@@ -33,6 +36,9 @@ def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
             f"{len(taken)} times"
         )
     is_taken = bool(len(taken))
+    had_begun = log.is_complete or (log.events["kind"] != EventKind.JOIN).any()
+    if not (had_begun or is_taken or first) and len(copy.checksums):  # whose replies were sampled
+        return replace(copy, server=log.server)
     until = int(taken[0]) if is_taken else len(copy.events)
     both = min(until, max(0, len(log.events) - first))
     differs = np.flatnonzero(log.events[first : first + both] != copy.events[:both])
@@ -44,10 +50,12 @@ def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
             "on: a server and its buddy did not apply the same updates"
         )
     if not is_taken:
-        if log.is_complete or len(log.events) > first + until:
+        is_further = len(log.events) > first + until and not copy.is_complete
+        if log.is_complete or is_further:
             return log
         events = np.concatenate([log.events[:first], copy.events])
-        return replace(log, events=events, is_complete=copy.is_complete)
+        ends = copy.is_complete
+        return replace(log, events=events, is_complete=ends, has_died=ends)
     sums = log.checksums[log.checksums["position"] <= first + until]
     return ServerLog(
         server=log.server,

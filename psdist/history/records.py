@@ -158,6 +158,9 @@ class ServerLog:
     checksums: Records
     is_complete: bool
     """Written to its end: what is not in here did not happen."""
+    has_died: bool = False
+    """Its server has, behind the last event, and nobody had to go on in its place: the events are
+    its buddy's, and of its checksums those are not here that it had not written."""
 
 
 @dataclass(frozen=True, kw_only=True)

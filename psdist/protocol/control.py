@@ -320,6 +320,14 @@ class Failure(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ended(Control):
+    """Who ends the job to everybody, where MPI's Abort ends nobody else: people know why; end
+    now."""
+
+    exit_status: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WhoIsMissing(Control):
     """A worker that has waited long, to a server: whom does this chunk wait for?"""
 

@@ -40,6 +40,7 @@ from psdist.errors import (
     BuriedError,
     ConfigError,
     HostLostError,
+    JobEndedError,
     LaunchError,
     PeerLostError,
     PsdistError,
@@ -47,7 +48,7 @@ from psdist.errors import (
 )
 from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
-from psdist.protocol.control import Failure, Survive
+from psdist.protocol.control import Ended, Failure, Survive
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
@@ -102,6 +103,8 @@ _CLOSE_TIMEOUT_S = 10.0
 _REPORT_TIMEOUT_S = 30.0
 # How much later than torch.distributed MPI may notice that a rank has died.
 _NOTICE_S = 1.0
+# How long the word that the job has ended may take to leave.
+_LAST_WORDS_S = 1.0
 
 _ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one process\n"
 
@@ -353,13 +356,12 @@ class RankContext:
         stop_logs()
         if self.parent is not None:
             self.parent.finished()
-        survives = self.survives_workers or bool(self.buddies)
-        has_lost = bool(self.transport.lost or self.transport.moved)
-        # Nobody waits for a spare that has no shard, so a job may be over before its death is told.
-        self._ends_without_mpi = survives and (has_lost or self.roles.num_spares > 0)
+        # A job may be over before a death is told: nobody waits for a worker that is done, or for a
+        # spare that has no shard.
+        self._ends_without_mpi = self.survives_workers or bool(self.buddies)
 
     def end_process(self) -> None:
-        """The last that this process does: where ranks have died MPI's own end is left out."""
+        """The last that this process does: where ranks may have died MPI's own end is left out."""
         if self._ends_without_mpi:
             leave_out()
 
@@ -376,10 +378,14 @@ class RankContext:
                 self.transport.send_control(REGISTRAR, failure)
                 is_told = REGISTRAR not in self.transport.lost
                 deadline = time.monotonic() + _REPORT_TIMEOUT_S
-                # The speaker's Abort ends this process.
+                # The speaker's Abort ends this process, or its word.
                 while self._speaker() != self.me and time.monotonic() < deadline:
-                    with suppress(PsdistError):  # one failure is enough
+                    try:
                         self.transport.poll()
+                    except JobEndedError as ended:
+                        self.end_told(ended.exit_status)
+                    except PsdistError:  # one failure is enough
+                        pass
                     if REGISTRAR in self.transport.lost:
                         is_told = False
                     elif not is_told:  # it has died, and another rank has its place
@@ -468,7 +474,30 @@ class RankContext:
         self.write_last_files(text, status)
         if self.parent is not None:
             self.parent.failed(status)
-        end_all(self.comm, heading, text, status)
+        end_all(self.comm, heading, text, status, tell=lambda: self._tell_all(status))
+
+    def _tell_all(self, status: int) -> None:
+        """Under ULFM, where Abort ends this process alone, and nobody may notice for long."""
+        if not survives_deaths(os.environ):
+            return
+        with suppress(Exception):  # what has failed may be the network, or this rank's part of it
+            for peer in self.roles.rank_of_peer:
+                if peer != self.me and peer not in self._endpoint.lost:
+                    self._endpoint.send_control(peer, Ended(exit_status=status))
+            self._endpoint.drain(_LAST_WORDS_S)
+
+    def end_told(self, status: int) -> NoReturn:
+        """End this rank alone: another one has ended the job, and said why."""
+        self._ignore_interrupts()
+        flush_output()
+        self._flush_records()
+        if self.hosts is not None:
+            self.hosts.close()
+        stop_logs()
+        if self.parent is not None:
+            self.parent.failed(status)
+        wait_until_read()
+        os._exit(status)
 
     def heed_parent(self) -> None:
         """On the registrar, now and then: end the job where its parent wants that, or has gone."""

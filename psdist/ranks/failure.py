@@ -33,6 +33,7 @@ from psdist.errors import (
     BuriedError,
     HostLostError,
     InvariantError,
+    JobEndedError,
     PeerLostError,
     PsdistError,
     TransportError,
@@ -77,6 +78,10 @@ class CanFail(Protocol):
 
     def end_buried(self, text: str) -> NoReturn:
         """End this rank alone, with status 0: the job goes on without it. ``text`` says why."""
+        ...
+
+    def end_told(self, status: int) -> NoReturn:
+        """End this rank alone: another one has ended the job, and said why."""
         ...
 
     def cause_of(self, error: Exception) -> Exception:
@@ -131,6 +136,8 @@ def fail_with(context: CanFail, error: BaseException) -> NoReturn:
     logger.info("this rank failed:\n%s", printable(whole).rstrip())
     if _may_be_a_consequence(error):
         error = context.cause_of(error)
+    if isinstance(error, JobEndedError):
+        context.end_told(error.exit_status)
     if isinstance(error, BuriedError):
         context.end_buried(printable(str(error)))
     text, status = format_error(error)
@@ -186,14 +193,23 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def end_all(comm: CanAbort | None, heading: str, text: str, status: int) -> NoReturn:
-    """Print, and end every rank of ``comm`` (this process alone if None), now."""
+def end_all(
+    comm: CanAbort | None,
+    heading: str,
+    text: str,
+    status: int,
+    *,
+    tell: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """Print, ``tell()`` the others, and end every rank of ``comm`` (this process alone if None),
+    now."""
     separator = ":\n" if "\n" in text else ": "
     with suppress(OSError, ValueError):  # closed, or a full disk: there is nobody to tell
         print(f"{heading}{separator}{text}", file=sys.stderr, flush=True)
     flush_output()
     if comm is not None:
         wait_until_read()
+        tell()
         _close_standard_error()
         comm.Abort(status)
     os._exit(status)

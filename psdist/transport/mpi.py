@@ -14,7 +14,8 @@ return its errors), calls that concern the dead fail. What had left the dead may
 then, for the notice comes by another: PeerLost follows when nothing has come for a while. Elsewhere
 the launcher ends the job.
 
-mpi4py's exceptions do not rise above this module.
+mpi4py's exceptions do not rise above this module. Who polls when somebody has ended the job gets a
+:class:`JobEndedError` (psdist.transport.generations).
 
 Longer than other modules: an endpoint that is hosted shares all that its host's has under way.
 """
@@ -218,7 +219,9 @@ class MpiTransport:
                 time.sleep(1e-4)
 
     def _progress(self) -> Event | None:
-        """The next event that is here; others may lie in ``_ready`` then."""
+        """The next event that is here; others may lie in ``_ready`` then. Raises
+        :class:`JobEndedError`, each time, where somebody has ended the job."""
+        self._generations.require_not_ended()
         if self._receiving and (arrived := self._first_received()) is not None:
             return arrived
         if len(self._sending) > _MOST_UNSEEN:  # who never polls to the end must not fill memory

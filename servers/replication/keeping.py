@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from psdist.errors import InvariantError, PeerLostError
-from psdist.history.writers import ServerHistory
+from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Frame, Offered
@@ -170,6 +170,17 @@ class KeptShard:
             who = self._transport.lost.get(server_id(self._server), f"server {self._server}")
             raise PeerLostError(f"{who} (while a model was being set up)")
         return self.copies
+
+    def log_from_here(
+        self, logs: Sequence[ServerHistory | EventCount], set_index: int, *, host: int
+    ) -> ServerHistory | EventCount | None:
+        """Of a parameter set, when server ``host`` goes on in the dead one's place. ``logs``: those
+        of the copies; of a set that is described later the log begins here, as that of the next
+        copy does."""
+        if set_index >= len(logs):
+            return self._options.make_history(self._server, set_index, self.number, 0)
+        logs[set_index].taken_over(host)
+        return logs[set_index]
 
     def close_histories(self) -> None:
         for copy in self.copies:

@@ -34,7 +34,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS, SERVERS, CHECKPOINT_EVERY = 4, 4, 50
 ROLES = ("worker", "server", "spare")
 MOST_STARTS = 50
-TIMEOUT_S = 600
+POLL_S = 0.05
+STALLED_S = 180.0
+"""Seconds of this program's own time (it may be stopped for a while) without another iteration."""
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Found:
 
 
 def start(
-    run_dir: Path, mode: str, epochs: int, spares: int, output: Path
+    run_dir: Path, mode: str, epochs: int, spares: int, pause_s: float, output: Path
 ) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "psdist", "run", "--workers", str(WORKERS), "--mode", mode]
     words += ["--servers", str(SERVERS), "--record", "--resume", "--run-dir", str(run_dir)]
@@ -57,17 +59,19 @@ def start(
     words += ["--set=max_deaths=99", "--set=replication=buddy", "--set=chunk_bytes=4096"]
     words += [f"--spares={spares}", "-m", "tests.support.programs.long_training"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PSDIST_PROGRESS": "off"}
-    env["EPOCHS"] = str(epochs)
+    env["PYTHONFAULTHANDLER"] = "1"
+    env |= {"EPOCHS": str(epochs), "PAUSE_S": str(pause_s)}
     with output.open("wb") as file:
         return subprocess.Popen(words, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
-def is_training(run_dir: Path, since_s: float) -> bool:
-    """Whether the job that was started then has made an iteration; before, a death ends it."""
+def iterations(run_dir: Path, since_s: float) -> int:
+    """Of all workers, of the job that was started then. While it has made none a death ends it."""
     path = run_dir / "status.json"
     if not path.exists() or path.stat().st_mtime < since_s:
-        return False
-    return any(each["clock"] for each in json.loads(path.read_text("utf-8"))["workers"])
+        return 0
+    workers = json.loads(path.read_text("utf-8"))["workers"]
+    return sum(each["clock"] or 0 for each in workers)
 
 
 def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Random) -> str | None:
@@ -85,33 +89,47 @@ def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Rando
     return role
 
 
-def train(mode: str, *, epochs: int, every_s: float, seed: int, spares: int, folder: Path) -> Found:
+def train(
+    mode: str,
+    *,
+    epochs: int,
+    every_s: float,
+    seed: int,
+    spares: int,
+    pause_s: float,
+    folder: Path,
+) -> Found:
     """``every_s`` 0: nobody dies."""
     found, pick, run_dir = Found(), random.Random(seed), folder / "run"
     begun_s = monotonic()
     for attempt in range(MOST_STARTS):
         output = folder / f"output-{attempt}"
-        process = start(run_dir, mode, epochs, spares, output)
+        process = start(run_dir, mode, epochs, spares, pause_s, output)
         started_s, next_s = time(), inf
-        deadline_s = monotonic() + TIMEOUT_S
-        while process.poll() is None and monotonic() < deadline_s:
-            if every_s and next_s == inf and is_training(run_dir, started_s):
+        made, num_looks = 0, 0
+        while process.poll() is None and num_looks * POLL_S < STALLED_S:
+            was, made = made, iterations(run_dir, started_s)
+            num_looks = num_looks + 1 if made == was else 0
+            if every_s and next_s == inf and made:
                 next_s = monotonic() + every_s
             if monotonic() >= next_s:
                 role = kill_one(run_dir, process, pick)
                 if role is not None:
                     found.kills[role] += 1
                     next_s = monotonic() + every_s
-            sleep(0.05)
+            sleep(POLL_S)
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            raise SystemExit(f"{folder}: it hangs: {output.read_text()[-4000:]}")
+            for pid, _ in ranks_of(run_dir, process.pid):
+                os.kill(pid, signal.SIGABRT)  # each says where it stands
+            process.wait()
+            raise SystemExit(f"{folder}: it hangs: {output.read_text('utf-8', 'replace')}")
         text = output.read_text("utf-8", "replace")
         if process.returncode == 0:
             (loss,) = re.findall(r"^loss ([0-9.]+)$", text, re.MULTILINE)
             found.loss = float(loss)
             break
         found.ends.append(text.strip().splitlines()[-1][:300])
+        print(f"  {round(monotonic() - begun_s)} s: {found.ends[-1]}", flush=True)
     found.seconds = round(monotonic() - begun_s, 1)
     words = [sys.executable, "-m", "psdist", "check", str(run_dir)]
     judged = subprocess.run(words, capture_output=True, text=True, check=False, cwd=REPOSITORY)
@@ -126,6 +144,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument(
+        "--pause-s", type=float, default=0.01, help="behind each iteration, where ranks are killed"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     told: dict[str, Found] = {}
@@ -137,6 +158,7 @@ def main() -> None:
                 every_s=every_s,
                 seed=given.seed,
                 spares=given.spares,
+                pause_s=given.pause_s if every_s else 0.0,
                 folder=Path(folder),
             )
         killed = ", ".join(f"{count} {role}" for role, count in sorted(found.kills.items()))
@@ -145,8 +167,6 @@ def main() -> None:
             f"{killed or 'nobody'}; started again {len(found.ends)} times; check: {found.check}",
             flush=True,
         )
-        for line in found.ends:
-            print(f"  {line}")
     if given.json:
         given.json.write_text(json.dumps({k: vars(v) for k, v in told.items()}, indent=2) + "\n")
     sys.exit(any(each.loss is None or each.check != "passed" for each in told.values()))

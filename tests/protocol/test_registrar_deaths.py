@@ -38,11 +38,12 @@ from tests.support.virtual.surviving import deaths_of, prove_survival
 SEEDS = range(14)
 SEEDS_OF_OTHERS = range(200, 210)
 MANY = range(3000, 3300)
-FOUND = (24, 51, 45, 1288)
+FOUND = (24, 51, 45, 1288, 20153)
 """What was sent to the shard of server 0 when the registrar was found elsewhere and the shard was
 not (24); a server that was asked twice whether a collective is over (51); a registrar that ended
 before everybody had heard who it is (45); a model whose set-up began between the death and the word
-of who serves in its place (1288)."""
+of who serves in its place (1288); a second set, described behind the death, of which the next copy
+did not know that another server had the place (20153)."""
 SETTING_UP = "while a model was being set up"
 
 

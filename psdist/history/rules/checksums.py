@@ -138,7 +138,7 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
     is_due = is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group]
     is_due &= ~replay.is_missed  # whose replies bring nothing
-    due = np.flatnonzero(is_due & (replay.position > replay.taken_over_at))
+    due = np.flatnonzero(is_due & (replay.position > replay.unwritten_until))
     worker = run.slice_owner(replay.group[due], replay.chunk[due])
     taken, wanted = _numbered(
         (sums.worker, sums.chunk, sums.clock), (worker, replay.chunk[due], replay.clock[due])
@@ -204,7 +204,7 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     if replay.is_complete:
         findings.add_each(
             Rule.CHECKSUM,
-            np.flatnonzero(~is_known & (sampled.position > replay.taken_over_at)),
+            np.flatnonzero(~is_known & (sampled.position > replay.unwritten_until)),
             lambda use: (
                 f"{sampled.line(use)}: was sampled, but the server recorded no checksum of its "
                 f"reply to clock {sampled.reply[use]} of worker {worker[use]}"

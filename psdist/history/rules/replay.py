@@ -99,6 +99,9 @@ class ServerReplay:
         self.taken_over_at: int = int(taken[-1]) if len(taken) else -1
         """Where another server goes on, because this one has died, the last time; -1 where that is
         not so. What it had made before and not written is not known."""
+        self.unwritten_until: int = len(events) if log.has_died else self.taken_over_at
+        """The last position from which checksums may be missing, of what a server had made that
+        died before it wrote them; -1 where none may."""
         self._turn_position: Ints = np.flatnonzero(
             np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
         )

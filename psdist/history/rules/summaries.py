@@ -38,7 +38,7 @@ class ShownServer:
     """Applies of groups that lived to see the reply."""
     num_steps: int
     num_updates: int
-    is_taken_over: bool
+    has_died: bool
     """Whether it has died, and its buddy went on."""
 
     @classmethod
@@ -62,7 +62,7 @@ class ShownServer:
             num_answered=int(np.count_nonzero(is_alive[replay.group] & ~replay.is_missed)),
             num_steps=replay.num_changes,
             num_updates=int(fewest.sum()),
-            is_taken_over=replay.taken_over_at >= 0,
+            has_died=replay.unwritten_until >= 0,
         )
 
 
@@ -206,10 +206,10 @@ def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -
     ]
     where = f"summary.json says of server {shown.server}:"
     for name, claimed, seen in exact:
-        is_unknown = name == "checksums" and shown.is_taken_over  # the dead server's own count
+        is_unknown = name == "checksums" and shown.has_died  # the dead server's own count
         if claimed != seen and not is_unknown:
             findings.add(Rule.SUMMARY, f"{where} {name} {claimed}, its log shows {seen}")
-    num_checksums = 0 if shown.is_taken_over else shown.num_checksums
+    num_checksums = 0 if shown.has_died else shown.num_checksums
     if told.replies < max(shown.num_answered, num_checksums):
         findings.add(
             Rule.SUMMARY,

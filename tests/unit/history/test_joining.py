@@ -42,6 +42,48 @@ def test_a_server_that_lives_is_believed_and_its_buddy_agrees() -> None:
     assert joined(server, log(2), name="copy-1") is server, "the buddy's ends early"
 
 
+def test_of_a_set_that_came_behind_the_death_the_log_is_the_buddys() -> None:
+    """Also where a group had told the dead server that it was there, and another one the buddy."""
+    buddy = log(3, is_closed=True)
+    for early in (ServerHistory(None, 2).log(), joined_by(1, 0)):
+        shard = joined(early, buddy, name="copy-2")
+        assert (shard.server, shard.is_complete, shard.has_died) == (2, True, False)
+        assert shard.events is buddy.events
+        assert shard.checksums is buddy.checksums
+
+
+def test_what_a_server_that_died_early_had_written_counts() -> None:
+    """Its events where the buddy goes on, or where a copy begins later."""
+    with pytest.raises(HistoryError, match="did not apply the same updates"):
+        joined(joined_by(1), log(3, taken_over=1), name="copy-2")
+    later = ServerHistory(None, 2, copy=2, position=1)
+    later.filled(3, 1)
+    later.checksum(0, 7, worker=0, clock=0)
+    shard = joined(joined_by(1), later.log(), name="copy-2-2")
+    assert shard.events["kind"].tolist() == [EventKind.JOIN, EventKind.FILLED]
+
+
+def joined_by(*groups: int) -> ServerLog:
+    history = ServerHistory(None, 2)
+    for group in groups:
+        history.member(EventKind.JOIN, group, 0, 1.0)
+    return history.log()
+
+
+def test_of_a_server_that_died_behind_the_last_event_checksums_may_be_missing() -> None:
+    """Its buddy wrote its log to the end, and did not have to go on."""
+    shard = joined(log(2), log(4, is_closed=True), name="copy-1")
+    assert (shard.is_complete, shard.has_died) == (True, True)
+    assert len(shard.events) == 5
+    assert len(shard.checksums) == 2
+    beyond = joined(log(5), log(4, is_closed=True), name="copy-1")
+    assert (beyond.is_complete, len(beyond.events)) == (True, 5), "told to nobody"
+    open_ended = joined(log(5), log(4), name="copy-1")
+    assert (open_ended.is_complete, len(open_ended.events)) == (False, 6)
+    early = joined(log(2), log(4), name="copy-1")
+    assert (early.is_complete, early.has_died, len(early.events)) == (False, False, 5)
+
+
 @pytest.mark.parametrize(
     ("server", "copy"),
     [

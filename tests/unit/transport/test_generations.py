@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.errors import ProtocolError
-from psdist.protocol.control import Control, Failure, Resume, Stop
+from psdist.errors import JobEndedError, ProtocolError
+from psdist.protocol.control import Control, Ended, Failure, Resume, Stop
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import MOST_CREDITS, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
@@ -49,6 +49,22 @@ def test_a_failure_is_told_whenever_it_comes() -> None:
     generations.advance()
     for generation in range(4):
         assert generations.admits(failure, generation=generation)
+
+
+def test_the_end_of_the_job_is_told_again_and_again_of_whichever_generation() -> None:
+    """A script may have caught it once."""
+    for now in range(3):
+        generations = Generations()
+        for _ in range(now):
+            generations.advance()
+        generations.require_not_ended()
+        with pytest.raises(JobEndedError, match="another rank has said why") as caught:
+            generations.admits(control(WORKER, Ended(exit_status=3)), generation=1)
+        assert caught.value.exit_status == 3
+        for _ in range(2):
+            with pytest.raises(JobEndedError) as caught:
+                generations.require_not_ended()
+            assert caught.value.exit_status == 3
 
 
 def test_data_behind_a_message_that_waits_keeps_its_place() -> None:

@@ -1,0 +1,121 @@
+"""A training script that knows the moments of tests/support/strikes.py that are a script's: in
+which a worker comes first, and the others wait until somebody is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import psdist
+from psdist.workers.loop import WorkerLoop
+from tests.support.strikes import AT, Strike
+
+ITERATIONS = 24
+MEAN_AT = 17
+PAUSE_S = 0.005
+STILL_S = 0.25
+"""A worker that has been in a step, or in a collective, for so long and sends nothing waits."""
+MOST_S = 30.0
+
+
+class Watch:
+    """Strikes when this worker has waited for ``STILL_S`` in a ``with`` of it."""
+
+    def __init__(self, strike: Strike) -> None:
+        self._strike = strike
+        self._since_s = 0.0
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._since_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._since_s = 0.0
+
+    def has_sent(self) -> None:
+        if self._since_s:
+            self._since_s = time.monotonic()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(0.01)
+            since_s = self._since_s
+            if since_s and time.monotonic() - since_s > STILL_S:
+                self._strike.fall()
+
+
+def wait_until_fallen(strike: Strike) -> None:
+    until_s = time.monotonic() + MOST_S
+    while not strike.has_fallen:
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"{MOST_S:g} s, and nobody was killed in {strike.phase}")
+        time.sleep(0.01)
+
+
+class Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def watch_pushes(watch: Watch) -> None:
+    send = WorkerLoop._send_push
+
+    def sending(loop: WorkerLoop, action: Any) -> None:
+        send(loop, action)
+        watch.has_sent()
+
+    WorkerLoop._send_push = sending  # type: ignore[method-assign]
+
+
+def main() -> None:
+    strike = Strike.of_environment()
+    job = psdist.init()
+    is_first = strike is not None and job.worker == strike.leading_worker
+    waited: Watch | Nothing = Nothing()
+    if strike is not None and is_first and strike.phase in ("parked", "collective"):
+        waited = Watch(strike)
+        watch_pushes(waited)
+
+    def let_the_first_go(phase: str) -> None:
+        if strike is not None and not is_first and strike.phase == phase:
+            wait_until_fallen(strike)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 64)
+    )
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model, optimizer = job.prepare(model, optimizer)
+    loader = job.loader(torch.arange(4 * ITERATIONS * job.num_workers), batch_size=4)
+    for _ in job.epochs(1):
+        for batch in loader:
+            clock = job.clock
+            loss = model(batch[:, None].float().expand(-1, 64) / 1e3).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if clock == AT:
+                let_the_first_go("parked")
+            time.sleep(PAUSE_S)
+            with waited if clock >= AT and strike and strike.phase == "parked" else Nothing():
+                optimizer.step()
+            job.log(loss=float(loss.detach()), at=time.time())
+            if clock == MEAN_AT:
+                let_the_first_go("collective")
+                with waited:
+                    mean = job.mean({"one": 1.0})
+                assert abs(mean["one"] - 1.0) < 1e-12
+    job.save(Path(os.environ["PSDIST_RUN_DIR"]) / "model.safetensors")
+    if strike is not None and strike.role == "worker":
+        let_the_first_go("shutting down")
+    print(f"worker {job.worker} has made {job.clock} iterations", flush=True)
+
+
+if __name__ == "__main__":
+    main()
