@@ -151,6 +151,7 @@ class Job:
                 members=members,
                 num_servers=self.num_servers,
                 servers_have_buddies=bool(context.buddies),
+                shards_are_rebuilt=context.rebuilds_shards,
                 num_spares=roles.num_spares,
             ),
             waiting=context.waiting(),

@@ -391,6 +391,13 @@ class ParameterSets:
                 "meanwhile could not be survived; call job.clip_grad_norm_ before each step, or "
                 "set replication = none"
             )
+        if max_norm and self._context.rebuilds_shards and self._context.config.mode == "sync":
+            raise UsageError(
+                "job.prepare(max_grad_norm=...) with on_server_death = rebuild in mode sync: "
+                "servers hold an iteration back until they know its joint norm, and the death of "
+                "one meanwhile could not be survived; call job.clip_grad_norm_ before each step, "
+                "or set on_server_death = end"
+            )
         if max_norm and is_mixed(self._config):
             raise UsageError(
                 "job.prepare(max_grad_norm=...) in a run whose mode may change between sync, where "

@@ -15,12 +15,12 @@ Longer than other modules: whose an event is stands in one place, also where ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from psdist.errors import InvariantError, ProtocolError
+from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
     Buried,
@@ -32,6 +32,8 @@ from psdist.protocol.control import (
     FillCopy,
     Finish,
     Finished,
+    HeldValues,
+    HeldVersions,
     KeepCopy,
     Leave,
     ModeProposed,
@@ -39,6 +41,8 @@ from psdist.protocol.control import (
     Noted,
     NotedToo,
     ProposeMode,
+    Rebuild,
+    Rebuilt,
     Resume,
     Resumed,
     Setup,
@@ -47,6 +51,7 @@ from psdist.protocol.control import (
     TakeOver,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
+from psdist.protocol.held import REGISTRAR_IS_NEEDED
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, worker_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
@@ -63,6 +68,8 @@ from psdist.servers.protocol.replication.takeovers import Move
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
 from psdist.servers.protocol.succession.office import Office, OfficeAction, Over
+from psdist.servers.rebuilding import Rebuilding, RebuildingOptions, RebuiltSet
+from psdist.servers.replication.copies import ShardCopy
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.replication.replication import Replication, ReplicationOptions
 from psdist.servers.set_loop import OnBuilt, ReplyFrame, ServerOptions, SetLoop
@@ -101,6 +108,7 @@ class ServerLoop:
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
+        rebuilding: RebuildingOptions | None = None,
         is_hosted: bool = False,
         has_shard: bool = True,
     ) -> None:
@@ -109,8 +117,9 @@ class ServerLoop:
         ``registrar`` on server 0 only, where shards have second copies with an office around it;
         ``on_registrar`` gets its actions that concern files and people (everything but
         SendControl); ``standby`` on its deputy only; ``make_set`` is for spans, and for tests that
-        break a server on purpose; ``replication``: where shards have second copies; ``is_hosted``:
-        this one goes on in place of a server that has died; ``has_shard``: not of a spare."""
+        break a server on purpose; ``replication``: where shards have second copies; ``rebuilding``:
+        where they have none, and are made anew; ``is_hosted``: this one goes on in place of a
+        server that has died; ``has_shard``: not of a spare."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -135,6 +144,12 @@ class ServerLoop:
             self._replication = Replication(
                 transport, replication, options, make_executor, buddy=buddy
             )
+        self._rebuilding: Rebuilding | None = None
+        if rebuilding is not None and not is_hosted:
+            self._rebuilding = Rebuilding(transport, rebuilding, options, make_executor)
+        self._is_made_anew = rebuilding is not None
+        """Whether what this serves would be, if it died."""
+        self._survives_servers = replication is not None or rebuilding is not None
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
         self._changed: CommitMode | None = None
         """The mode, where it has changed within the run."""
@@ -175,6 +190,8 @@ class ServerLoop:
             self._do_as_registrar(self.registrar.know_sizes(wire.sizes(partition)))
         if self._replication is not None:
             self._replication.on_built(set_index, partition, owners, setup)
+        if self._rebuilding is not None:
+            self._rebuilding.on_built(set_index, partition, owners, setup)
 
     @property
     def is_finished(self) -> bool:
@@ -268,7 +285,7 @@ class ServerLoop:
                 raise InvariantError("the network gave back a reply of a server before this one")
             return ((each, each.take_back(frame)),)
         if isinstance(event, PeerLost):
-            if self._replication is not None and self._on_server_lost(event):
+            if self._survives_servers and self._on_server_lost(event):
                 return ()
             return self._lose(event)
         index = self._numbers.of(event)
@@ -294,8 +311,15 @@ class ServerLoop:
         decided = [(each, each.decide(event)) for each in self.sets]
         if message.checkpoint:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
-        resumed = SendControl(event.peer, Resumed(seq=message.seq, server=self._options.server))
-        return [*decided, (self.sets[0], [resumed])]
+        return [*decided, (self.sets[0], self._say_resumed(event.peer, message.seq))]
+
+    def _say_resumed(self, peer: int, seq: int) -> Iterator[Action]:
+        """Behind what that has led to: where shards are made anew nobody goes on in front of it."""
+        positions: list[int] = []
+        if self._is_made_anew:
+            positions = [each.tell_position() for each in self.sets]
+        resumed = Resumed(seq=seq, server=self._options.server, positions=positions)
+        yield SendControl(peer, resumed)
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A rank is dead: every set gives up what it was to receive, and the registrar says what
@@ -382,21 +406,29 @@ class ServerLoop:
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""
-        if isinstance(message, TakeOver | Moved | KeepCopy | FillCopy | CopyLost | Stop):
-            replication = self._require_registrar(peer, message)
+        if isinstance(message, Rebuild | HeldVersions | HeldValues):
+            self._rebuild(peer, message)
+            return True
+        if isinstance(message, Moved | Stop):
+            self._require_registrar(peer, message, is_meant=self._survives_servers)
             if isinstance(message, Stop):
                 self._finish()
-            elif isinstance(message, TakeOver):
+            else:
+                self._on_moved(message.server, message.host)
+            return True
+        if isinstance(message, TakeOver | KeepCopy | FillCopy | CopyLost):
+            replication = self._replication
+            self._require_registrar(peer, message, is_meant=replication is not None)
+            assert replication is not None
+            if isinstance(message, TakeOver):
                 self._take_over(message.server)
             elif isinstance(message, KeepCopy):
                 replication.keep(message)
             elif isinstance(message, FillCopy):
                 loop, filling = self._served(message.server, message)
                 filling.fill(loop.sets, keeper=message.keeper, number=message.number)
-            elif isinstance(message, CopyLost):
-                self._served(message.server, message)[1].on_copy_lost()
             else:
-                self._on_moved(message.server, message.host)
+                self._served(message.server, message)[1].on_copy_lost()
             return True
         if isinstance(message, Finish):
             if peer != REGISTRAR:
@@ -465,21 +497,22 @@ class ServerLoop:
         else:
             hosted._do_as_registrar(actions)
 
-    # -- deaths of servers that have a buddy ---------------------------------------------------
+    # -- deaths of servers that are survived ---------------------------------------------------
 
-    def _require_registrar(self, peer: int, message: Control) -> Replication:
-        if peer != REGISTRAR or self._replication is None:
+    def _require_registrar(self, peer: int, message: Control, *, is_meant: bool) -> None:
+        if peer != REGISTRAR or not is_meant:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent "
                 f"{type(message).__name__}; {describe_peer(REGISTRAR)} declares deaths, where "
-                "servers have buddies"
+                "servers have buddies, or their shards are made anew"
             )
-        return self._replication
 
     def _on_server_lost(self, event: PeerLost) -> bool:
-        """Whether that is one of the deaths that replication is for."""
+        """Whether that is one of the deaths that are survived."""
         if is_worker(event.peer) or self._is_hosted:
             return False
+        if self._rebuilding is not None and event.peer == REGISTRAR:
+            raise PeerLostError(event.who, REGISTRAR_IS_NEEDED)
         for each in self._replications:
             each.on_server_lost(event.peer)
         if self.registrar is not None:
@@ -515,7 +548,6 @@ class ServerLoop:
         copies = kept.take_over()
         pictures = {index: copy.picture for index, copy in enumerate(copies)}
         logs = [copy.log for copy in copies]
-        executors = iter([copy.executor for copy in copies])
 
         def make_core(set_index: int, resumed_up_to: int) -> ServerCore:
             picture = pictures.get(set_index)
@@ -524,6 +556,7 @@ class ServerLoop:
         def make_history(set_index: int) -> ServerHistory | EventCount | None:
             return kept.log_from_here(logs, set_index, host=self._options.server)
 
+        executors = iter([copy.executor for copy in copies])
         hosted = ServerLoop(
             self.transport.host(server_id(server)),
             make_core,
@@ -535,12 +568,60 @@ class ServerLoop:
             replication=options,
             is_hosted=True,
         )
-        for index, copy in enumerate(copies):
-            described = ControlArrived(CHIEF, copy.setup, index)
+        return self._begin_hosted(hosted, copies)
+
+    def _begin_hosted(
+        self, hosted: ServerLoop, sets: Sequence[ShardCopy | RebuiltSet]
+    ) -> ServerLoop:
+        """``sets``: what it goes on with."""
+        for index, known in enumerate(sets):
+            described = ControlArrived(CHIEF, known.setup, index)
             for each, actions in hosted._decide(described):
                 each.do(actions)
         self.hosted.append(hosted)
         return hosted
+
+    def _rebuild(self, peer: int, message: Rebuild | HeldVersions | HeldValues) -> None:
+        """Make the shard of a server that has died anew, and go on with it when all is here."""
+        rebuilding = self._rebuilding
+        if isinstance(message, Rebuild):
+            self._require_registrar(peer, message, is_meant=rebuilding is not None)
+        if rebuilding is None:
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent "
+                f"{type(message).__name__}; no shard is made anew in this run"
+            )
+        if isinstance(message, Rebuild):
+            rebuilding.begin(message)
+        else:
+            rebuilding.on_told(peer, message)
+        if (made := rebuilding.take_made()) is None:
+            return
+        options, server = rebuilding.options, made.server
+        made_sets = dict(enumerate(made.sets))  # others may come later
+        executors = iter([each.executor for each in made.sets])
+
+        def make_core(index: int, resumed_up_to: int) -> ServerCore:
+            picture = made_sets[index].picture if index in made_sets else None
+            return options.make_core(server, index, resumed_up_to, picture)
+
+        def make_history(index: int) -> ServerHistory | EventCount | None:
+            known = made_sets.get(index)
+            return known.log if known else options.make_history(server, index, 0, 0)
+
+        hosted = ServerLoop(
+            self.transport.host(server_id(server)),
+            make_core,
+            rebuilding.server_options(server),
+            make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
+            make_history=make_history,
+            make_set=self._make_set,
+            rebuilding=options,
+            is_hosted=True,
+        )
+        self._begin_hosted(hosted, made.sets)
+        answer = Rebuilt(server=server, num_lost=made.num_lost, checkpoint=made.checkpoint)
+        self.transport.send_control(REGISTRAR, answer)
 
     def _on_moved(self, server: int, host: int) -> None:
         if self.registrar is None:  # who has moved it before everybody was told
@@ -583,7 +664,7 @@ class ServerLoop:
         self._is_asked_to_finish = False
         answer = Finished(server=self._options.server, statistics=self.statistics())
         self.transport.send_control(REGISTRAR, answer)
-        if self.registrar is None and self._replication is None:
+        if self.registrar is None and not self._survives_servers:
             self._finish()
 
     def _finish(self) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 
 from psdist.commands.program import Program
 from psdist.commands.world_size import num_ranks_for
+from psdist.config.on_server_death import survives_servers
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import ConfigError, LaunchError, UserError
 from psdist.install.launcher import Launcher, detect
@@ -82,7 +83,7 @@ def run(request: RunRequest) -> int:
                 progress=outcome.config.progress,
                 grace_s=outcome.config.grace_s,
                 max_deaths=outcome.config.max_deaths,
-                survives_deaths=outcome.config.replication != "none",
+                survives_deaths=survives_servers(outcome.config),
             )
 
     from psdist.commands.run_rank import run_program

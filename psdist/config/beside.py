@@ -51,7 +51,9 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
     found = getattr(config, key)
     if value is not None and found is None:
         return False
-    if isinstance(value, int) and not isinstance(value, bool):
+    if key == "server_device":
+        return bool(found != "cpu")
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return bool(found >= value)
     return bool(found == value)
 

@@ -31,6 +31,7 @@ from psdist.config.modes import (
     parse_schedule,
     schedule_of,
 )
+from psdist.config.on_server_death import contradiction_of_rebuild
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.outer import parse_outer
 from psdist.config.stale import contradiction_of_stale
@@ -309,6 +310,11 @@ class RunConfig(BaseModel):
         description="buddy: another server has a copy of each shard and survives its server's "
         "death.",
     )
+    on_server_death: Literal["end", "rebuild"] = _setting(
+        "end",
+        allowed="end or rebuild",
+        description="Without a copy: end the job, or make the shard anew of what workers hold.",
+    )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         0,
         allowed=f"a whole number from 0 to {MAX_SPARES}",
@@ -478,6 +484,8 @@ def allowed_values(key: str) -> str:
 
 def contradiction(config: RunConfig) -> str:
     """Settings that do not go together, and what to do; "" where all do."""
+    if wrong := contradiction_of_rebuild(config):
+        return wrong
     if wrong := contradiction_of_modes(config):
         return wrong
     if wrong := contradiction_of_auto_codec(config):

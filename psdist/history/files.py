@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from psdist.errors import HistoryError
-from psdist.history.joining import joined
+from psdist.history.joining import joined, rebuilt
 from psdist.history.records import (
     DTYPES,
     HEADER,
@@ -43,12 +43,16 @@ def copy_name(server: int, number: int = 1) -> str:
     return f"copy-{server}" if number == 1 else f"copy-{server}-{number}"
 
 
-def _numbers_of_copies(path_dir: Path, server: int) -> list[int]:
-    """Those that there are, ascending."""
-    first = path_dir / f"{copy_name(server)}.events"
-    later = (each.stem.rpartition("-")[2] for each in path_dir.glob(f"copy-{server}-*.events"))
+def rebuilt_name(server: int, number: int = 1) -> str:
+    """As :func:`copy_name`, by who has made the shard anew for the ``number``-th time."""
+    return f"rebuilt-{server}" if number == 1 else f"rebuilt-{server}-{number}"
+
+
+def _numbers(path_dir: Path, first: str) -> list[int]:
+    """Of the files that are called like ``first``, which is number 1; ascending."""
+    later = (each.stem.rpartition("-")[2] for each in path_dir.glob(f"{first}-*.events"))
     numbers = sorted(int(each) for each in later if each.isdecimal() and int(each) > 1)
-    return [*([1] if first.exists() else []), *numbers]
+    return [*([1] if (path_dir / f"{first}.events").exists() else []), *numbers]
 
 
 def read_histories(run_dir: Path) -> tuple[History, ...]:
@@ -91,7 +95,7 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         return ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
 
     for server in range(run.num_servers):
-        copies, name = _numbers_of_copies(path_dir, server), f"server-{server}"
+        copies, name = _numbers(path_dir, copy_name(server)), f"server-{server}"
         if copies and not (path_dir / f"{name}.events").exists():
             # It had died before this set was described.
             log = _empty_log(server)
@@ -100,6 +104,9 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         for number in copies:
             name = copy_name(server, number)
             log = joined(log, read_log(name, server), name=name)
+        for number in _numbers(path_dir, rebuilt_name(server)):
+            name = rebuilt_name(server, number)
+            log = rebuilt(log, read_log(name, server), name=name)
         servers.append(log)
     for worker in range(run.num_workers):
         path = path_dir / f"worker-{worker}"

@@ -65,6 +65,15 @@ class EventKind(IntEnum):
     FILLED = 14
     """Server ``clock`` keeps another copy of the shard from here on, the event at position
     ``weight``: with it the log of that copy begins."""
+    REBUILT = 15
+    """The server has died, and server ``clock`` has made its shard anew of what workers held; from
+    here on, the event at position ``weight``, the log is that one's. Groups join again."""
+    HELD = 16
+    """The chunk goes on, in version ``clock``, with the values that a worker of the group has had
+    by a reply of position ``weight``: nothing that was applied behind that is contained."""
+    LOST = 17
+    """The group's update ``clock`` counts as contained from here on; unless the values contain it,
+    it is lost."""
 
 
 SYNC, ASYNC = -1, -2
@@ -78,7 +87,7 @@ def code_of(mode: str, staleness: int | None) -> int:
 
 OF_CHUNK = (
     *(EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE),
-    *(EventKind.INHERIT, EventKind.MISSED),
+    *(EventKind.INHERIT, EventKind.MISSED, EventKind.HELD, EventKind.LOST),
 )
 """Events about a chunk."""
 OF_MEMBERSHIP = (
@@ -228,8 +237,11 @@ def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     _refuse(where, "weight", crc, has_bytes & ~is_a_crc)
     is_a_mode = (crc >= ASYNC) & (crc < _CLOCK_LIMIT) & (crc == np.floor(crc))
     _refuse(where, "weight", crc, (kind == EventKind.MODE) & ~is_a_mode)
-    is_here = crc == np.arange(len(events))
-    _refuse(where, "weight", crc, (kind == EventKind.FILLED) & ~is_here)
+    at = np.arange(len(events))
+    begins = np.isin(kind, (EventKind.FILLED, EventKind.REBUILT))
+    _refuse(where, "weight", crc, begins & (crc != at))
+    is_before = (crc >= 0) & (crc <= at) & (crc == np.floor(crc))
+    _refuse(where, "weight", crc, (kind == EventKind.HELD) & ~is_before)
 
 
 def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:

@@ -34,6 +34,7 @@ import msgpack
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import judging_mode
+from psdist.config.on_server_death import survives_servers
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved, describe_defaults
 from psdist.errors import (
@@ -358,7 +359,7 @@ class RankContext:
             self.parent.finished()
         # A job may be over before a death is told: nobody waits for a worker that is done, or for a
         # spare that has no shard.
-        self._ends_without_mpi = self.survives_workers or bool(self.buddies)
+        self._ends_without_mpi = self.survives_workers or self.survives_servers
 
     def end_process(self) -> None:
         """The last that this process does: where ranks may have died MPI's own end is left out."""
@@ -459,6 +460,16 @@ class RankContext:
     def survives_workers(self) -> bool:
         """Whether the job may go on without workers that have died."""
         return self.comm is not None and self.config.max_deaths > 0
+
+    @property
+    def rebuilds_shards(self) -> bool:
+        """Whether the shard of a server that has died is made anew."""
+        return self.comm is not None and self.config.on_server_death == "rebuild"
+
+    @property
+    def survives_servers(self) -> bool:
+        """Whether the job may go on when a server has died."""
+        return bool(self.buddies) or self.rebuilds_shards
 
     def _speaker(self) -> int:
         """Who prints why the job ends: the registrar, or its deputy, or the first server that
@@ -611,18 +622,18 @@ def _connect(
     nic: str,
 ) -> RankContext:
     is_wanted = isinstance(outcome, Resolved) and outcome.config.max_deaths > 0
-    has_buddies = isinstance(outcome, Resolved) and outcome.config.replication != "none"
+    survives = isinstance(outcome, Resolved) and survives_servers(outcome.config)
     if is_wanted and not survives_deaths(os.environ):
         outcome = LaunchError(
             "max_deaths is above 0, but this launcher ends all ranks with the first that dies: "
             "start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and MPICH "
             "have no such thing), or leave max_deaths out and go on from a checkpoint"
         )
-    elif (is_wanted or has_buddies) and survives_deaths(os.environ) and not is_ours():
+    elif (is_wanted or survives) and survives_deaths(os.environ) and not is_ours():
         outcome = LaunchError(
-            "max_deaths or replication are set, and the script loads mpi4py's MPI before "
-            "psdist.init(): MPI's own end, which may wait for the dead for ever, would then hide "
-            "the status of the script; import it behind psdist.init(), or start by psdist run"
+            "max_deaths, replication or on_server_death are set, and the script loads mpi4py's MPI "
+            "before psdist.init(): MPI's own end, which may wait for the dead for ever, would then "
+            "hide the status of the script; import it behind psdist.init(), or start by psdist run"
         )
     places, resolved = exchange(comm, outcome, nic=nic)
     config = resolved.config
@@ -752,6 +763,11 @@ def _connect_alone(
         outcome = ConfigError(
             "replication = buddy with 1 rank, which is the only server: nobody else can keep a "
             "copy; start more ranks, or set replication = none"
+        )
+    if isinstance(outcome, Resolved) and outcome.config.on_server_death == "rebuild":
+        outcome = ConfigError(
+            "on_server_death = rebuild with 1 rank, which is the only server: nobody else can make "
+            "its shard anew; start more ranks, or set on_server_death = end"
         )
     if isinstance(outcome, UserError):
         print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)

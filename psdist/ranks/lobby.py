@@ -178,7 +178,8 @@ def _control(context: RankContext, event: Event) -> ControlArrived | None:
             return None  # a job begins without it
         if context.survives_workers and is_worker(event.peer):
             return None  # the registrar's lobby knows (transport.lost)
-        if context.buddies and context.job and event.peer < len(context.buddies):
+        is_server = not is_worker(event.peer)
+        if context.survives_servers and context.job and is_server:
             return None  # the job is over; another one would not begin
         raise PeerLostError(event.who)
     if isinstance(event, Sent):

@@ -51,6 +51,7 @@ from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
+from psdist.ranks.checkpointing.states import newest_state
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
@@ -72,6 +73,7 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.lobby import Lobby
+from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
@@ -89,6 +91,7 @@ from psdist.servers.protocol.replication.takeovers import (
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 from psdist.servers.protocol.succession.office import Office, OfficeAction
+from psdist.servers.rebuilding import RebuildingOptions
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -213,12 +216,12 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         )
 
     def make_history(
-        set_index: int, number: int = server, copy: int = 0, position: int = 0
+        set_index: int, number: int = server, copy: int = 0, position: int = 0, rebuilt: int = 0
     ) -> ServerHistory | None:
         if not config.record:
             return None
         folder = history_folder(context.run_directory.path, set_index)
-        history = ServerHistory(folder, number, copy=copy, position=position)
+        history = ServerHistory(folder, number, copy=copy, rebuilt=rebuilt, position=position)
         context.flushes.append(history.flush)
         return history
 
@@ -244,6 +247,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         compensation=config.delay_compensation,
         freeze_step=config.freeze_step,
         keeper=make_keeper(server),
+        flushes_replies=context.rebuilds_shards and config.record,
     )
     make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
     tracer = context.tracer
@@ -261,6 +265,20 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             ),
             make_keeper=make_keeper,
             first_clocks=context.first_clocks,
+        )
+    rebuilding = None
+    if context.rebuilds_shards:
+        rebuilding = RebuildingOptions(
+            groups=roles.groups,
+            make_core=lambda number, index, resumed, picture: make_core(
+                index, resumed, number, picture
+            ),
+            make_history=lambda number, index, rebuilt, position: make_history(
+                index, number, 0, position, rebuilt
+            ),
+            make_keeper=make_keeper,
+            first_clocks=context.first_clocks,
+            find_state=lambda: newest_state(context.folder),
         )
     if is_spare(server):
         assert replication is not None
@@ -282,6 +300,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             make_history=make_history,
             make_set=make_set,
             replication=replication,
+            rebuilding=rebuilding,
         )
         return loop, None
     registrar = _registrar(context)
@@ -308,6 +327,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         on_built=reporter.on_built,
         make_set=make_set,
         replication=replication,
+        rebuilding=rebuilding,
     )
     reporter.contained = lambda: [each.core.contained() for each in loop.sets]
     return loop, reporter
@@ -329,6 +349,7 @@ def _registrar(context: RankContext) -> Registrar:
         hosts=hosts_of(roles),
         racks=racks_of(roles),
         num_spares=roles.num_spares,
+        rebuilds=context.rebuilds_shards,
         takes_set_mode=context.config.set_mode == "allowed",
         control=_controller(context.config, len(roles.groups)),
         steps=_step_control(context),
@@ -578,6 +599,9 @@ class Reporter:
         elif isinstance(action, ServerDeath):
             self._deaths.taken_over(action)
             self._tell_parent_of_death(self._context.roles.server_ranks[action.server])
+        elif isinstance(action, ServerRebuilt):
+            self._deaths.rebuilt(action)
+            self._tell_parent_of_death(self._context.roles.server_ranks[action.process])
         elif isinstance(action, SpareDeath):
             self._deaths.spare_lost(action)
             self._tell_parent_of_death(self._context.roles.spare_ranks[action.spare])

@@ -135,7 +135,7 @@ def test_bytes_to_the_buddy_are_the_folded_mean_or_each_update(mode: str) -> Non
 def test_the_death_of_a_server_is_survived_at_any_moment(first: int) -> None:
     survived = 0
     for seed in range(first, first + BLOCK):
-        job, undisturbed = play_with_server_death(seed)
+        job, undisturbed = play_with_server_death(with_buddies(seed))
         if job.errors:
             assert all(isinstance(error, PeerLostError) for error in job.errors.values())
             assert any(SETTING_UP in str(error) for error in job.errors.values()), f"seed {seed}"

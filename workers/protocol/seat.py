@@ -17,9 +17,17 @@ class Seat:
     """The workers of the group; the first is its leader."""
     num_servers: int
     servers_have_buddies: bool = False
-    """Whether another server goes on in the place of one that has died."""
+    """Whether another server goes on in the place of one that has died, with a copy of its
+    shard,"""
+    shards_are_rebuilt: bool = False
+    """or without one, of what workers hold."""
     num_spares: int = 0
     """Those that may do so, too."""
+
+    @property
+    def survives_servers(self) -> bool:
+        """Whether the job goes on when a server has died."""
+        return self.servers_have_buddies or self.shards_are_rebuilt
 
     @property
     def place(self) -> int:

@@ -42,7 +42,11 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         replay.members["lr_scale"].tolist(),
         strict=True,
     )
+    rebuilt = replay.rebuilt_position.tolist()
     for position, kind, group, clock, weight, lr_scale in members:
+        if rebuilt and position > rebuilt[0]:
+            del rebuilt[0]
+            latest.clear()  # who makes a shard anew lets every group join again
         event = EventKind(kind)
         problems = [
             _wrong_order(event, latest.get(group)),

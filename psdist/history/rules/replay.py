@@ -20,7 +20,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import OF_MEMBERSHIP, EventFlag, EventKind, Ints, ServerLog
+from psdist.history.records import (
+    OF_MEMBERSHIP,
+    EventFlag,
+    EventKind,
+    Ints,
+    Records,
+    ServerLog,
+)
 from psdist.history.rules.modes import ModeRules
 from psdist.history.run_record import RunRecord
 
@@ -44,8 +51,19 @@ class ServerReplay:
         self.first = run.first.astype(np.int32)
         """[groups]: updates that every chunk contains from the start, of a checkpoint."""
 
-        is_apply = np.isin(events["kind"], (EventKind.APPLY, EventKind.MISSED))
-        positions = np.flatnonzero(is_apply)
+        self.rebuilt_position: Ints = np.flatnonzero(events["kind"] == EventKind.REBUILT)
+        """Of every time that the shard was made anew of what workers held."""
+        self.held_position: Ints = np.flatnonzero(events["kind"] == EventKind.HELD)
+        """Of every chunk that went on with what a worker held."""
+        self.held = events[self.held_position]
+        is_void = self._void(events)
+        self.lost_position: Ints = np.flatnonzero((events["kind"] == EventKind.LOST) & ~is_void)
+        """Of every update that may be lost."""
+        self.is_contained_after_all: Ints = self._is_applied_before(events, is_void)
+        """Of each of those: whether the chunk went on with values that contain it."""
+        is_counted = np.isin(events["kind"], (EventKind.APPLY, EventKind.MISSED, EventKind.LOST))
+        is_counted[self.lost_position[self.is_contained_after_all]] = False
+        positions = np.flatnonzero(is_counted & ~is_void)
         self.num_rows = len(positions)
         order = np.argsort(events["chunk"][positions], kind="stable")
         self.position: Ints = positions[order]
@@ -56,11 +74,14 @@ class ServerReplay:
         self.clock: Ints = applies["clock"]
         self.weight: Ints = applies["weight"]
         self.lr_scale: Ints = applies["lr_scale"]
-        self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
+        self.is_lost: Ints = applies["kind"] == EventKind.LOST
+        """Whether it counts as contained and is not: it died with the server."""
+        self.is_last: Ints = self.is_lost | ((applies["flags"] & EventFlag.LAST) != 0)
         self.codec: Ints = applies["codec"].astype(np.int64)
         """Of the message that brought the update."""
-        self.is_missed: Ints = applies["kind"] == EventKind.MISSED
-        """Whether the group has missed the round: it counts as contained, and brought nothing."""
+        self.is_missed: Ints = self.is_lost | (applies["kind"] == EventKind.MISSED)
+        """Whether it counts as contained, and brought nothing: the group has missed the round, or
+        the update is lost."""
         self.is_empty: Ints = self.is_missed | ((applies["flags"] & EventFlag.EMPTY) != 0)
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
         """Of every chunk."""
@@ -71,7 +92,7 @@ class ServerReplay:
         self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
-        is_load = events["kind"] == EventKind.LOAD
+        is_load = (events["kind"] == EventKind.LOAD) & ~is_void
         loads = np.flatnonzero(is_load)
         loads = loads[np.argsort(events["chunk"][loads], kind="stable")]
         self.load_position: Ints = loads
@@ -95,7 +116,7 @@ class ServerReplay:
 
         self.member_position: Ints = np.flatnonzero(np.isin(events["kind"], OF_MEMBERSHIP))
         self.members = events[self.member_position]
-        (taken,) = np.nonzero(events["kind"] == EventKind.TAKEOVER)
+        (taken,) = np.nonzero(np.isin(events["kind"], (EventKind.TAKEOVER, EventKind.REBUILT)))
         self.taken_over_at: int = int(taken[-1]) if len(taken) else -1
         """Where another server goes on, because this one has died, the last time; -1 where that is
         not so. What it had made before and not written is not known."""
@@ -103,9 +124,9 @@ class ServerReplay:
         """The last position from which checksums may be missing, of what a server had made that
         died before it wrote them; -1 where none may."""
         self._turn_position: Ints = np.flatnonzero(
-            np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
+            np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER, EventKind.REBUILT))
         )
-        """Of every event that may change what is waited for."""
+        """Of every event that may change what is waited for. Behind REBUILT groups join again."""
         self._turns = events[self._turn_position]
         self.limits = self._replay_membership()
         self.num_active_groups, self.num_active_workers = self._count_active()
@@ -240,6 +261,32 @@ class ServerReplay:
         table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
         return table
 
+    def _void(self, events: Records) -> Ints:
+        """[events]: whether it is about a chunk that went on later with older values."""
+        is_void = np.zeros(len(events), np.bool_)
+        for at, held in zip(self.held_position.tolist(), self.held, strict=True):
+            behind = slice(int(held["weight"]), at)
+            is_void[behind] |= events["chunk"][behind] == held["chunk"]
+        return is_void
+
+    def _is_applied_before(self, events: Records, is_void: Ints) -> Ints:
+        """Of each update that may be lost, whether it counted before: the chunk contains it, or it
+        was lost with another server."""
+
+        def keys(some: Records) -> Ints:
+            pairs = some["chunk"].astype(np.int64) * len(self.run.groups) + some["group"]
+            found: Ints = (pairs << 32) + some["clock"]
+            return found
+
+        if not len(self.lost_position):
+            return np.zeros(0, np.bool_)
+        applied = events[(events["kind"] == EventKind.APPLY) & ~is_void]
+        lost = keys(events[self.lost_position])
+        is_again = np.ones(len(lost), np.bool_)
+        is_again[np.unique(lost, return_index=True)[1]] = False
+        found: Ints = np.isin(lost, keys(applied)) | is_again
+        return found
+
     def _split_by_group(self) -> list[Ints]:
         order = np.lexsort((self.position, self.group))
         groups = np.arange(len(self.run.groups))
@@ -269,6 +316,8 @@ class ServerReplay:
                 present[group] = weight
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
                 present.pop(group, None)
+            elif kind == EventKind.REBUILT:
+                present.clear()
             groups.append(len(present))
             active.append(sum(present.values()))
         return np.asarray(groups), np.asarray(active)
@@ -309,6 +358,9 @@ class ServerReplay:
         for event in self._turns:
             limits.append(limits[-1].copy())
             if event["kind"] == EventKind.TAKEOVER:
+                continue
+            if event["kind"] == EventKind.REBUILT:
+                limits[-1] = self.first.copy()
                 continue
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)
             limits[-1][event["group"]] = NEVER if is_active else event["clock"]

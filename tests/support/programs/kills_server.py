@@ -1,7 +1,8 @@
 """A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
 
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
-behind the one before, when every shard has two copies again. The parameters that it ends
+behind the one before, when every shard has two copies again, or has been made anew. OPTIMIZER:
+adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint. The parameters that it ends
 with are printed as one CRC-32.
 """
 
@@ -23,6 +24,7 @@ ITERATIONS = 12
 RUN_DIR = Path(os.environ["PSDIST_RUN_DIR"])
 LOGS = RUN_DIR / "logs"
 KILL_AT = int(os.environ.get("KILL_AT", "5"))
+CHECKPOINT_AT = int(os.environ.get("CHECKPOINT_AT", "-1"))
 
 
 def kill(name: str) -> None:
@@ -32,13 +34,18 @@ def kill(name: str) -> None:
     os.kill(pids[int(number)], signal.SIGKILL)
 
 
+def logs() -> str:
+    return "".join(each.read_text() for each in sorted(LOGS.glob("rank-*.log")))
+
+
 def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
     """Until the registrar, or who has succeeded it, has said that all of ``dead`` are, and of every
     shard whose second copy is lost that there is another one (``of_copies``)."""
     while True:
-        text = "".join(each.read_text() for each in sorted(LOGS.glob("rank-*.log")))
+        text = logs()
         shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
         standing = dict(shards)  # the last word of each
+        standing |= dict.fromkeys(re.findall(r"made the shard of server (\d+) anew", text), "new")
         spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has died", text)}
         are_whole = "one" not in standing.values()
         if standing.keys() | spares >= set(dead) and (are_whole or not of_copies):
@@ -50,12 +57,17 @@ def main() -> None:
     torch.manual_seed(1)
     job = psdist.init()
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    make = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[os.environ.get("OPTIMIZER", "adam")]
+    optimizer = make(model.parameters(), lr=0.01)
     model, optimizer = job.prepare(model, optimizer)
     torch.manual_seed(100 + job.rank)
     victims = [each for each in os.environ.get("KILLS", "").split(",") if each]
     kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
+        if iteration == CHECKPOINT_AT:
+            job.checkpoint()
+            while not job.all("is complete" in logs()):
+                time.sleep(0.02)
         if iteration in kills and job.is_chief:
             wait_until_told(victims[: victims.index(kills[iteration])])
             kill(kills[iteration])

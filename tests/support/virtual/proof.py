@@ -16,7 +16,9 @@ from psdist.codecs.wire import RAW_WIRE
 from psdist.commands.check import check_sets_of
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError
 from psdist.history.records import EventKind, History, ServerLog
+from psdist.protocol.checkpoints import number_of
 from psdist.protocol.ids import describe_peer, is_worker, server_id, worker_id
+from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.registrar import Complete, EndJob, WriteMetrics
 from psdist.servers.shard.regions import starts_of
 from tests.support.history.summaries import summary_of
@@ -116,6 +118,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         has_stale_lr=job.schedule.stale_lr != "off",
         compensation=job.schedule.compensation,
         max_norm=job.schedule.max_norm(job.set_index),
+        states_of=_states_of(job),
     )
     versions: dict[int, Versions] = {}
     for log in history.servers:
@@ -133,6 +136,17 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         seen = job.parameters_of(index).numpy()[np.newaxis]
         reference.compare(versions[index], last, seen, f"chunk {index} at its server")
     return reference
+
+
+def _states_of(job: SetOfJob) -> dict[int, list[int]]:
+    """By server whose shard was made anew, of which checkpoint its optimizer's state was then."""
+    states: dict[int, list[int]] = {}
+    for each in job.reported:
+        if isinstance(each, ServerRebuilt):
+            number = number_of(each.checkpoint) if each.checkpoint else -1
+            assert number is not None
+            states.setdefault(each.server, []).append(number)
+    return states
 
 
 def _used(history: History) -> dict[tuple[int, int, int], int]:

@@ -77,6 +77,7 @@ class VirtualWorker:
             num_servers=schedule.servers,
             num_spares=schedule.spares,
             servers_have_buddies=schedule.has_buddies,
+            shards_are_rebuilt=schedule.is_rebuilt,
         )
         self.history = WorkerHistory(None, worker)
         self.pick_together = random.Random(f"{seed} {group}")
