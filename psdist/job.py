@@ -47,6 +47,7 @@ from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
+from psdist.script_joins import require_followable
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
@@ -105,29 +106,37 @@ class Job:
         self._context = context
         self._config = context.config
         roles = context.roles
-        self.worker = worker_of(context.me)
-        """Index of this worker, 0 .. num_workers - 1."""
-        self.num_workers = roles.num_workers
+        number = self._number = worker_of(context.me)
+        self.worker = number if context.replace is None else context.replace.worker
+        """Index of this worker, 0 .. num_workers - 1; in a spare that of the one whose place it has
+        taken."""
+        self.num_workers = roles.num_beginning
         self.rank = self.worker
         """The same as ``worker``: what scripts written for torchrun take for their rank."""
         self.world_size = self.num_workers
         """The same as ``num_workers``: servers do not count."""
-        self.local_rank = roles.local_index(self.worker)
+        self.local_rank = roles.local_index(number)
         """Index of this worker among the workers of its host."""
         self.mpi_rank = context.rank
         """This process's rank in MPI's world, where servers have ranks too."""
         self.group = roles.group_of_worker[self.worker]
-        self.num_groups = len(roles.groups)
+        self.num_groups = roles.num_groups_beginning
         self.num_servers = roles.num_servers
         self.servers = self.num_servers
         if wrong := contradiction(context.config):
             raise ConfigError(wrong)
         self._mode: ModeFrom | None = None
         """That which the script has set in the run."""
-        members = roles.groups[self.group]
-        place = members.index(self.worker)
+        own_group = roles.group_of_worker[number]
+        members = roles.groups[own_group]
+        place = members.index(number)
         torch.set_num_threads(num_threads(context))
-        device = device_of(context)
+        device = torch.device("cpu") if context.is_substitute else device_of(context)
+        if device.type == "cuda" and roles.num_substitutes:
+            raise ConfigError(
+                "spares for workers' places were not tried with GPUs yet: hide them "
+                "(CUDA_VISIBLE_DEVICES=), or leave spares out"
+            )
         if not context.all_of_group(device.type == "cuda"):
             device = torch.device("cpu")  # a group reduces over one back end
         self.device = device
@@ -140,24 +149,26 @@ class Job:
             timeout_s=context.config.wait_timeout_s,
             broadcast=context.broadcast_in_group,
             is_spinning=context.waiting().is_spinning,
-            hosts=_hosts_of_group(context, self.group),
+            hosts=_hosts_of_group(context, own_group),
             mpi=_mpi_of_group(context),
         )
         self._loop = make_loop(
             context.transport,
             Seat(
-                worker=self.worker,
-                group=self.group,
+                worker=number,
+                group=own_group,
                 members=members,
                 num_servers=self.num_servers,
                 servers_have_buddies=bool(context.buddies),
                 shards_are_rebuilt=context.rebuilds_shards,
                 num_spares=roles.num_spares,
+                is_substitute=context.is_substitute,
             ),
             waiting=context.waiting(),
             describe_group=roles.describe_group,
             tracer=context.tracer,
             survives_workers=context.survives_workers,
+            replace=context.replace,
         )
         self._by_speed: StepsBySpeed | None = None
         """Where groups make local steps by their speed, the length of rounds."""
@@ -187,7 +198,7 @@ class Job:
             dealing=self._dealing() if self._by_speed is not None else None,
         )
         self._standing = Standing(
-            self.worker,
+            number,
             context.transport,
             tells_rounds=is_controlled(context.config) and place == 0,
             tells_errors=is_auto(context.config),
@@ -224,7 +235,7 @@ class Job:
     @property
     def is_chief(self) -> bool:
         """Whether this is the first worker that lives: it writes what is written once."""
-        return self._loop.core.chief == self.worker
+        return self._loop.core.chief == self._number
 
     @property
     def mode(self) -> str:
@@ -324,6 +335,12 @@ class Job:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         if not optimizers:
             raise UsageError("job.prepare was given an empty list of optimizers")
+        if self._context.roles.num_substitutes:
+            require_followable(len(self._sets.sets) + len(optimizers), max_norm)
+        if self._context.is_substitute and not self._checkpoints.join():
+            logger.info("the job was over before this spare had joined it")
+            self._end()
+            raise SystemExit(0)
         is_first = not self._sets.sets
         chosen = self._config.overlap if overlap is None else self._checked_overlap(overlap)
         self._checkpoints.script.before_prepare(model)
@@ -595,8 +612,8 @@ class Job:
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.mpi_rank,
-            "worker": self.worker,
-            "group": self.group,
+            "worker": self._number,
+            "group": self._loop.core.seat.group,
             "clock": self.clock,
         }
         self._sets.take_over()
@@ -773,6 +790,12 @@ class Job:
         other workers have written is replaced. The servers keep the optimizer's state. ``model``
         says which one, where several were prepared.
         """
+        if self._context.roles.num_substitutes:
+            raise UsageError(
+                "job.push with spares for workers' places: what servers do not hold would not come "
+                "to a spare that has taken one; leave spares out, or write the values before "
+                "job.prepare"
+            )
         sets = self._prepared_between_steps("push")
         prepared = sets.model_of(model, "push")
         for each in prepared.sets:
@@ -790,6 +813,7 @@ class Job:
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._require_open(name)
         self._sets.take_over_for(name)
+        self._checkpoints.called(name)
         self._checkpoints.tell()
         self._loop.begin_waiting(self.clock)
         self._loop.wait_for(self._group.agree(name), name)
@@ -881,6 +905,9 @@ class Job:
     def finish(self) -> int:
         """Report to the others and wait for them; psdist calls it at the script's end, once."""
         if self._is_finished:
+            return 0
+        if self._context.is_substitute and self._loop.core.welcome is None:
+            self._end()
             return 0
         self._refuse_untrained("the script has ended")
         trained_s = time.monotonic() - self._prepared_s

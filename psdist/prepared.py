@@ -14,6 +14,7 @@ Longer than other modules: a set is made in one exchange of all workers, told in
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -174,6 +175,10 @@ class PreparedModel:
             each.trainer.set_values()
 
 
+def _cut_of(partition: Partition, description: ModelDescription) -> list[Any]:
+    return [description.optimizer, zlib.crc32(partition.encode())]
+
+
 def refuse_another_model(checkpoint: Checkpoint, index: int, here: ModelDescription) -> None:
     """Raises :class:`ModelError` unless the checkpoint is of this model: parameter set ``index`` of
     the script, its parameters and its optimizer."""
@@ -231,6 +236,7 @@ class ParameterSets:
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
         self._restored_residuals: Mapping[str, Any] = {}
+        self._expected: list[list[Any]] | None = None
         self._progress: Progress | None = None
         self._passes: Passes | None = None
         if context.tracer is not None:
@@ -261,6 +267,17 @@ class ParameterSets:
                 "other chunks, or codecs are off now: it is dropped",
                 index,
             )
+
+    # -- for who joins ---------------------------------------------------------------------------
+
+    def cuts(self) -> list[list[Any]]:
+        """Of each set the optimizer, and a checksum of how it is cut: a tree of plain values."""
+        return [_cut_of(each.partition, each.description) for each in self.sets]
+
+    def expect(self, cuts: list[list[Any]]) -> None:
+        """What is prepared in this process, a substitute's, is to be what the chief has told by
+        :meth:`cuts`."""
+        self._expected = cuts
 
     # -- what no step has used yet ---------------------------------------------------------------
 
@@ -424,6 +441,8 @@ class ParameterSets:
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_is_trained_twice(descriptions)
         described = zip(descriptions, on_servers, strict=True)
+        if self._loop.core.welcome is not None:
+            return self._join(model, optimizers[0], descriptions[0], overlap=overlap)
         agree_on_model(
             [
                 f"max_grad_norm {max_norm or None}",
@@ -459,6 +478,33 @@ class ParameterSets:
         for each in added:
             each.trainer.pull()
         self._collective("prepare", PREPARED)
+        return self._take_in(model, optimizers, added, overlap=overlap)
+
+    def _join(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        description: ModelDescription,
+        *,
+        overlap: Setting,
+    ) -> list[ServedOptimizer]:
+        """The set of a substitute that has joined: the job has set it up, and its servers have all
+        of it."""
+        added = self._add(
+            model, description, optimizer, optimizer, {}, max_norm=0.0, overlap=overlap
+        )
+        added.trainer.pull()
+        return self._take_in(model, [optimizer], [added], overlap=overlap)
+
+    def _take_in(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        added: list[ParameterSet],
+        *,
+        overlap: Setting,
+    ) -> list[ServedOptimizer]:
+        """These sets are ready: the model's passes are followed from now on."""
         for each in added:
             hook = UseHook(self._use_of(each.trainer))
             handle = model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -561,6 +607,9 @@ class ParameterSets:
         config, index = self._config, len(self.sets)
         first = self._context.first_clocks(index)
         first_clock = first.clocks[self._loop.core.seat.group] if first is not None else 0
+        welcome = self._loop.core.welcome
+        if welcome is not None:
+            first_clock = welcome.clocks[index]
         if not index:
             self._standing.begin_at(first_clock)
         partition = description.cut(
@@ -568,6 +617,11 @@ class ParameterSets:
             mode=judging_mode(config),
             extra_optimizers=config.optimizers,
         )
+        if self._expected is not None and _cut_of(partition, description) != self._expected[index]:
+            raise ModelError(
+                "the script of a spare has prepared another model or optimizer than the job's: "
+                f"{_cut_of(partition, description)}, where the chief has {self._expected[index]}"
+            )
         worker = self._loop.core.seat.worker
         history = None
         if config.record:
@@ -681,7 +735,8 @@ class ParameterSets:
             state=pack_states(state),
             restore=first.checkpoint if first is not None else "",
         )
-        loop.join(setup if loop.core.seat.is_chief else None)
+        if welcome is None:
+            loop.join(setup if loop.core.seat.is_chief else None)
         if state:
             parts = [
                 (part.chunk, part.start)

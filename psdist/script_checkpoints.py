@@ -25,13 +25,16 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import worker_of
+from psdist.protocol.substitutes import JOIN
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
+from psdist.script_joins import ScriptJoins
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.seen import Pass
 from psdist.workers.loop import WorkerLoop
+from psdist.workers.script.followed import FollowedScript
 from psdist.workers.script.occasions import Occasions
 from psdist.workers.script.state import ScriptState
 
@@ -78,6 +81,8 @@ class ScriptCheckpoints:
             tell=self._tell_chief,
         )
         self._files = WorkerCheckpoints(context, collect=self._collect)
+        self._joins = ScriptJoins(context, loop, collective=collective)
+        self._followed = FollowedScript() if context.roles.num_substitutes else None
         self._cut_at: Pass | None = None
         self._is_at_boundary = False
         """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
@@ -105,6 +110,39 @@ class ScriptCheckpoints:
     def end(self) -> None:
         """The job is closed, or has failed."""
         self._signals.end()
+        self._joins.forget()
+
+    # -- spares that take dead workers' places ---------------------------------------------------
+
+    def called(self, collective: str) -> None:
+        """All workers are called together, by the script or by psdist between iterations."""
+        if self._followed is not None and not self._is_at_boundary and collective != "prepare":
+            self._followed.call(collective)
+
+    def join(self) -> bool:
+        """On a spare, when its script has come to job.prepare: join the job, and take the chief's
+        state. False where the job is over before."""
+        found = self._joins.come()
+        if found is None:
+            return False
+        welcome, told = found
+        self._sets.expect(told["cuts"])
+        num_skipped = max(0, welcome.clocks[0] - told["clock"])
+        self._loaders.skip(num_skipped * told["batches_per_round"])
+        self.script.restore(told["script"], name=welcome.state)
+        return True
+
+    def _state_for_a_spare(self) -> dict[str, Any]:
+        """Of the chief's script at this boundary."""
+        self.script.is_chief = True
+        told = self.script.collect(at=self._cut_at)
+        del told["random"]  # a spare draws its own
+        return {
+            "script": told,
+            "cuts": self._sets.cuts(),
+            "clock": self._clocks[0],
+            "batches_per_round": self._loaders.batches_per_round,
+        }
 
     # -- what is in one ------------------------------------------------------------------------
 
@@ -166,6 +204,8 @@ class ScriptCheckpoints:
 
     def end_iteration(self) -> None:
         """One of any set has ended."""
+        if self._followed is not None:
+            self._followed.end_iteration()
         self.has_trained = True
         self._files.tell()
         self._loaders.end_iteration()
@@ -178,6 +218,8 @@ class ScriptCheckpoints:
             self._go_on()
         elif a_pass is None and not self._loaders.seen.awaits_pass:
             self._go_on()
+        if a_pass is not None and self._followed is not None:
+            self._followed.ask_for_batch(a_pass)
         may_be_kept = self._config.steps_by != "speed"  # no checkpoint says how passes are dealt
         if self._sets.sets and not self.script.is_resuming and may_be_kept:
             self._signals.has_boundary()
@@ -191,18 +233,22 @@ class ScriptCheckpoints:
         if not reason and not self._loop.core.meetings.is_open:
             return
         self._sets.land_late()  # who waits for others must not hold
-        found = self._loop.hold(reason or "checkpoint", self._clocks)
+        found = self._loop.hold(reason or JOIN, self._clocks)
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary
-        self.occasions.have_met(clock=clock, now_s=time.monotonic())
+        if found != JOIN:
+            self.occasions.have_met(clock=clock, now_s=time.monotonic())
         if found is None:
             return
         self._is_at_boundary, self._cut_at = True, a_pass
         try:
-            self._checkpoint()
+            if found == JOIN:
+                self._joins.meet(self._clocks, self._state_for_a_spare)
+            else:
+                self._checkpoint()
         finally:
             self._is_at_boundary, self._cut_at = False, None
-        if found != "checkpoint":
+        if found not in ("checkpoint", JOIN):
             self._files.finish()
             self._collective(WRITTEN, b"")
             end_behind(found, self._context.folder.latest())
@@ -210,6 +256,8 @@ class ScriptCheckpoints:
     # -- going on from one ---------------------------------------------------------------------
 
     def _start_epoch(self, is_again: bool) -> None:
+        if self._followed is not None:
+            self._followed.begin_epoch(num_loops=self.epochs.num_loops)
         if not is_again:
             self._go_on()
         self._loaders.seen.start_epoch(is_resumed=is_again)

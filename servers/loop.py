@@ -23,6 +23,7 @@ from typing import Any
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
+    Admit,
     Buried,
     Bury,
     CommitMode,
@@ -56,6 +57,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, s
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
     Action,
+    AdmitGroup,
     ChangeCodecs,
     ChangeMode,
     Fail,
@@ -207,6 +209,8 @@ class ServerLoop:
             for peer, who in self.transport.lost.items():
                 if is_spare(peer):  # before the job began
                     self._do_as_registrar(self.registrar.on_server_lost(peer, who))
+                elif is_worker(peer):  # one that was to wait for another one's place
+                    self._do_as_registrar(self.registrar.on_lost(peer, who))
         while not self.is_finished:
             if self.turn():
                 waiting.reset()
@@ -295,6 +299,8 @@ class ServerLoop:
             return self._bury(event, event.message)
         if isinstance(event.message, ProposeMode | CommitMode):
             return self._change_mode(event.peer, event.message)
+        if isinstance(event.message, Admit):
+            return self._admit(event.peer, event.message)
         if isinstance(event.message, Departed):
             return self._depart(event.peer, event.message)
         if self._handle_outside_sets(event.peer, event.message):
@@ -341,8 +347,25 @@ class ServerLoop:
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """Somebody is declared dead, for all sets; the registrar is answered once."""
         decided = [(each, list(each.decide(event))) for each in self.sets]
-        answer = Buried(generation=message.generation, server=self._options.server)
+        answer = Buried(
+            generation=message.generation,
+            server=self._options.server,
+            reached=[each.core.reached_by_dead for each in self.sets],
+        )
         return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
+
+    def _admit(self, peer: int, message: Admit) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+        """A substitute joins, in every set; :class:`Resumed` says that it is taken in."""
+        if peer != REGISTRAR or len(message.clocks) != len(self.sets):
+            raise ProtocolError(
+                f"server {self._options.server}: {describe_peer(peer)} sent Admit of "
+                f"{len(message.clocks)} parameter sets; {describe_peer(REGISTRAR)} admits who "
+                f"joins, and there are {len(self.sets)}"
+            )
+        return [
+            (each, each.core.handle(AdmitGroup(message.worker, clock)))
+            for each, clock in zip(self.sets, message.clocks, strict=True)
+        ]
 
     def _change_mode(
         self, peer: int, message: ProposeMode | CommitMode

@@ -15,6 +15,9 @@ import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.history.writers import WorkerHistory
+from psdist.protocol.control import Replace
+from psdist.protocol.events import ControlArrived
+from psdist.protocol.ids import REGISTRAR
 from psdist.protocol.partition import Partition
 from psdist.tracing.tracer import Tracer
 from psdist.transport.base import Transport
@@ -39,11 +42,14 @@ def make_loop(
     describe_group: Callable[[int], str] = lambda group: f"group {group}",
     tracer: Tracer | None = None,
     survives_workers: bool = False,
+    replace: Replace | None = None,
 ) -> WorkerLoop:
     """A worker that can take part in collectives. ``describe_group(group)`` names a group to
     people; ``tracer``: where its spans go, if they are wanted; ``survives_workers``: as
-    :class:`WorkerCore`."""
+    :class:`WorkerCore`; ``replace``: what a substitute was asked before there was a loop."""
     core = WorkerCore(seat, describe_group=describe_group, survives_workers=survives_workers)
+    if replace is not None:
+        core.handle(ControlArrived(REGISTRAR, replace))  # which is answered later, by begin_join()
     if tracer is not None:
         return TracedLoop(transport, core, waiting=waiting, tracer=tracer)
     return WorkerLoop(transport, core, waiting=waiting)

@@ -39,6 +39,7 @@ from psdist.protocol.control import (
     StateHeld,
     StateValues,
     TellHeld,
+    Welcome,
 )
 from psdist.protocol.events import Arrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
@@ -494,6 +495,10 @@ class WorkerLoop:
     def begin_register(self) -> None:
         self._do(self.core.begin_register())
 
+    def begin_join(self) -> None:
+        """See :meth:`WorkerCore.begin_join`."""
+        self._do(self.core.begin_join())
+
     def begin_push(
         self,
         *,
@@ -588,6 +593,16 @@ class WorkerLoop:
         if self.core.seat.is_leader:
             self.begin_register()
         self.carry_on(self._wait_until(lambda: not self.core.is_joining))
+
+    def join_running(self, waiting: Waiting) -> Welcome | None:
+        """A substitute: come into the job that goes on; where, or None if it is over before."""
+        core = self.core
+        self.turn()
+        if not core.is_stopped:
+            self.begin_join()
+            wait = self._wait_until(lambda: core.welcome is not None or core.is_stopped)
+            self.carry_on(wait, waiting)
+        return core.welcome
 
     def push(
         self,

@@ -60,6 +60,27 @@ class _Stretch(NamedTuple):
         return self.start + self.stored.num_bytes // ITEM_BYTES[self.stored.dtype]
 
 
+def read_values(path: Path) -> tuple[object, dict[str, torch.Tensor]]:
+    """What psdist.checkpoint.tensors.write_tensors has written, for psdist.checkpoint.tree.unpack.
+    Raises :class:`CheckpointError`."""
+    return _values(path, _header_of(path))
+
+
+def _header_of(path: Path) -> Contents:
+    with open_regular(path) as opened:
+        try:
+            return read_header(opened, where=quoted(path))
+        except OSError as error:
+            raise CheckpointError(f"{quoted(path)}: {error.strerror}") from None
+
+
+def _values(path: Path, contents: Contents) -> tuple[object, dict[str, torch.Tensor]]:
+    from psdist.checkpoint.values import read_tensor
+
+    plain = parse_json(contents.text or "null", where=quoted(path))
+    return plain, {key: read_tensor(path, its) for key, its in contents.tensors.items()}
+
+
 class Checkpoint:
     def __init__(self, path: Path, index: Index) -> None:
         self.path = path
@@ -125,15 +146,11 @@ class Checkpoint:
     def worker(self, worker: int) -> tuple[object, dict[str, torch.Tensor]]:
         """What worker ``worker`` kept, for psdist.checkpoint.tree.unpack. Raises
         :class:`CheckpointError`, also where there is no such worker."""
-        from psdist.checkpoint.values import read_tensor
-
         name = f"worker-{worker}.safetensors"
         contents = self._contents.get(name)
         if contents is None:
             raise CheckpointError(f"{quoted(self.path)} has nothing of worker {worker}")
-        path = self.path / name
-        plain = parse_json(contents.text or "null", where=quoted(path))
-        return plain, {key: read_tensor(path, its) for key, its in contents.tensors.items()}
+        return _values(self.path / name, contents)
 
     @property
     def workers(self) -> list[int]:
@@ -154,12 +171,7 @@ class Checkpoint:
         return {file.name: self._header(file) for file in self.index.files}
 
     def _header(self, file: FileRecord) -> Contents:
-        path = self.path / file.name
-        with open_regular(path) as opened:
-            try:
-                return read_header(opened, where=quoted(path))
-            except OSError as error:
-                raise CheckpointError(f"{quoted(path)}: {error.strerror}") from None
+        return _header_of(self.path / file.name)
 
     @cached_property
     def _stretches(self) -> dict[tuple[int, int, str], list[_Stretch]]:

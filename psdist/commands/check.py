@@ -30,7 +30,7 @@ from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
 from psdist.history.hands import read_hands, read_step_lines
 from psdist.history.lengths import read_lengths
-from psdist.history.records import History, Ints
+from psdist.history.records import History, Ints, joined_at
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
 from psdist.history.rules.codecs import check_codecs
@@ -47,6 +47,7 @@ from psdist.history.rules.lengths import check_lengths
 from psdist.history.rules.loads import check_loads, check_same_loads
 from psdist.history.rules.memberships import (
     check_membership,
+    check_same_joins,
     dead_groups,
     leave_clocks,
     unfinished_groups,
@@ -237,6 +238,8 @@ class _Checking:
         """The greatest of them, of all their uses."""
         self.leaves: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """For each group the clocks at which it left, by server."""
+        self.joins: dict[int, dict[int, int]] = {}
+        """For each server the clocks at which substitutes joined, by group."""
         self.loads: dict[int, tuple[int, ...]] = {}
         """For each chunk the clocks at which its values were set."""
         self.changes: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -253,6 +256,7 @@ class _Checking:
         run, log, findings = self.history.run, self.history.servers[server], self.findings
         replay = ServerReplay(run, log)
         check_membership(replay, findings)
+        self.joins[server] = joined_at(run, log.events)
         check_applies(replay, findings)
         self.loads |= check_loads(replay, findings)
         self.kept.append(check_kept(replay, findings))
@@ -319,12 +323,18 @@ class _Checking:
                 findings.add(
                     Rule.MEMBERSHIP, f"group {group} left different servers at clocks {clocks}"
                 )
-        group_of = run.group_of_worker()
+        check_same_joins(self.joins, findings)
+        group_of, first = run.group_of_worker(), self.history.first
         all_missed = frozenset[tuple[int, int]]().union(*self.missed.values())
         for log in self.history.workers:
             group = int(group_of[log.worker])
+            has_joined = any(group in each for each in self.joins.values())
+            if group >= run.first_substitute and not has_joined and not len(log.uses):
+                continue  # nobody's place was left for it
             missed = {clock for each, clock in all_missed if each == group}
-            check_worker(run, log, self.leaves[group], findings, missed=missed)
+            check_worker(
+                run, log, self.leaves[group], findings, begin=int(first[group]), missed=missed
+            )
             check_num_iterations(log, self.leaves[group], self.claims, findings)
             if log.is_complete:
                 continue

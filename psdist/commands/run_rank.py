@@ -19,6 +19,7 @@ from psdist.ranks.context import RankContext, connect
 from psdist.ranks.failure import run_or_fail
 from psdist.ranks.loading import uncollected
 from psdist.ranks.parent_link import connect_to_parent
+from psdist.ranks.taking_place import take_place
 
 
 def run_program(
@@ -51,6 +52,10 @@ def _take_part(context: RankContext, program: Program) -> int:
 
     if context.role != "worker":
         return serve.serve(context)
+    if context.is_substitute:
+        context.reach("training")
+        if not take_place(context):
+            return 0
     if context.comm is None:
         serve.write_summary_if_it_fails(context)
     context.reach("starting")

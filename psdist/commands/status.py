@@ -51,6 +51,7 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
         share = f", the others wait {status.others_wait:.0%} of their time more"
         lines.append(f"  slowest    group {status.slowest}{share * bool(status.others_wait)}")
     lines += [f"  died       {who}" for who in status.dead]
+    lines += [f"  joined     {what}" for what in status.joined]
     if status.alone:
         which = ", ".join(map(str, status.alone))
         lines.append(f"  one copy   of the shard of server {which}: another one is not whole")

@@ -35,6 +35,7 @@ from psdist.config.on_server_death import contradiction_of_rebuild
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.outer import parse_outer
 from psdist.config.stale import contradiction_of_stale
+from psdist.config.substitutes import contradiction_of_spares
 from psdist.errors import ProtocolError
 from psdist.sizes import parse_bytes, parse_interval
 
@@ -318,7 +319,8 @@ class RunConfig(BaseModel):
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         0,
         allowed=f"a whole number from 0 to {MAX_SPARES}",
-        description="With replication = buddy: ranks that wait to take a dead server's place.",
+        description="Ranks that wait to take a dead rank's place: a server's with replication = "
+        "buddy, else a worker's (max_deaths).",
     )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
@@ -537,11 +539,8 @@ def contradiction(config: RunConfig) -> str:
             f"replication = buddy with server_device = {config.server_device}: second copies are "
             "kept on the CPU; set server_device = cpu, or replication = none"
         )
-    if config.spares and config.replication == "none":
-        return (
-            f"spares = {config.spares} with replication = none: a spare goes on with the second "
-            "copy of a dead server's shard; set replication = buddy, or leave spares out"
-        )
+    if wrong := contradiction_of_spares(config):
+        return wrong
     if config.trace and (config.replication == "buddy" or config.max_deaths):
         setting = "replication = buddy" if config.replication == "buddy" else "max_deaths"
         return (

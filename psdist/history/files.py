@@ -110,6 +110,9 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         servers.append(log)
     for worker in range(run.num_workers):
         path = path_dir / f"worker-{worker}"
+        if worker >= run.num_beginning and not path.with_suffix(".uses").exists():
+            workers.append(_never_there(worker))
+            continue
         uses, is_closed = _read(path.with_suffix(".uses"), FileKind.USES, worker, notes)
         pushes, is_also = _read(path.with_suffix(".pushes"), FileKind.PUSHES, worker, notes)
         is_complete = is_closed and is_also
@@ -122,6 +125,12 @@ def _empty_log(server: int) -> ServerLog:
         np.empty(0, DTYPES[kind]) for kind in (FileKind.EVENTS, FileKind.CHECKSUMS)
     )
     return ServerLog(server=server, events=events, checksums=checksums, is_complete=False)
+
+
+def _never_there(worker: int) -> WorkerLog:
+    """A substitute that has not joined; if servers say that it has, its iterations are missing."""
+    uses, pushes = (np.zeros(0, DTYPES[kind]) for kind in (FileKind.USES, FileKind.PUSHES))
+    return WorkerLog(worker=worker, uses=uses, pushes=pushes, is_complete=True)
 
 
 def _read(path: Path, kind: FileKind, index: int, notes: list[str]) -> tuple[Records, bool]:

@@ -197,6 +197,16 @@ class History:
     notes: tuple[str, ...] = ()
     """What the reader met that is no damage: a record cut short by a crash."""
 
+    @property
+    def first(self) -> Ints:
+        """[groups]: where their clocks begin; of substitutes where the first server that has heard
+        of them says that they joined."""
+        first = self.run.first.copy()
+        for log in reversed(self.servers):
+            where = joined_at(self.run, log.events)
+            first[list(where)] = list(where.values())
+        return first
+
     def __post_init__(self) -> None:
         run = self.run
         if [log.server for log in self.servers] != list(range(run.num_servers)):
@@ -218,6 +228,12 @@ class History:
             _refuse(where, "chunk", chunk, (chunk >= run.num_chunks) & (chunk != NO_CHUNK))
             for flag in ("is_empty", "is_corrected"):
                 _refuse(where, flag, pushes[flag], pushes[flag] > 1)
+
+
+def joined_at(run: RunRecord, events: Records) -> dict[int, int]:
+    """The clocks of substitutes that have joined, by group."""
+    late = events[(events["kind"] == EventKind.JOIN) & (events["group"] >= run.first_substitute)]
+    return dict(zip(late["group"].tolist()[::-1], late["clock"].tolist()[::-1], strict=True))
 
 
 def _refuse_events(where: str, events: Records, run: RunRecord) -> None:

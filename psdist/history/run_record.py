@@ -105,6 +105,8 @@ class RunRecord(BaseModel):
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
     """For each group the indexes of its workers."""
+    num_substitutes: _Count = 0
+    """So many groups, the last ones, have one worker each that joins only when others have died."""
     slices: tuple[tuple[_Count, ...], ...]
     """For groups of 1, 2, 3 ... workers: for each chunk the place in the group of the worker that
     pushes it; nothing where no group has so many."""
@@ -137,6 +139,11 @@ class RunRecord(BaseModel):
         workers = [worker for group in self.groups for worker in group]
         if sorted(workers) != list(range(len(workers))) or not all(self.groups):
             raise ValueError("groups must hold every worker 0, 1, 2 ... once, and none be empty")
+        substitutes = self.groups[len(self.groups) - self.num_substitutes :]
+        if self.num_substitutes >= len(self.groups) or any(len(each) > 1 for each in substitutes):
+            raise ValueError(
+                f"{self.num_substitutes} substitutes are groups of one worker behind others"
+            )
         if len(self.owners) != self.num_chunks:
             raise ValueError(f"owners names {len(self.owners)} chunks of {self.num_chunks}")
         if max(self.owners, default=0) >= self.num_servers:
@@ -194,7 +201,8 @@ class RunRecord(BaseModel):
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """[groups]: where their clocks begin."""
+        """[groups]: where their clocks begin; 0 for substitutes
+        (:attr:`psdist.history.records.History.first`)."""
         return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
 
     @property
@@ -204,8 +212,18 @@ class RunRecord(BaseModel):
         return [each.round for before, each in pairs if each.pull != before.pull]
 
     @property
+    def first_substitute(self) -> int:
+        """The groups from this one on are substitutes'."""
+        return len(self.groups) - self.num_substitutes
+
+    @property
     def num_workers(self) -> int:
         return sum(len(group) for group in self.groups)
+
+    @property
+    def num_beginning(self) -> int:
+        """Workers without substitutes, which are the last ones."""
+        return self.num_workers - self.num_substitutes
 
     def group_of_worker(self) -> npt.NDArray[np.int64]:
         """[workers]"""

@@ -613,10 +613,12 @@ class Bury(Control):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buried(Control):
     """A server to the registrar: the groups of the dead are out of every chunk's clocks here, and
-    what had arrived of them is decided."""
+    what had arrived of them is decided. ``reached``: by set the most updates of such a group that a
+    chunk contains, or will contain."""
 
     generation: int
     server: int
+    reached: _Numbers = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -628,6 +630,50 @@ class Survive(Control):
     generation: int
     dead: _Numbers
     chief: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replace(Control):
+    """Registrar to a substitute: run the script, and join the job in place of ``worker``, which has
+    died."""
+
+    worker: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready(Control):
+    """A substitute's answer to :class:`Replace`, as ``worker``: its script has prepared
+    ``num_sets`` parameter sets, and it may join."""
+
+    worker: int
+    num_sets: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admit(Control):
+    """Registrar to every server, while all workers wait in a collective, in front of its
+    :class:`Resume`: the group of this substitute has clocks from now on, which stand at ``clocks``
+    (by set)."""
+
+    worker: int
+    clocks: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Welcome(Control):
+    """Registrar to a substitute, when all servers have taken :class:`Admit` in: it is a worker of
+    the job from now on, which goes on at ``clocks`` (by set). ``seq``: number of the collective
+    that is over; ``generation``, ``dead``, ``chief``: as in :class:`Survive`; ``meeting``: number
+    of the last one that is over; ``state``: the name of what its script goes on with."""
+
+    worker: int
+    clocks: _Numbers
+    state: str
+    seq: int
+    generation: int
+    dead: _Numbers
+    chief: int
+    meeting: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
+    Admit,
     AskSteps,
     Buried,
     Bury,
@@ -56,8 +57,10 @@ from psdist.protocol.control import (
     Progress,
     Propose,
     ProposeMode,
+    Ready,
     ReceivedUpTo,
     Release,
+    Replace,
     Resume,
     Resumed,
     RoundTook,
@@ -67,6 +70,7 @@ from psdist.protocol.control import (
     Survive,
     TakenOver,
     TakeOver,
+    Welcome,
     WhoIsAbsent,
     WriteFailed,
     Written,
@@ -76,13 +80,13 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 
 SAID_TO_REGISTRAR: Final = (
     *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Busy),
-    *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled),
+    *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled, Ready),
     *(RoundTook, LossReported, AskSteps),
 )
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
-    CopyLost,
+    *(CopyLost, Admit, Welcome, Replace),
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
 FOR_REGISTRAR: Final = (

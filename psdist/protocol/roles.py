@@ -12,7 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from psdist.protocol.ids import describe_peer, server_id, spare_id, worker_id
+from psdist.protocol.ids import (
+    describe_peer,
+    is_worker,
+    server_id,
+    spare_id,
+    worker_id,
+    worker_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +53,10 @@ class Roles:
     weights: tuple[float, ...] = ()
     """Part of the model's bytes for each server; empty for equal parts."""
     spare_ranks: tuple[int, ...] = ()
-    """Ranks that wait to go on in a dead one's place."""
+    """Ranks that wait to go on in a dead server's place."""
+    num_substitutes: int = 0
+    """So many workers, the last ones, each a group of its own, are spares: they join when others
+    have died."""
 
     @property
     def shard_weights(self) -> tuple[float, ...]:
@@ -59,7 +69,26 @@ class Roles:
 
     @property
     def num_workers(self) -> int:
+        """Of all numbers of workers, those of substitutes too."""
         return len(self.worker_ranks)
+
+    @property
+    def num_beginning(self) -> int:
+        """Workers that begin the job; as many parts the data has."""
+        return self.num_workers - self.num_substitutes
+
+    @property
+    def num_groups_beginning(self) -> int:
+        return len(self.groups) - self.num_substitutes
+
+    def is_substitute(self, peer: int) -> bool:
+        """Whether the peer with this id is a spare that takes a dead worker's place."""
+        return is_worker(peer) and worker_of(peer) >= self.num_beginning
+
+    @property
+    def waiting_ranks(self) -> frozenset[int]:
+        """Spares of either kind: they take no core from others while they wait."""
+        return frozenset(self.spare_ranks + self.worker_ranks[self.num_beginning :])
 
     @property
     def num_spares(self) -> int:
@@ -105,5 +134,6 @@ class Roles:
 
     def describe_rank(self, rank: int) -> str:
         """For messages to people: "worker 1 (rank 3 on n2)"."""
-        role = describe_peer(self.peer_of_rank[rank])
+        peer = self.peer_of_rank[rank]
+        role = describe_peer(peer) + ", a spare" * self.is_substitute(peer)
         return f"{role} (rank {rank} on {self.places[rank].host})"

@@ -49,7 +49,7 @@ from psdist.errors import (
 )
 from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
-from psdist.protocol.control import Ended, Failure, Survive
+from psdist.protocol.control import Ended, Failure, Replace, Survive
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id, worker_of
 from psdist.protocol.roles import Place, Roles
@@ -69,6 +69,7 @@ from psdist.ranks.failure import (
     format_error,
     ignore_interrupts,
     interruption,
+    is_interruption,
     printable,
     wait_until_read,
 )
@@ -78,7 +79,11 @@ from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
-from psdist.ranks.seats.placing import agree_on_plan, unexpected_workers
+from psdist.ranks.seats.placing import (
+    agree_on_plan,
+    refusal_of_substitutes,
+    unexpected_workers,
+)
 from psdist.report.facts import Phase, RankSurvived
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.progress import say_phase
@@ -138,6 +143,7 @@ class RankContext:
     buddies: tuple[int, ...] = ()
     """By server: who keeps the second copy of its shard; nothing without replication."""
     workers_comm: MPI.Comm | None = None
+    """Of those that begin the job."""
     group_comm: MPI.Comm | None = None
     network: VirtualNetwork | None = None
     """The network of a job in one process; None over MPI."""
@@ -159,6 +165,10 @@ class RankContext:
     """Where this rank's spans of the job go; None without ``--trace``."""
     clock_comm: MPI.Comm | None = None
     """Between all ranks, over which their clocks are compared, once they were."""
+    replace: Replace | None = None
+    """On a substitute that was asked to take a dead worker's place: the message."""
+    joined: set[int] = field(default_factory=set)
+    """On the registrar: substitutes that have joined a job; on one of them it itself."""
 
     def __post_init__(self) -> None:
         self._endpoint = self.transport
@@ -182,13 +192,21 @@ class RankContext:
         return "worker" if is_worker(self.me) else "server"
 
     @property
+    def is_substitute(self) -> bool:
+        """Whether this rank waits to take a dead worker's place, or has taken one."""
+        return self.roles.is_substitute(self.me)
+
+    @property
     def who(self) -> str:
         if self.comm is None:
             return f"the only rank (on {self.roles.places[0].host})"
         return self.roles.describe_rank(self.rank)
 
     def reach(self, phase: Phase) -> None:
-        """This rank has come to another part of its life: a display says so."""
+        """This rank has come to another part of its life: a display says so. What a spare's script
+        does before it joins is none of the job's."""
+        if self.is_substitute:
+            phase = "training"
         if self.parent is not None:
             self.parent.reach(phase)
         elif self.comm is not None and self.me == REGISTRAR and self.config.progress != "off":
@@ -199,7 +217,8 @@ class RankContext:
         """How this rank waits: it spins only where a core is to spare (``spin`` decides)."""
         spin = self.config.spin
         is_spinning = self.core_share >= 1.0 if spin == "auto" else spin == "on"
-        is_spinning &= self.role != "spare"  # its cores are others', which work
+        waits = self.role == "spare" or (self.is_substitute and self.replace is None)
+        is_spinning &= not waits  # its cores are others', which work
         if not has_deadline:
             return Waiting(is_spinning=is_spinning, warn_s=float("inf"), timeout_s=float("inf"))
         return Waiting(
@@ -367,7 +386,10 @@ class RankContext:
             leave_out()
 
     def fail(self, text: str, status: int) -> NoReturn:
-        """End the job: ``text`` is printed once, by the registrar if that still answers."""
+        """End the job: ``text`` is printed once, by the registrar if that still answers. A spare
+        that has not joined ends alone: the job goes on as before."""
+        if self._may_end_alone and not is_interruption(text, status):
+            self.end_buried(f"{text}\npsdist: this spare ends, and the job goes on without it")
         self._ignore_interrupts()
         self.take_over()
         flush_output()
@@ -394,6 +416,12 @@ class RankContext:
                         is_told = True
                     time.sleep(1e-3)
         self.abort(heading, text, status)
+
+    @property
+    def _may_end_alone(self) -> bool:
+        """Whether the job needs this rank for nothing, and has all that it needs."""
+        has_servers = all(is_worker(peer) for peer in self.transport.lost)
+        return self.is_substitute and worker_of(self.me) not in self.joined and has_servers
 
     def end_buried(self, text: str) -> NoReturn:
         """End this rank alone, with status 0: its group is out of the job, which goes on. Not by
@@ -655,6 +683,9 @@ def _connect(
     except UserError as error:
         checkpoint = error
     checkpoint = agreed(comm, checkpoint)
+    if placed.roles.num_substitutes:
+        sees_run_dir = (path / "ranks.json").exists()
+        agreed(comm, refusal_of_substitutes(placed.roles, sees_run_dir=sees_run_dir))
     pairs: Pairs | UserError | None = None
     try:
         pairs = pairs_of(config, placed.roles, os.environ)
@@ -731,16 +762,17 @@ def join(
     )
     is_a_worker = is_worker(context.me)
     group = roles.group_of_worker[worker_of(context.me)] if is_a_worker else -1
-    workers_comm = comm.Split(0 if is_a_worker else 1, rank)
+    begins = is_a_worker and not context.is_substitute
+    workers_comm = comm.Split(0 if begins else 1, rank)
     group_comm = comm.Split(group + 1, rank)
-    if is_a_worker:
-        context.workers_comm, context.group_comm = workers_comm, group_comm
+    context.workers_comm = workers_comm if begins else None
+    context.group_comm = group_comm if is_a_worker else None
     return context
 
 
 def _core_share(roles: Roles, rank: int) -> float:
     """Spares, which wait, take nothing from others."""
-    mine, spares = roles.places[rank], set(roles.spare_ranks) - {rank}
+    mine, spares = roles.places[rank], roles.waiting_ranks - {rank}
     places = [each for each in roles.places if each.rank not in spares]
     here = [each for each in places if (each.kernel or each.host) == (mine.kernel or mine.host)]
     users = Counter(core for each in here for core in each.cores)

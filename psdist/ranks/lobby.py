@@ -117,6 +117,10 @@ def _tell(context: RankContext, actions: Iterable[LobbyAction]) -> Begun | AllGo
 def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
     """On a worker: returns when every worker has passed these settings to psdist.init and the job
     has begun. Raises :class:`CollectiveError` where another one has passed others."""
+    if context.replace is not None:
+        if not context.is_in_job:
+            raise PeerLostError(f"worker {context.replace.worker}")
+        return None  # which has begun, with what the others have passed
     job = context.job + 1
     if context.comm is None:
         begun = Begun(job=job, settings=dict(settings))
@@ -157,8 +161,9 @@ def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
 
 def leave(context: RankContext) -> None:
     """On a worker, outside of any job: its process ends."""
-    if context.comm is not None:
-        context.transport.send_control(REGISTRAR, Gone(worker=worker_of(context.me)))
+    me = worker_of(context.me)
+    if context.comm is not None and (not context.is_substitute or me in context.joined):
+        context.transport.send_control(REGISTRAR, Gone(worker=me))
     context.close()
 
 
@@ -197,7 +202,11 @@ def _unexpected(context: RankContext, peer: int, what: Control | Event) -> Proto
 def _begin(context: RankContext, begun: Begun) -> None:
     if begun.job != context.job + 1:
         raise ProtocolError(f"job {begun.job} began after job {context.job}")
-    lost = [who for peer, who in context.transport.lost.items() if not is_spare(peer)]
+    lost = [
+        who
+        for peer, who in context.transport.lost.items()
+        if not is_spare(peer) and not context.roles.is_substitute(peer)
+    ]
     for who in (*lost, *context.transport.moved.values()):
         raise PeerLostError(who)  # the job before has survived it
     context.begin_job(begun.job, _resolved(context, begun).config)

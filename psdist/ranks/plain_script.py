@@ -24,6 +24,7 @@ from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.context import RankContext, connect, current
 from psdist.ranks.failure import fail_with, run_or_fail
 from psdist.ranks.server import serve, write_summary_if_it_fails
+from psdist.ranks.taking_place import take_place
 
 
 def connect_or_serve(
@@ -48,6 +49,11 @@ def connect_or_serve(
         sys.exit(agreed.status)
     if context.role != "worker":
         sys.exit(run_or_fail(context, lambda: serve(context)))
+    is_needed = not context.is_substitute
+    if not is_needed:
+        is_needed = run_or_fail(context, lambda: int(take_place(context))) > 0
+    if not is_needed:
+        sys.exit(0)
     tell_errors()
     atexit.register(_finish_at_exit, finish, os.getpid())
     if context.comm is None:

@@ -108,7 +108,11 @@ def _say(lines: Sequence[str]) -> None:
 
 
 def _nobody_to_be_ahead_of(config: RunConfig, roles: Roles) -> list[str]:
-    if modes_that_may_come(config) == ("sync",) or len(roles.groups) > 1 or len(roles.places) == 1:
+    if (
+        modes_that_may_come(config) == ("sync",)
+        or roles.num_groups_beginning > 1
+        or len(roles.places) == 1
+    ):
         return []
     return [
         f"mode {describe_modes(config)} with one group: there is nobody to be ahead of; "
@@ -116,8 +120,8 @@ def _nobody_to_be_ahead_of(config: RunConfig, roles: Roles) -> list[str]:
     ]
 
 
-def _role(peer: int) -> str:
-    if is_spare(peer):
+def _role(roles: Roles, peer: int) -> str:
+    if is_spare(peer) or roles.is_substitute(peer):
         return "spare"
     return "worker" if is_worker(peer) else "server"
 
@@ -131,7 +135,7 @@ def _rank_table(roles: Roles) -> list[dict[str, Any]]:
         table.append(
             {
                 "rank": each.rank,
-                "role": _role(peer),
+                "role": _role(roles, peer),
                 "worker": worker,
                 "host": each.host,
                 "pid": each.pid,

@@ -72,6 +72,7 @@ from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.deaths import Death, Survived
+from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.registrar import (
@@ -118,9 +119,10 @@ def serve(context: RankContext) -> int:
     if context.me == REGISTRAR:
         roles = context.roles
         lobby = Lobby(
-            num_workers=roles.num_workers,
+            num_workers=roles.num_beginning,
             num_servers=roles.num_servers,
             num_spares=roles.num_spares,
+            num_substitutes=roles.num_substitutes,
         )
         write_summary_if_it_fails(context)
         write_files_when_terminated(context)
@@ -128,6 +130,8 @@ def serve(context: RankContext) -> int:
     while wait_for_job(context, lobby):
         serve_job(context)
         context.end_job()
+        if lobby is not None:
+            lobby.admit(context.joined)
     context.close()
     return 0
 
@@ -213,6 +217,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             backup=config.backup,
             wait_every=config.backup_every,
             has_stale_lr=config.stale_lr != "off",
+            num_substitutes=roles.num_substitutes,
         )
 
     def make_history(
@@ -353,6 +358,7 @@ def _registrar(context: RankContext) -> Registrar:
         takes_set_mode=context.config.set_mode == "allowed",
         control=_controller(context.config, len(roles.groups)),
         steps=_step_control(context),
+        num_substitutes=roles.num_substitutes,
     )
 
 
@@ -517,6 +523,7 @@ class Reporter:
             error_budget=context.config.error_budget,
             loss_patience=context.config.loss_patience,
             groups=context.roles.groups,
+            num_substitutes=context.roles.num_substitutes,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
             num_servers=context.roles.num_servers,
             set_index=set_index,
@@ -605,6 +612,12 @@ class Reporter:
         elif isinstance(action, SpareDeath):
             self._deaths.spare_lost(action)
             self._tell_parent_of_death(self._context.roles.spare_ranks[action.spare])
+        elif isinstance(action, SubstituteDeath):
+            self._deaths.substitute_lost(action)
+            self._tell_parent_of_death(self._context.roles.worker_ranks[action.worker])
+        elif isinstance(action, Joined):
+            self._context.joined.add(action.worker)
+            self._deaths.joined(action)
         elif isinstance(action, ShardAlone):
             self._copies.alone(action)
         elif isinstance(action, ShardWhole):
@@ -686,7 +699,8 @@ class Reporter:
             out=registrar.out,
             dead=[each["who"] for each in self._deaths.told()],
             alone=registrar.alone,
-            num_idle_spares=len(registrar.idle_spares),
+            num_idle_spares=len(registrar.idle_spares) + len(registrar.idle_substitutes),
+            joined=self._deaths.joined_lines(),
             training=training,
             outcome=outcome,
         )
@@ -729,6 +743,7 @@ class Reporter:
             progress=registrar.progress,
             contained=self.contained(),
             out=registrar.out,
+            not_joined=registrar.not_joined,
         )
         restored = context.restored
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
@@ -742,9 +757,9 @@ class Reporter:
             "mode": self._modes.begins.mode,
             "staleness": self._modes.begins.staleness,
             "servers": context.roles.num_servers,
-            "workers": context.roles.num_workers,
-            "spares": context.roles.num_spares,
-            "groups": len(context.roles.groups),
+            "workers": context.roles.num_beginning,
+            "spares": len(context.roles.waiting_ranks),
+            "groups": context.roles.num_groups_beginning,
             **together(sets),
             "codecs": self._codecs.told(),
             "predicted_exchange_s": self._predicted_exchange_s(),
@@ -759,6 +774,7 @@ class Reporter:
             "checkpoints": self._files.num_complete,
             "checkpoints_failed": self._files.num_failed,
             "deaths": self._deaths.told(),
+            "joined": self._deaths.told_of_joined(),
             "alone": self._copies.told(),
             "sets": sets,
         }

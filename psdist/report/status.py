@@ -67,6 +67,8 @@ class Status(_Told):
     """Workers whose script has finished."""
     dead: tuple[_Text, ...]
     """Who has died, in words."""
+    joined: tuple[_Text, ...] = ()
+    """Spares that have taken dead workers' places, in words."""
     alone: tuple[_Count, ...] = ()
     """Servers of whose shards there is one copy, where each had a second one."""
     spares: _Count = 0

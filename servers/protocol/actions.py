@@ -427,6 +427,13 @@ class ChangeCodecs(NamedTuple):
     level: int
 
 
+class AdmitGroup(NamedTuple):
+    """The group of ``worker``, a substitute, joins, and its clock stands at ``clock``."""
+
+    worker: int
+    clock: int
+
+
 @dataclass(slots=True)
 class Held:
     """The weighted mean of the chunk lies in held memory; ``squares``: the sum of the squares of
@@ -454,6 +461,7 @@ ServerEvent = (
     | HoldRounds
     | ChangeCodecs
     | ChangeMode
+    | AdmitGroup
 )
 
 

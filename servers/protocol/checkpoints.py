@@ -63,10 +63,13 @@ class _Writing:
 class Checkpoints:
     TAKES = (Written, WriteFailed)
 
-    def __init__(self, *, num_workers: int, num_servers: int) -> None:
+    def __init__(
+        self, *, num_workers: int, num_servers: int, substitutes: Collection[int] = ()
+    ) -> None:
+        """``substitutes``: workers that have still to join."""
         self._everybody = {
             *map(server_id, range(num_servers)),
-            *map(worker_id, range(num_workers)),
+            *map(worker_id, set(range(num_workers)) - set(substitutes)),
         }
         self._writing: _Writing | None = None
 
@@ -82,6 +85,10 @@ class Checkpoints:
         name = checkpoint_name(min(first for first, *_ in clocks))
         self._writing = _Writing(name, clocks, set(self._everybody))
         return BeginCheckpoint(name)
+
+    def admit(self, substitute: int) -> None:
+        """It writes a file of the next checkpoint."""
+        self._everybody.add(worker_id(substitute))
 
     def on_told(
         self, peer: int, message: Written | WriteFailed

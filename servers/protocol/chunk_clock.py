@@ -9,7 +9,10 @@ before the clock at which it stops, and counts again from there. So no chunk has
 knows how many groups stand where, the limits say how many of those have stopped there, and a chunk
 that is looked at catches up in a step for each different clock.
 
-A group whose worker has died is the exception: it stops wherever it is, so each chunk is told
+A group that joins a running job (``Limits.begin``, ``ChunkClock.begin``) has its first clock there,
+which every chunk is told before the group counts.
+
+A group whose worker has died is the other exception: it stops wherever it is, so each chunk is told
 (``bury``). Updates of it that have arrived whole are *inherited*: the chunk waits for them as if
 the group lived, and for nothing behind them.
 
@@ -64,6 +67,15 @@ class Limits:
         self.of[group] = NEVER
         self.changes, self.admissions = object(), object()
         return clock
+
+    def begin(self, group: int, clock: int) -> None:
+        """``group``, which has not joined, begins at ``clock``; every chunk is to be told
+        (:meth:`ChunkClock.begin`) before it counts."""
+        first = list(self.first)
+        self._forget_stop(group)
+        first[group] = clock
+        self.first = tuple(first)
+        self.stop(group, clock)
 
     def bury(self, group: int) -> None:
         """``group`` never counts again; every chunk is to be told (:meth:`ChunkClock.bury`)."""
@@ -139,6 +151,15 @@ class ChunkClock:
         else:
             del self._how_many[done]
         return left
+
+    def begin(self, group: int) -> None:
+        """``group``, of which the chunk contains nothing, begins where the limits say
+        (:meth:`Limits.begin`)."""
+        self._take_out(self.done[group])
+        self.done[group] = clock = self.limits.first[group]
+        self._how_many[clock] = self._how_many.get(clock, 0) + 1
+        self.changes = None
+        self.catch_up()
 
     def bury(self, group: int, *, inherited: int) -> None:
         """``group`` has died, and so many of its updates have arrived that are not contained."""

@@ -15,7 +15,7 @@ generation's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from psdist.errors import PeerLostError, ProtocolError
@@ -55,9 +55,11 @@ class Deaths:
         num_servers: int,
         max_deaths: int = 0,
         min_groups: int = 1,
+        substitutes: Collection[int] = (),
     ) -> None:
         """``groups``: the workers of each; ``max_deaths``: so many workers may die in the job;
-        ``min_groups``: so many groups are left at least."""
+        ``min_groups``: so many groups are left at least; ``substitutes``: workers that have still
+        to join, each a group of its own (psdist.servers.protocol.joins)."""
         self._groups = groups
         self._group_of = {worker: group for group in groups for worker in group}
         self._num_servers = num_servers
@@ -68,7 +70,9 @@ class Deaths:
         """Workers that have died."""
         self.out: set[int] = set()
         """Workers of their groups, they themselves among them."""
-        self._waiting: list[int] = []
+        self.waiting = set(substitutes)
+        """Substitutes that have not joined."""
+        self._undeclared: list[int] = []
         """Dead, but not declared yet: a generation before is still being taken in."""
         self._awaited: set[int] = set()
         """Servers that have not taken in the newest generation."""
@@ -82,12 +86,16 @@ class Deaths:
 
     @property
     def live(self) -> list[int]:
-        """The workers of groups that are not out, ascending."""
-        return sorted(self._group_of.keys() - self.out)
+        """The workers of groups that have joined and are not out, ascending."""
+        return sorted(self._group_of.keys() - self.out - self.waiting)
 
     @property
     def chief(self) -> int:
-        return min(self._group_of.keys() - self.out, default=0)
+        return min(self._group_of.keys() - self.out - self.waiting, default=0)
+
+    def admit(self, substitute: int) -> None:
+        """It has joined."""
+        self.waiting.remove(substitute)
 
     def on_lost(self, worker: int, who: str, *, is_ready: bool) -> list[Death | SendControl]:
         """``worker`` is dead; ``is_ready``: the job may go on without it. Raises
@@ -111,21 +119,21 @@ class Deaths:
         group = self._group_of[worker]
         left = tuple(each for each in group if each != worker)
         self.out.update(group)
-        num_left = sum(each[0] not in self.out for each in self._groups)
+        num_left = sum(each[0] not in self.out | self.waiting for each in self._groups)
         if num_left < self._min_groups:
             raise PeerLostError(
                 who,
                 f"which leaves {num_left} {'group' if num_left == 1 else 'groups'}, and min_groups "
                 f"= {self._min_groups}: restart the job",
             )
-        self._waiting.append(worker)
+        self._undeclared.append(worker)
         generation = self.generation + 1
         return [Death(worker, who, generation, left, self.chief), *self._declare()]
 
     def _declare(self) -> list[SendControl]:
-        if self._awaited or not self._waiting:
+        if self._awaited or not self._undeclared:
             return []
-        self._waiting.clear()
+        self._undeclared.clear()
         self.generation += 1
         self._awaited = set(range(self._num_servers))
         self._told = Bury(generation=self.generation, dead=sorted(self.dead))
@@ -147,8 +155,9 @@ class Deaths:
         self._awaited.remove(server)
         if self._awaited:
             return []
-        if self._waiting:
+        if self._undeclared:
             return [*self._declare()]
         told = Survive(generation=self.generation, dead=sorted(self.dead), chief=self.chief)
-        survive = [SendControl(worker_id(worker), told) for worker in sorted(self._group_of)]
+        heard_by = sorted(self._group_of.keys() - self.waiting)
+        survive = [SendControl(worker_id(worker), told) for worker in heard_by]
         return [*survive, Survived(self.generation)]

@@ -47,11 +47,23 @@ LobbyAction = SendControl | Open | AllGone
 class Lobby:
     TAKES = (Begin, Gone, WhoIsAbsent)
 
-    def __init__(self, *, num_workers: int, num_servers: int, num_spares: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        num_servers: int,
+        num_spares: int = 0,
+        num_substitutes: int = 0,
+    ) -> None:
+        """``num_workers``: those that begin jobs; ``num_substitutes``: so many behind them wait to
+        take the places of dead ones."""
         self._num_workers = num_workers
         self._servers = [server_id(server) for server in range(num_servers)]
-        """Ids of servers and spares."""
+        """Ids of servers and spares, those that take workers' places too."""
         self._servers += [spare_id(spare) for spare in range(num_spares)]
+        self._servers += [worker_id(num_workers + each) for each in range(num_substitutes)]
+        self._joined: set[int] = set()
+        """Substitutes that have joined a job."""
         self._job = 1
         self._called: dict[int, Mapping[str, Any]] = {}
         """Worker -> what it has passed to psdist.init for this job."""
@@ -71,6 +83,10 @@ class Lobby:
         """Number of the next job."""
         return self._job
 
+    def admit(self, substitutes: Iterable[int]) -> None:
+        """These have joined a job: they say when they are gone, as other workers do."""
+        self._joined.update(substitutes)
+
     def handle(self, peer: int, message: Control) -> list[LobbyAction]:
         """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
         a peer which speaks for another one or says what cannot be."""
@@ -87,7 +103,8 @@ class Lobby:
 
     def _require_worker(self, peer: int, message: Begin | Gone | WhoIsAbsent) -> None:
         worker = message.worker
-        if not 0 <= worker < self._num_workers or peer != worker_id(worker):
+        is_late = isinstance(message, Gone) and worker in self._joined
+        if not (0 <= worker < self._num_workers or is_late) or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
 
     def _on_begin(self, peer: int, message: Begin) -> list[LobbyAction]:
@@ -116,15 +133,17 @@ class Lobby:
             _refuse(peer, "sent Gone twice")
         self._gone.add(message.worker)
         self._called.pop(message.worker, None)
-        if len(self._gone) == self._num_workers:
-            others = [each for each in self._servers if each != REGISTRAR]
+        if len(self._gone) == self._num_workers + len(self._joined):
+            joined = set(map(worker_id, self._joined))
+            others = [each for each in self._servers if each != REGISTRAR and each not in joined]
             return [*(SendControl(each, End()) for each in others), AllGone()]
         return self._fail_for_the_gone() if self._called and not self._error else []
 
     def lose(self, worker: int) -> list[LobbyAction]:
         """The worker has died, in a job that went on without it or behind one: as if it had said
         that it is gone."""
-        if worker in self._gone:
+        is_of_job = worker < self._num_workers or worker in self._joined
+        if worker in self._gone or not is_of_job:
             return []
         self._dead.add(worker)
         return self._on_gone(worker_id(worker), Gone(worker=worker))

@@ -19,27 +19,36 @@ from collections.abc import Collection, Sequence
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
 from psdist.protocol.ids import worker_id
+from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
 
-REASONS = ("checkpoint", "requeue", "end")
-"""What a meeting is for, the weakest first: a checkpoint, and whether the job ends behind it."""
+REASONS = (JOIN, "checkpoint", "requeue", "end")
+"""What a meeting is for, the weakest first: that a substitute joins; a checkpoint, and whether the
+job ends behind it."""
 
 
 class Meetings:
     TAKES = (Held, Busy)
 
     def __init__(
-        self, *, num_workers: int, groups: Sequence[Sequence[int]], staleness: int | None
+        self,
+        *,
+        num_workers: int,
+        groups: Sequence[Sequence[int]],
+        staleness: int | None,
+        substitutes: Collection[int] = (),
     ) -> None:
         """``staleness``: how many iterations a group may be ahead of another before it waits for
-        it: 0 in sync, None in async."""
+        it: 0 in sync, None in async; ``substitutes``: workers that have still to join."""
         self._num_workers = num_workers
         self._group_of = {worker: index for index, each in enumerate(groups) for worker in each}
         self._staleness = staleness
-        self._number = 0
+        self.number = 0
         """Of the last meeting that is over."""
         self._is_met = False
         """Whether that one was not cancelled, and what it is for has still to follow."""
+        self.is_join_due = False
+        """Whether it was for a substitute's sake, and nobody has come to that collective yet."""
         self._is_open = False
         self._what = 0
         self._held: dict[int, Held] = {}
@@ -49,18 +58,19 @@ class Meetings:
         """By parameter set, the latest iteration in which somebody waits."""
         self._busy_in_group: dict[tuple[int, int], int] = {}
         self._done: set[int] = set()
-        self._lost: set[int] = set()
+        self._lost: set[int] = set(substitutes)
+        """Workers that are not in the job: not any more, or not yet."""
 
     def on_told(
         self, worker: int, message: Held | Busy, *, is_collecting: bool
     ) -> list[SendControl]:
         """``is_collecting``: somebody waits in a collective. Raises :class:`ProtocolError` for what
         no worker says."""
-        if message.number <= self._number:
+        if message.number <= self.number:
             return []  # it crossed the end of that one
-        if message.number > self._number + 1 or worker in self._done:
+        if message.number > self.number + 1 or worker in self._done:
             raise ProtocolError(
-                f"worker {worker} speaks of meeting {message.number} after {self._number}"
+                f"worker {worker} speaks of meeting {message.number} after {self.number}"
                 f"{', and its script has finished' if worker in self._done else ''}"
             )
         if isinstance(message, Held):
@@ -89,8 +99,16 @@ class Meetings:
 
     def _open(self, worker: int, number: int) -> list[SendControl]:
         self._is_open = True
-        others = (each for each in range(self._num_workers) if each != worker)
+        others = (
+            each for each in range(self._num_workers) if each != worker and each not in self._lost
+        )
         return [SendControl(worker_id(each), Propose(number=number)) for each in others]
+
+    def call(self) -> list[SendControl]:
+        """The registrar itself has a reason, the weakest one."""
+        if self._is_open or self._done:
+            return []
+        return self._open(-1, self.number + 1)
 
     def _on_busy(self, message: Busy) -> list[SendControl]:
         if message.clock < 0 or not self._is_open:
@@ -124,7 +142,7 @@ class Meetings:
     def _release(self, workers: Sequence[int]) -> list[SendControl]:
         return [
             SendControl(
-                worker_id(each), Release(number=self._number + 1, hold=self._held.pop(each).hold)
+                worker_id(each), Release(number=self.number + 1, hold=self._held.pop(each).hold)
             )
             for each in workers
         ]
@@ -144,7 +162,7 @@ class Meetings:
         self._held.pop(worker, None)
         if not self._is_open:
             return []
-        return self._end(Cancel(number=self._number + 1))
+        return self._end(Cancel(number=self.number + 1))
 
     def on_lost(self, workers: Collection[int]) -> list[SendControl]:
         """These are not in the job any more: nobody waits for them to hold."""
@@ -153,11 +171,19 @@ class Meetings:
             self._held.pop(worker, None)
         if not self._is_open or len(self._held) + len(self._lost) < self._num_workers:
             return []
-        return self._end(Commit(number=self._number + 1, what=REASONS[self._what]))
+        return self._end(Commit(number=self.number + 1, what=REASONS[self._what]))
+
+    def admit(self, substitute: int) -> list[SendControl]:
+        """It is in the job from now on."""
+        self._lost.remove(substitute)
+        if not self._is_open:
+            return []
+        return [SendControl(worker_id(substitute), Propose(number=self.number + 1))]
 
     def _end(self, message: Commit | Cancel) -> list[SendControl]:
-        self._number += 1
+        self.number += 1
         self._is_met = isinstance(message, Commit)
+        self.is_join_due = isinstance(message, Commit) and message.what == JOIN
         self._is_open, self._what = False, 0
         self._held.clear()
         self._busy.clear()

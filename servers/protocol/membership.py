@@ -5,7 +5,8 @@ an event in the history. A group is *active* from its registration to its leave;
 a collective it is suspended: it keeps its weight, but nobody waits for it. It speaks through its
 leader, and stops (is suspended, leaves) only after exactly the updates that every chunk contains.
 With the death of one of its workers it is out of the job, wherever it is; the registrar alone says
-who is dead, each time as another *generation* of the membership.
+who is dead, each time as another *generation* of the membership. The last groups may be those of
+*substitutes*, which join only when the registrar admits them (psdist.servers.protocol.joins).
 
     membership = Membership(server=0, groups=((0, 1), (2,)))
     membership.join(worker_id(0), Register(group=0, workers=[0, 1], clock=0))
@@ -52,14 +53,17 @@ class Membership:
         first: Sequence[int] = (),
         resumed_up_to: int = 0,
         may_miss: bool = False,
+        num_substitutes: int = 0,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
+        ``num_substitutes``: so many groups, the last ones, have one substitute each;
         ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
         that were over before; ``may_miss``: groups may have missed rounds that they have not heard
         of yet when they stop."""
         self._server = server
         self._may_miss = may_miss
         self._groups = groups
+        self._first_substitute = len(groups) - num_substitutes
         self.group_of = {
             worker_id(worker): group for group, workers in enumerate(groups) for worker in workers
         }
@@ -93,17 +97,19 @@ class Membership:
         clocks: Iterable[Sequence[int]],
         *,
         resumed_up_to: int,
+        first: Sequence[int],
         generation: int = 0,
         dead: Iterable[int] = (),
     ) -> None:
         """Go on where a dead server stood: how each group stands, after how many iterations it has
-        stopped where it does not count, and what each chunk contains of every group; ``dead``:
-        workers that had died by this ``generation``."""
+        stopped where it does not count, and what each chunk contains of every group; ``first``:
+        where each begins; ``dead``: workers that had died by this ``generation``."""
         self._is_of_dead = True
+        for group in range(self._first_substitute, len(self._groups)):
+            self.limits.begin(group, first[group])
         self.resumed_up_to = resumed_up_to
         self.generation = generation
         self._take_out(dead)
-        first = self.limits.first
         for done in clocks:
             for group, clock in enumerate(done):
                 self.limits.contained[group] += clock - first[group]
@@ -123,6 +129,7 @@ class Membership:
                 self.limits.stop(group, stops[group])
             if standing is Standing.SUSPENDED:
                 self._suspended.add(group)
+        self._choose_chief()
 
     @property
     def num_groups(self) -> int:
@@ -145,9 +152,41 @@ class Membership:
             )
         if self._standing[group] is not Standing.UNREGISTERED:
             self._refuse(peer, f"registered group {group} twice")
+        if group >= self._first_substitute:
+            self._refuse(
+                peer,
+                f"registered group {group}, a substitute's; {describe_peer(REGISTRAR)} admits it",
+            )
         self._standing[group] = Standing.ACTIVE
         self._let_push(group)
         self._count_in(group)
+
+    def admit(self, worker: int, clock: int) -> int | None:
+        """The group of a substitute, which begins at ``clock``; every chunk is to be told
+        (:meth:`ChunkClock.begin`) before it counts. None if a server that has died since had heard
+        of it."""
+        group = self.group_of.get(worker_id(worker), -1)
+        if (
+            self._is_of_dead
+            and group >= self._first_substitute
+            and (self._standing[group] is not Standing.UNREGISTERED)
+        ):
+            return None
+        is_free = group >= self._first_substitute and (
+            self._standing[group] is Standing.UNREGISTERED
+        )
+        if not is_free or clock < 0:
+            self._refuse(
+                REGISTRAR,
+                f"admitted worker {worker} at clock {clock}; it admits substitutes, the workers of "
+                f"groups {self._first_substitute} to {len(self._groups) - 1}, each of them once",
+            )
+        self.limits.begin(group, clock)
+        self._standing[group] = Standing.ACTIVE
+        self._let_push(group)
+        self._count_in(group)
+        self._choose_chief()
+        return group
 
     def _count_in(self, group: int) -> None:
         self.num_active_workers += len(self._groups[group])
@@ -250,8 +289,16 @@ class Membership:
         self.dead_workers = tuple(dead)
         out = sorted({self.group_of[worker_id(worker)] for worker in self.dead_workers})
         self.dead = frozenset(worker_id(worker) for group in out for worker in self._groups[group])
-        self.chief = min(self.group_of.keys() - self.dead, default=self.chief)
+        self._choose_chief()
         return out
+
+    def _choose_chief(self) -> None:
+        waiting = {
+            peer
+            for peer, group in self.group_of.items()
+            if group >= self._first_substitute and self._standing[group] is Standing.UNREGISTERED
+        }
+        self.chief = min(self.group_of.keys() - self.dead - waiting, default=self.chief)
 
     @property
     def standings(self) -> tuple[Standing, ...]:

@@ -35,6 +35,7 @@ from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, unpack_clocks
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
 from psdist.protocol.control import (
     Absent,
+    Admit,
     AskSteps,
     Buried,
     Busy,
@@ -53,12 +54,14 @@ from psdist.protocol.control import (
     Metrics,
     ModeProposed,
     Progress,
+    Ready,
     Rebuilt,
     Resume,
     Resumed,
     RoundTook,
     Stop,
     TakenOver,
+    Welcome,
     WhoIsAbsent,
 )
 from psdist.protocol.ids import (
@@ -71,6 +74,7 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.modes import SET_MODE, unpack_mode
+from psdist.protocol.substitutes import JOIN, unpack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
@@ -79,6 +83,7 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
 )
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
+from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
@@ -129,6 +134,8 @@ RegistrarAction = (
     | DropCheckpoint
     | Death
     | Survived
+    | Joined
+    | SubstituteDeath
     | TakeoverAction
     | RebuildAction
     | ModeChanged
@@ -167,6 +174,7 @@ class Registrar:
         *Checkpoints.TAKES,
         *Meetings.TAKES,
         *Deaths.TAKES,
+        *Joins.TAKES,
         *Takeovers.TAKES,
         *Rebuilds.TAKES,
         *ModeChanges.TAKES,
@@ -192,6 +200,7 @@ class Registrar:
         takes_set_mode: bool = False,
         control: Controller | None = None,
         steps: StepControl | LossStepControl | None = None,
+        num_substitutes: int = 0,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -202,24 +211,32 @@ class Registrar:
         and then by spare, where it is; ``rebuilds``: where there are no buddies, a dead server's
         shard is made anew; ``takes_set_mode``: whether scripts may change the mode;
         ``control``: changes it, or the codecs, where nobody else does; ``steps``: chooses how many
-        local steps each group makes, where they are not always as many."""
+        local steps each group makes, where they are not always as many; ``num_substitutes``: so
+        many of the workers, the last ones, are groups of their own that join when others have died
+        (psdist.servers.protocol.joins)."""
+        substitutes = range(num_workers - num_substitutes, num_workers)
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._mode = mode
         self._warned_of: set[str] = set()
         """Names of collectives."""
-        self._checkpoints = Checkpoints(num_workers=num_workers, num_servers=num_servers)
+        self._checkpoints = Checkpoints(
+            num_workers=num_workers, num_servers=num_servers, substitutes=substitutes
+        )
         self._meetings = Meetings(
             num_workers=num_workers,
             groups=groups,
             staleness={"sync": 0, "ssp": staleness}.get(mode),
+            substitutes=substitutes,
         )
         self._deaths = Deaths(
             groups=groups or [(worker,) for worker in range(num_workers)],
             num_servers=num_servers,
             max_deaths=max_deaths,
             min_groups=min_groups,
+            substitutes=substitutes,
         )
+        self._joins = Joins(substitutes)
         self._modes = ModeChanges(num_servers=num_servers)
         self._takes_set_mode = takes_set_mode
         self._control = control
@@ -275,6 +292,8 @@ class Registrar:
         a peer which speaks for another one or says what cannot be."""
         if self._deaths.out and is_worker(peer) and worker_of(peer) in self._deaths.out:
             return []  # it is not in the job any more, and may not have heard of that
+        if is_worker(peer) and worker_of(peer) in self._deaths.waiting:
+            return self._on_substitute(peer, message)
         if isinstance(message, Progress):
             self._require_worker(peer, message)
             return self._on_progress(message)
@@ -349,6 +368,10 @@ class Registrar:
         peer, actions = server_id(server), list[RegistrarAction]()
         for seq, each in self._collectives.items():
             if each.is_complete and server not in each.resumed:
+                actions += [
+                    SendControl(peer, Admit(worker=new.worker, clocks=list(new.clocks)))
+                    for new in self._joins.admitted_in(seq)
+                ]
                 actions.append(SendControl(peer, Resume(seq=seq, checkpoint=each.checkpoint)))
         dropped = self._checkpoints.on_server_lost(peer, is_resumed=not actions)
         actions += self._deaths.ask_again(server)
@@ -357,6 +380,22 @@ class Registrar:
             self.servers.pop(server, None)  # what the dead one has told was not the last
             actions.append(SendControl(peer, Finish()))
         return [*actions, *dropped, *self._go_on_with_checkpoint()]
+
+    def _on_substitute(self, peer: int, message: Control) -> list[RegistrarAction]:
+        """Of one that has not joined."""
+        if isinstance(message, Failure):
+            return [EndJob(message)]
+        if not isinstance(message, Ready) or peer != worker_id(message.worker):
+            _refuse(peer, f"sent {type(message).__name__} before it had joined the job")
+        self._joins.on_ready(peer, message)
+        return [*self._call_for_joins()]
+
+    def _call_for_joins(self) -> list[SendControl]:
+        """A meeting, where somebody waits to join and, as far as is known, may."""
+        live = set(self._deaths.live)
+        told = [each.clock for worker, each in self.progress.items() if worker in live]
+        may_join = not told or self._joins.may_join([max(told)])
+        return self._meetings.call() if self._joins.ready and may_join else []
 
     def _require_worker(
         self,
@@ -403,14 +442,17 @@ class Registrar:
                 + (", which is not over" if is_waiting else "")
                 + (", and its script has finished" if message.worker in self.done else ""),
             )
-        if message.name == CHECKPOINT and unpack_clocks(message.payload) is None:
-            _refuse(peer, "entered a checkpoint with what are no clocks")
+        unpack = {CHECKPOINT: unpack_clocks, JOIN: unpack_join}.get(message.name)
+        if unpack is not None and unpack(message.payload) is None:
+            _refuse(peer, f"entered a {message.name} with what are no clocks")
         self._entered[message.worker] = message.seq
         if message.name == "prepare" and message.payload != PREPARED:
             self._is_ready = False
         collective = self._collectives.get(message.seq)
         if collective is None:
-            is_of_meeting = message.name == WRITTEN or (
+            if message.name == JOIN:
+                self._meetings.is_join_due = False
+            is_of_meeting = message.name in (WRITTEN, JOIN) or (
                 message.name == CHECKPOINT and self._meetings.take_met()
             )
             collective = _Collective(message.name, is_of_meeting=is_of_meeting)
@@ -450,7 +492,14 @@ class Registrar:
         self.progress[message.worker] = message
         judged = (self._judge(seq, each, message) for seq, each in self._collectives.items())
         actions = list(chain.from_iterable(judged))
+        if not self._is_join_under_way:
+            actions += self._call_for_joins()
         return actions + self._observe(message) if message.own_us else actions
+
+    @property
+    def _is_join_under_way(self) -> bool:
+        names = (each.name for each in self._collectives.values() if not each.error)
+        return self._meetings.is_join_due or JOIN in names
 
     def _observe(self, message: Progress) -> list[RegistrarAction]:
         """What rounds of a group have taken, where psdist chooses the mode or the codecs."""
@@ -581,6 +630,8 @@ class Registrar:
             return self._begin_checkpoint(seq, collective)
         if collective.name == SET_MODE:
             return self._begin_change(seq, collective)
+        if collective.name == JOIN:
+            return self._admit(seq, collective)
         if collective.name == WRITTEN and self._checkpoints.is_busy:
             self._held = seq
             return []
@@ -596,20 +647,75 @@ class Registrar:
         resume = Resume(seq=seq, checkpoint=checkpoint)
         return [SendControl(server_id(server), resume) for server in range(self._num_servers)]
 
-    def _begin_checkpoint(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+    def _admit(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+        """Every worker has called join: servers hear who joins in front of ``Resume``."""
+        brought = {}
+        for worker in self._deaths.live:
+            brought[worker] = unpack_join(collective.entered[worker].payload)
+        told = [each for each in brought.values() if each is not None]
+        clocks = [each.clocks for each in told]
+        if len(set(map(len, clocks))) > 1:
+            return self._fail_for_sets(seq, collective, clocks)
+        of_chief = brought[self._deaths.chief]
+        assert of_chief is not None
+        actions: list[RegistrarAction] = []
+        for worker in self._joins.refuse(num_sets=len(clocks[0])):
+            actions += [
+                Warn(
+                    f"worker {worker}, which was to join, has prepared another number of "
+                    f"optimizers than the job, which has {len(clocks[0])}: it does not join"
+                ),
+                SendControl(worker_id(worker), Stop()),
+            ]
+        for each in self._joins.admit(seq, clocks, state=of_chief.state):
+            self._deaths.admit(each.worker)
+            self._checkpoints.admit(each.worker)
+            self._entered[each.worker] = seq
+            admit = Admit(worker=each.worker, clocks=list(each.clocks))
+            actions += [SendControl(server_id(it), admit) for it in range(self._num_servers)]
+        return [*actions, *self._resume(seq)]
+
+    def _welcome(self, seq: int) -> list[RegistrarAction]:
+        """Collective ``seq`` is over: who has joined in it hears so, and where it stands."""
+        actions: list[RegistrarAction] = []
+        for each in self._joins.take_welcome(seq):
+            welcome = Welcome(
+                worker=each.worker,
+                clocks=list(each.clocks),
+                state=each.state,
+                seq=seq,
+                generation=self._deaths.generation,
+                dead=sorted(self._deaths.dead),
+                chief=self._deaths.chief,
+                meeting=self._meetings.number,
+            )
+            actions += [SendControl(worker_id(each.worker), welcome), each]
+            actions += self._meetings.admit(each.worker)
+        return actions
+
+    def _clocks_brought(self, collective: _Collective) -> dict[int, tuple[int, ...]]:
         of_worker = {}
         for worker in self._deaths.live:
             told = unpack_clocks(collective.entered[worker].payload)
             assert told is not None
             of_worker[worker] = told
+        return of_worker
+
+    def _fail_for_sets(
+        self, seq: int, collective: _Collective, clocks: Sequence[tuple[int, ...]]
+    ) -> list[RegistrarAction]:
+        return self._fail(
+            seq,
+            collective,
+            f"workers called {collective.name} with different numbers of prepared optimizers: "
+            f"{', '.join(str(len(each)) for each in clocks[:MOST_TOLD])}",
+        )
+
+    def _begin_checkpoint(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+        of_worker = self._clocks_brought(collective)
         clocks = list(of_worker.values())
         if len(set(map(len, clocks))) > 1:
-            return self._fail(
-                seq,
-                collective,
-                "workers called checkpoint with different numbers of prepared optimizers: "
-                f"{', '.join(str(len(each)) for each in clocks[:MOST_TOLD])}",
-            )
+            return self._fail_for_sets(seq, collective, clocks)
         if self._checkpoints.is_busy:  # the one before is being written
             self._held = seq
             return []
@@ -710,7 +816,11 @@ class Registrar:
             )
         else:
             answer = collected(message.seq, entered)
-        return [SendControl(worker_id(worker), answer) for worker in self._deaths.live]
+        has_come = [worker for worker in self._deaths.live if worker in collective.entered]
+        told = [SendControl(worker_id(worker), answer) for worker in has_come]
+        # Who has not joined in a meeting for that does so in one that is called when more is known.
+        again = self._call_for_joins() if collective.name != JOIN else []
+        return [*told, *self._welcome(message.seq), *again]
 
     def _on_done(self, peer: int, message: Done) -> list[RegistrarAction]:
         is_waiting = self._is_waiting(message.worker)
@@ -746,7 +856,8 @@ class Registrar:
     def _complete_if_all_reported(self) -> list[RegistrarAction]:
         if len(self.servers) < self._num_servers:
             return []
-        stops = [SendControl(worker_id(worker), Stop()) for worker in self._deaths.live]
+        heard_by = sorted({*self._deaths.live, *self._deaths.waiting})
+        stops = [SendControl(worker_id(worker), Stop()) for worker in heard_by]
         # Until now a server may have had to take another one's place.
         servers = self._takeovers.alive if self._takeovers.has_buddies else []
         servers = self._rebuilds.alive if self._rebuilds is not None else servers
@@ -774,7 +885,7 @@ class Registrar:
                 seq,
                 each.name,
                 sorted(each.entered),
-                [worker for worker in live if worker not in each.entered],
+                [worker for worker in live if self._entered.get(worker, 0) < seq],
             )
             for seq, each in sorted(self._collectives.items())
             if not each.error
@@ -792,8 +903,19 @@ class Registrar:
 
     @property
     def out(self) -> frozenset[int]:
-        """Workers that are not in the job any more: the dead, and the others of their groups."""
-        return frozenset(self._deaths.out)
+        """Workers that are not in the job: the dead and the others of their groups, who are in it
+        no more, and substitutes that have not joined."""
+        return frozenset(self._deaths.out | self._deaths.waiting)
+
+    @property
+    def not_joined(self) -> frozenset[int]:
+        """Substitutes that have not joined."""
+        return frozenset(self._deaths.waiting)
+
+    @property
+    def idle_substitutes(self) -> list[int]:
+        """Those of them that wait until somebody dies."""
+        return self._joins.idle
 
     # -- deaths --------------------------------------------------------------------------------
 
@@ -803,9 +925,20 @@ class Registrar:
         if not is_worker(peer):
             raise PeerLostError(who)
         worker = worker_of(peer)
+        if worker in self._deaths.waiting:
+            if not self._joins.on_lost(worker):
+                return []
+            return [SubstituteDeath(worker, who), *self._ask_substitutes()]
         if worker in self.done:
             return self._depart(worker)
-        return [*self._deaths.on_lost(worker, who, is_ready=self._is_ready)]
+        actions = self._deaths.on_lost(worker, who, is_ready=self._is_ready)
+        if any(isinstance(each, Death) for each in actions):
+            self._joins.on_died(worker)
+        return [*actions]
+
+    def _ask_substitutes(self) -> list[RegistrarAction]:
+        """To take the places of the dead, where all servers know of these and training goes on."""
+        return [] if self._deaths.is_settling or self.done else [*self._joins.ask()]
 
     def _depart(self, worker: int) -> list[RegistrarAction]:
         """A worker that is done has died: nothing was to come of it, but what it had told a server
@@ -819,9 +952,11 @@ class Registrar:
 
     def _on_buried(self, message: Buried) -> list[RegistrarAction]:
         actions: list[RegistrarAction] = [*self._deaths.on_buried(message.server, message)]
+        self._joins.on_buried(message.reached)
         if self._deaths.is_settling:
             return actions
         # Behind Survive: whoever hears of what follows knows who is dead.
+        actions += self._ask_substitutes()
         out = self._deaths.out
         for seq, collective in tuple(self._collectives.items()):
             if collective.is_complete:

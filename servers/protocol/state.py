@@ -52,6 +52,7 @@ from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
     Action,
+    AdmitGroup,
     BeginLevel,
     Build,
     Built,
@@ -112,6 +113,7 @@ class ServerCore:
         backup: int = 0,
         wait_every: int = 0,
         has_stale_lr: bool = False,
+        num_substitutes: int = 0,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
@@ -120,7 +122,8 @@ class ServerCore:
         server that has died; ``changes``: what the policy changes at known rounds, for the
         history; ``backup``: so many groups may miss a round (sync), none more than ``wait_every``
         - 1 rounds running; ``has_stale_lr``: the lr of an update is divided by how stale it is
-        (ssp, async; nobody dies)."""
+        (ssp, async; nobody dies); ``num_substitutes``: so many of the groups, the last ones, may
+        join when others have died."""
         self._server = server
         self._has_stale_lr = has_stale_lr
         self._backup, self._wait_every = backup, wait_every
@@ -134,6 +137,7 @@ class ServerCore:
             first=first.clocks if first is not None else (),
             resumed_up_to=resumed_up_to,
             may_miss=backup > 0,
+            num_substitutes=num_substitutes,
         )
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
@@ -148,6 +152,7 @@ class ServerCore:
                 picture.stops,
                 picture.clocks.values(),
                 resumed_up_to=picture.resumed_up_to,
+                first=picture.first,
                 generation=picture.generation,
                 dead=picture.dead,
             )
@@ -200,6 +205,7 @@ class ServerCore:
             HoldRounds: self._on_hold_rounds,
             ChangeCodecs: self._on_change_codecs,
             ChangeMode: self._on_change_mode,
+            AdmitGroup: self._on_admit,
         }
         self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
             Setup: self._on_setup,
@@ -419,6 +425,24 @@ class ServerCore:
             *self._count([message.group]),
         ]
 
+    def _on_admit(self, event: AdmitGroup) -> list[Action]:
+        """All workers wait in a collective, behind their replies: no round from the substitute's
+        first one on has begun but what is inherited of the dead. Some of those who wait may not
+        have been heard to be suspended."""
+        worker, clock = event
+        group = self._membership.admit(worker, clock)
+        if group is None:
+            return []
+        for chunk in self._chunks.values():
+            chunk.clock.begin(group)
+            if not chunk.is_loaded or chunk.loading or chunk.is_gathering_later_than(clock):
+                self._refuse(
+                    REGISTRAR,
+                    f"admitted worker {worker} at clock {clock}; chunk {chunk.index} is in a later "
+                    "iteration, or its values are being set",
+                )
+        return [*self._membership_event("join", group, clock), *self._count([group])]
+
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
         if self._picture is None:
             self._membership.require_pushing(peer)
@@ -596,6 +620,14 @@ class ServerCore:
             actions += self._go_on(chunk)
         return actions + self._updates.on_stopped()
 
+    @property
+    def reached_by_dead(self) -> int:
+        """The most updates of a group that has died which a chunk contains, or will contain."""
+        dead = [*filter(self._membership.is_dead, range(self._membership.num_groups))]
+        clocks = [chunk.clock for chunk in self._chunks.values()]
+        ends = (each.inherited.get(group, each.done[group]) for each in clocks for group in dead)
+        return max(ends, default=0)
+
     def _on_dead(self, event: Any) -> list[Action]:
         """Whoever is out of the job says nothing that counts. A slot is free again."""
         if isinstance(event, PeerLost):
@@ -613,6 +645,7 @@ class ServerCore:
         return FillRecord(
             standings=[each.name for each in members.standings],
             stops=members.stops,
+            first=list(self._limits.first),
             generation=members.generation,
             dead=list(members.dead_workers),
             chief=worker_of(members.chief),

@@ -49,6 +49,7 @@ class ShardCopy:
         *,
         set_index: int,
         num_groups: int,
+        num_substitutes: int = 0,
         make_executor: MakeExecutor,
         make_history: Callable[[int], ServerHistory | None],
         first: FirstClocks | None,
@@ -69,6 +70,7 @@ class ShardCopy:
         self.picture = ShardPicture(
             chunks=chunks,
             num_groups=num_groups,
+            num_substitutes=num_substitutes,
             num_state_parts=len(state_parts(spec)),
             first=first.clocks if first is not None else (),
             is_restored=is_restored,

@@ -53,6 +53,8 @@ class ReplicationOptions:
     make_keeper: Callable[[int], Keeper | None]
     """Where the checkpoints of a server go whose place another one has taken."""
     first_clocks: Callable[[int], FirstClocks | None] = lambda _set_index: None
+    num_substitutes: int = 0
+    """So many of the groups, the last ones, may join when others have died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class KeptShard:
                 [chunk for chunk, owner in enumerate(built.owners) if owner == server],
                 set_index=set_index,
                 num_groups=options.num_groups,
+                num_substitutes=options.num_substitutes,
                 make_executor=self._make_executor,
                 make_history=partial(options.make_history, server, set_index, self.number),
                 first=options.first_clocks(set_index),

@@ -19,7 +19,8 @@ from psdist.topology.machine.machine import UNKNOWN
 from psdist.topology.plan.plan import Plan, PlannedRank
 
 LEAST_BESIDE = 3
-"""Two servers and a worker: what a job with spares has at least beside them."""
+"""Two servers and a worker, or two workers and a server: what a job with spares has at least beside
+them."""
 
 
 def choose_spares(hosts: Sequence[str], count: int) -> tuple[int, ...]:
@@ -28,7 +29,8 @@ def choose_spares(hosts: Sequence[str], count: int) -> tuple[int, ...]:
     if count and len(hosts) - count < LEAST_BESIDE:
         raise PlacementError(
             f"spares = {count} with {len(hosts)} ranks: beside spares a job has 2 servers and a "
-            f"worker at least; start {count + LEAST_BESIDE} ranks or more, or ask for fewer spares"
+            "worker at least, or for workers' places 2 workers and a server; start "
+            f"{count + LEAST_BESIDE} ranks or more, or ask for fewer spares"
         )
     here: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):

@@ -46,6 +46,11 @@ class Epochs:
         self._restored: list[dict[str, Any]] = []
 
     @property
+    def num_loops(self) -> int:
+        """That the script has begun."""
+        return len(self._loops)
+
+    @property
     def is_used(self) -> bool:
         return bool(self._loops)
 

@@ -65,8 +65,11 @@ class Loaders:
         self.seen = SeenPasses()
         self._num_in_round = 0
         """Batches for training that were handed out since the last iteration ended."""
+        self.batches_per_round = 1
+        """As many as were handed out for the last iteration."""
         self._left_out: Counter[tuple[int, bool]] = Counter()
         """By dataset (as in a pass): batches of rounds that the group has missed."""
+        self._num_to_skip = 0
 
     def make(
         self,
@@ -136,7 +139,13 @@ class Loaders:
                 "the random numbers of torch, numpy and Python and its own generator"
             )
 
+    def skip(self, num_batches: int) -> None:
+        """So many batches to train with, of whatever loaders, are not handed out: those of
+        iterations that this worker does not make."""
+        self._num_to_skip = num_batches
+
     def end_iteration(self) -> None:
+        self.batches_per_round = max(1, self._num_in_round)
         self._num_in_round = 0
         self.seen.end_iteration()
 
@@ -203,10 +212,14 @@ class Loaders:
             self._on_boundary(a_pass)
 
     def leaves_out(self, a_pass: Pass) -> bool:
-        return self._left_out[a_pass.dataset, a_pass.is_shared] > 0
+        is_skipped = self._num_to_skip > 0 and self._is_training()
+        return is_skipped or self._left_out[a_pass.dataset, a_pass.is_shared] > 0
 
     def leave_out(self, a_pass: Pass) -> None:
-        self._left_out[a_pass.dataset, a_pass.is_shared] -= 1
+        if self._num_to_skip and self._is_training():
+            self._num_to_skip -= 1
+        else:
+            self._left_out[a_pass.dataset, a_pass.is_shared] -= 1
         a_pass.seen += 1
 
     def hand_out(self, a_pass: Pass) -> None:

@@ -204,8 +204,13 @@ class EpochCounter:
         return found
 
     def restore(self, counts: Mapping[tuple[int, bool], int]) -> None:
-        """What :meth:`counts` has said in another process, for the datasets that come."""
+        """What :meth:`counts` has said in another process, for the datasets that are there and
+        those that come."""
         self._restored = dict(counts)
+        places = Counter[bool]()
+        for key in self._keepers:
+            self._passes[key] = self._restored.get((places[key[1]], key[1]), 0)
+            places[key[1]] += 1
 
     def start_pass(self, dataset: object, *, shard: bool = True, epoch: int | None = None) -> int:
         """Count a pass over ``dataset``; returns its epoch: ``epoch``, or the passes before it."""

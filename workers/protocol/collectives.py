@@ -53,6 +53,10 @@ class Collectives:
         worker = self._seat.worker
         return Enter(worker=worker, seq=self.seq, name=name, payload=payload, values=values)
 
+    def go_on(self, seq: int) -> None:
+        """A substitute has joined: so many collectives of the job are over."""
+        self.seq = self._num_answered = seq
+
     def on_collected(self, peer: int, message: Collected) -> list[Action]:
         self._check_answer(peer, "Collected", message.seq)
         if message.seq <= self._num_answered:

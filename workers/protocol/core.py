@@ -46,6 +46,7 @@ from psdist.protocol.control import (
     Propose,
     Registered,
     Release,
+    Replace,
     Settings,
     Setup,
     StateHeld,
@@ -54,6 +55,7 @@ from psdist.protocol.control import (
     Stop,
     Survive,
     TellHeld,
+    Welcome,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
@@ -165,6 +167,8 @@ class WorkerCore:
                 Collected: self._collectives.on_collected,
                 Absent: self._collectives.on_absent,
                 Survive: self._on_survive,
+                Replace: self._membership.on_replace,
+                Welcome: self._on_welcome,
                 Propose: self.meetings.on_propose,
                 Release: self.meetings.on_release,
                 Commit: self.meetings.on_commit,
@@ -292,6 +296,8 @@ class WorkerCore:
         return []
 
     def _require_set_up(self, who: str) -> None:
+        if self._membership.is_outside:
+            return  # whose set-up is the job's: servers wait for nothing of a substitute's
         if self._membership.is_joining or self._state.is_sending:
             raise PeerLostError(f"{who} (while a model was being set up)")
 
@@ -323,6 +329,14 @@ class WorkerCore:
             if each._slice is not None:
                 each._slice.generation = self._membership.generation
         return actions
+
+    def _on_welcome(self, peer: int, message: Welcome) -> list[Action]:
+        if self._membership.on_welcome(peer, message):
+            for each in self.sets[1:]:
+                each._membership.take_in(message)
+            self._collectives.go_on(message.seq)
+            self.meetings.go_on(message.meeting)
+        return []
 
     def _on_data_too_early(self, event: Offered | Arrived) -> list[Action]:
         raise ProtocolError(
@@ -365,6 +379,7 @@ class WorkerCore:
             order=order,
             first_clock=first_clock,
         )
+        self._slice.generation = self.sets[0]._membership.generation
         self._first_clock = first_clock
         self._turns, self._num_levels = turns, num_levels
         self._awaited = self._slice.awaited
@@ -393,6 +408,23 @@ class WorkerCore:
         """Whether the network still has initial values, or servers owe answers to the
         registration."""
         return self._membership.is_joining
+
+    def begin_join(self) -> list[Action]:
+        """A substitute whose script has prepared all :attr:`sets`: it joins the job;
+        :attr:`welcome` says where, and until then it takes no slice. The job may be over before
+        that (:attr:`is_stopped`)."""
+        return self._membership.begin_join(num_sets=len(self.sets))
+
+    @property
+    def place(self) -> int | None:
+        """Whose part of the data this worker has; None of a substitute that idles."""
+        membership = self.sets[0]._membership
+        return membership.place if membership.has_place else None
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """Where a substitute has joined."""
+        return self.sets[0]._membership.welcome
 
     # -- push and pull -------------------------------------------------------------------------
 
@@ -689,6 +721,8 @@ class WorkerCore:
             return f"the other workers in {self._collectives.name}"
         if self.meetings.is_held:
             return "the other workers to come to the end of an iteration"
+        if self._membership.is_outside:
+            return "the workers to come to where a substitute can join"
         if self._membership.is_joining:
             return "the servers"
         if self._membership.is_done and not self.is_stopped:

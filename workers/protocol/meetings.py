@@ -31,6 +31,10 @@ class Meetings:
         """The parameter set and iteration of the last step that was begun."""
         self.duplicates = 0
 
+    def go_on(self, number: int) -> None:
+        """A substitute has joined: so many meetings of the job are over."""
+        self._number = number
+
     def hold(self, what: str, *, clocks: Sequence[int]) -> list[Action]:
         """This worker has come to a boundary after so many iterations of each set."""
         if self.is_held:

@@ -3,7 +3,8 @@
 The chief describes the set to every server and sends the initial values of every chunk. A group's
 leader registers the group with every server, suspends it in collectives and takes its leave; the
 other workers of the group send nothing of all this. For the whole job, with the first set's, every
-worker says when its script has finished, and waits for Stop.
+worker says when its script has finished, and waits for Stop. A substitute (``Seat.is_substitute``)
+says when it is ready instead, for all sets at once, and the registrar when it has joined.
 
     membership = Membership(seat)
     membership.begin_register()           # a SendControl for every server
@@ -21,12 +22,15 @@ from psdist.protocol.control import (
     Control,
     Done,
     Leave,
+    Ready,
     Register,
     Registered,
+    Replace,
     Setup,
     Stop,
     Survive,
     Suspend,
+    Welcome,
 )
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import (
@@ -50,6 +54,12 @@ class Membership:
         self._has_asked = False
         self._registered: set[int] = set()
         """Servers that have answered."""
+        self.welcome: Welcome | None = None
+        """What the registrar has told a substitute that has joined."""
+        self.place = seat.worker
+        """Whose part of the data this worker has: of a substitute that of the dead one in whose
+        place it comes, once :attr:`has_place`."""
+        self.has_place = not seat.is_substitute
         self._suspended: Suspend | None = None
         """The last that was said."""
         self.has_left = False
@@ -108,7 +118,7 @@ class Membership:
 
     def begin_register(self, *, clock: int = 0) -> list[Action]:
         """A group's leader: from now on every server counts the group, from ``clock`` on."""
-        if not self._seat.is_leader or self._has_asked:
+        if not self._seat.is_leader or self._has_asked or self._seat.is_substitute:
             raise InvariantError(
                 f"worker {self._seat.worker} registered group {self._seat.group}; its leader, "
                 f"worker {self._seat.members[0]}, does, once"
@@ -147,8 +157,57 @@ class Membership:
         registration."""
         return bool(self._initial) or (self._has_asked and not self.is_registered)
 
+    def on_replace(self, peer: int, message: Replace) -> list[Action]:
+        """A substitute may run the script."""
+        if peer != REGISTRAR or not self._seat.is_substitute or self.has_place:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent Replace of worker "
+                f"{message.worker}; server {REGISTRAR} asks substitutes, once"
+            )
+        self.place, self.has_place = message.worker, True
+        return []
+
+    def begin_join(self, *, num_sets: int) -> list[Action]:
+        """A substitute: this worker is ready to join the job; :attr:`welcome` when it has."""
+        if not self._seat.is_substitute or not self.has_place or self._has_asked:
+            raise InvariantError(
+                f"worker {self._seat.worker} joined a running job; substitutes that are asked do, "
+                "once"
+            )
+        self._has_asked = True
+        return [SendControl(REGISTRAR, Ready(worker=self._seat.worker, num_sets=num_sets))]
+
+    def on_welcome(self, peer: int, message: Welcome) -> bool:
+        """False for a second delivery."""
+        is_ours = self._seat.is_substitute and self._has_asked
+        if peer != REGISTRAR or not is_ours or message.worker != self._seat.worker:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent Welcome of worker "
+                f"{message.worker}; server {REGISTRAR} welcomes substitutes that have asked"
+            )
+        if self.welcome is not None:
+            self.duplicates += 1
+            return False
+        self.take_in(message)
+        return True
+
+    def take_in(self, welcome: Welcome) -> None:
+        """Every server counts the group, in this set as well."""
+        self.welcome = welcome
+        self._has_asked = True
+        self._registered.update(range(self._seat.num_servers))
+        self.generation, self.dead = welcome.generation, frozenset(welcome.dead)
+        self.chief = welcome.chief
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this is a substitute that has not joined."""
+        return self._seat.is_substitute and self.welcome is None
+
     def describe_joining(self) -> list[Action]:
         """For people who have waited long: which servers have not answered."""
+        if self.is_outside:
+            return [Warn("the workers have not come to where a substitute can join")]
         warnings: list[Action] = []
         if self._has_asked and not self.is_registered:
             silent = set(range(self._seat.num_servers)) - self._registered
@@ -203,7 +262,7 @@ class Membership:
         return [SendControl(REGISTRAR, done)]
 
     def on_stop(self, peer: int, _message: Stop) -> list[Action]:
-        if peer != REGISTRAR or not self.is_done:
+        if peer != REGISTRAR or not (self.is_done or self.is_outside):
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Stop"
                 + (
@@ -237,6 +296,8 @@ class Membership:
     def require_in_job(self) -> None:
         """Raises :class:`BuriedError` where this worker's group is out: also of a script that has
         caught the first one."""
+        if self.is_outside:
+            raise InvariantError(f"worker {self._seat.worker} is a substitute and has not joined")
         if self.dead and (gone := self.dead & set(self._seat.members)):
             raise BuriedError(
                 f"{describe_workers(gone)} of group {self._seat.group} has died: worker "
@@ -254,5 +315,5 @@ class Membership:
             raise InvariantError(f"servers {self._registered} registered a group unasked")
         if self.has_left and not self.is_registered:
             raise InvariantError(f"group {seat.group} has left before it was registered")
-        if self.is_stopped and not self.is_done:
+        if self.is_stopped and not (self.is_done or self.is_outside):
             raise InvariantError(f"worker {seat.worker} was stopped before it was done")

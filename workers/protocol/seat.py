@@ -23,6 +23,8 @@ class Seat:
     """or without one, of what workers hold."""
     num_spares: int = 0
     """Those that may do so, too."""
+    is_substitute: bool = False
+    """Whether this worker joins the running job, in place of one that has died."""
 
     @property
     def survives_servers(self) -> bool:

@@ -191,7 +191,8 @@ class ScriptState:
                 "the chief's, the states of random numbers and the other workers' own are dropped"
             )
             return
-        random_numbers.restore(tree["random"], self._device)
+        if "random" in tree:  # a substitute draws its own
+            random_numbers.restore(tree["random"], self._device)
 
     def _set_tensors(self, place: int, module: torch.nn.Module) -> None:
         assert self._restored is not None

@@ -164,7 +164,7 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     had no checksum of a log that ends early.
     """
     replay, run = sums.replay, sums.replay.run
-    oldest = np.maximum(uses.iteration - 1 - run.pipeline, run.first[uses.group])
+    oldest = np.maximum(uses.iteration - 1 - run.pipeline, replay.first[uses.group])
     findings.add_each(
         Rule.SAMPLING,
         np.flatnonzero((uses.reply < oldest) | (uses.reply > uses.iteration)),

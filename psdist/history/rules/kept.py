@@ -114,11 +114,13 @@ def _snapshots(
     cuts = np.zeros((len(rows), len(replay.run.groups)), np.int64)
     for part, counts in replay.counts(chunk[order], rows[order]):
         cuts[order[part]] = counts
-    # Chunks may contain different updates of the dead. Whoever goes on from here has them where the
-    # lowest of the others is.
+    # Chunks may contain different updates of the dead, and none of substitutes before they join.
+    # Whoever goes on from here has them where the lowest of the others is.
     is_dead = np.zeros(cuts.shape, np.bool_)
     for epoch, group in replay.deaths:
         is_dead[:, group] = replay.epoch_of(position) >= epoch
+    for group, begin in enumerate(replay.joined_at, start=replay.run.first_substitute):
+        is_dead[:, group] |= position < begin
     lowest = np.where(is_dead, NEVER, cuts).min(axis=1, keepdims=True)
     cuts = np.where(is_dead, lowest, cuts)
     for i, event in enumerate(events):

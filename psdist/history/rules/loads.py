@@ -63,15 +63,18 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
 
 
 def _chiefs(replay: ServerReplay, positions: Ints) -> Ints:
-    """The group of the first worker that has not died before each position."""
-    group_of = replay.run.group_of_worker()
+    """The group of the first worker that has not died before each position, and has joined."""
+    run = replay.run
+    group_of = run.group_of_worker()
     epochs = replay.epoch_of(positions)
     chiefs: Ints = np.full(len(positions), group_of[0])
-    gone: set[int] = set()
+    begins = [0] * run.first_substitute + replay.joined_at
+    is_gone = positions[:, None] < np.asarray(begins)
     for epoch, group in replay.deaths:
-        gone.add(group)
-        living = [each for each in group_of.tolist() if each not in gone]
-        chiefs[epochs >= epoch] = living[0] if living else -1
+        is_gone[:, group] |= epochs >= epoch
+    for row in np.flatnonzero(is_gone[:, group_of[0]]):
+        living = [each for each in group_of.tolist() if not is_gone[row, each]]
+        chiefs[row] = living[0] if living else -1
     return chiefs
 
 

@@ -27,7 +27,8 @@ _ALLOWED_AFTER = {
 
 
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
-    """A group joins once, at 0 or where a checkpoint has it; is suspended and resumed by turns;
+    """A group joins once, at 0 or where a checkpoint has it, a substitute in place of a group that
+    has died and where the others have come; is suspended and resumed by turns;
     nothing comes after LEAVE or DEATH; the clocks that it states do not go back, and are where its
     updates stand; every event names the workers that run.json says it has; and a whole log ends
     when all groups have gone."""
@@ -63,6 +64,7 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         latest[group] = event
         if event in (EventKind.SUSPEND, EventKind.LEAVE):
             stated[group] = clock
+    _check_joins(replay, findings)
     _check_stated_clocks(replay, findings)
     _check_deaths(replay, findings)
     _check_inherited(replay, findings)
@@ -103,6 +105,47 @@ def _wrong_workers(weight: float, num_workers: int) -> str | None:
     if weight == num_workers:
         return None
     return f"with {weight} workers; run.json says that the group has {num_workers}"
+
+
+def _check_joins(replay: ServerReplay, findings: Findings) -> None:
+    """A substitute joins where others have died, as many of them as had at that time, and at a
+    round of which no living group had made an update."""
+    is_late = replay.members["group"] >= replay.run.first_substitute
+    joins = np.flatnonzero(is_late & (replay.members["kind"] == EventKind.JOIN))
+    for num_joined, index in enumerate(joins.tolist(), start=1):
+        position, clock = int(replay.member_position[index]), int(replay.members["clock"][index])
+        where = f"server {replay.server}, position {position}: JOIN of group "
+        where += f"{replay.members['group'][index]}"
+        died = replay.members["kind"][:index] == EventKind.DEATH
+        dead = set(replay.members["group"][:index][died].tolist())
+        if num_joined > len(dead):
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"{where}: substitute number {num_joined}, but {len(dead)} groups had died",
+            )
+        before = (replay.position < position) & ~np.isin(replay.group, sorted(dead))
+        latest = int(replay.clock[before].max(initial=-1))
+        if latest >= clock:
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"{where}: at clock {clock}, but a chunk contains update {latest} of a living "
+                "group before",
+            )
+
+
+def check_same_joins(joins: Mapping[int, Mapping[int, int]], findings: Findings) -> None:
+    """``joins``: for each server the clocks at which substitutes joined, by group. All servers
+    count one from the same round on."""
+    first: dict[int, tuple[int, int]] = {}
+    for server, clocks in joins.items():
+        for group, clock in clocks.items():
+            other, there = first.setdefault(group, (server, clock))
+            if there != clock:
+                findings.add(
+                    Rule.MEMBERSHIP,
+                    f"group {group} joined server {other} at clock {there}, server {server} at "
+                    f"clock {clock}",
+                )
 
 
 def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
@@ -212,7 +255,10 @@ def dead_groups(replay: ServerReplay) -> set[int]:
 
 
 def unfinished_groups(replay: ServerReplay) -> list[int]:
-    """Groups that neither left nor died by the end of the log."""
+    """Groups that neither left nor died by the end of the log; of substitutes those that had
+    joined."""
+    has_joined = replay.members[replay.members["kind"] == EventKind.JOIN]["group"].tolist()
     last = replay.members[np.isin(replay.members["kind"], [EventKind.LEAVE, EventKind.DEATH])]
     gone = set(last["group"].tolist())
-    return [group for group in range(len(replay.run.groups)) if group not in gone]
+    due = {*range(replay.run.first_substitute), *has_joined}
+    return sorted(due - gone)

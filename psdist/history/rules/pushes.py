@@ -45,7 +45,7 @@ class Claims:
         """Refuses what contradicts itself; of a worker only what comes before that counts."""
         num_chunks = history.run.num_chunks
         group_of = history.run.group_of_worker()
-        begin = history.run.first[group_of]
+        begin = history.first[group_of]
         first, columns = [0], []
         empty_chunks: list[int] = []
         for log in history.workers:

@@ -27,6 +27,7 @@ from psdist.history.records import (
     Ints,
     Records,
     ServerLog,
+    joined_at,
 )
 from psdist.history.rules.modes import ModeRules
 from psdist.history.run_record import RunRecord
@@ -49,7 +50,10 @@ class ServerReplay:
         self.is_complete = log.is_complete
         self.num_events = len(events)
         self.first = run.first.astype(np.int32)
-        """[groups]: updates that every chunk contains from the start, of a checkpoint."""
+        """[groups]: updates that every chunk contains from the start, of a checkpoint, or because
+        nobody will make them, of a substitute that joins a running job."""
+        joined = joined_at(run, events)
+        self.first[list(joined)] = list(joined.values())
 
         self.rebuilt_position: Ints = np.flatnonzero(events["kind"] == EventKind.REBUILT)
         """Of every time that the shard was made anew of what workers held."""
@@ -136,6 +140,8 @@ class ServerReplay:
         """Of every update that had arrived whole when its group died, and was to be contained."""
         self.inherited = events[self.inherited_position]
         self._deaths = self._replay_deaths()
+        self.joined_at = self._substitutes_joined_at()
+        """Of every substitute's group the position of its JOIN; the log's end where it has none."""
 
     @property
     def num_changes(self) -> int:
@@ -339,6 +345,17 @@ class ServerReplay:
                     contained = self._contained(group, int(self._turn_position[index]))
                     deaths.append((index + 1, group, np.minimum(until, contained)))
         return deaths
+
+    def _substitutes_joined_at(self) -> list[int]:
+        joins = self.members["kind"] == EventKind.JOIN
+        positions = {
+            int(group): int(position)
+            for group, position in zip(
+                self.members["group"][joins], self.member_position[joins], strict=True
+            )
+        }
+        substitutes = range(self.run.first_substitute, len(self.run.groups))
+        return [positions.get(group, self.num_events) for group in substitutes]
 
     def _contained(self, group: int, position: int) -> Counts:
         """[chunks]: how many updates of the group they contain at the position."""

@@ -149,11 +149,13 @@ def check_worker(
     leave_clocks: dict[int, int],
     findings: Findings,
     *,
+    begin: int,
     missed: Collection[int] = (),
 ) -> None:
     """Every iteration used every chunk, versions never went back, and there are as many
     iterations as each server says that the group finished (``leave_clocks``: by server).
-    ``missed``: rounds of which the group need not have used anything."""
+    ``begin``: where the group's clock begins; ``missed``: rounds of which the group need not have
+    used anything."""
     uses, who = log.uses, f"worker {log.worker}"
     iteration, chunk = uses["iteration"].astype(np.int64), uses["chunk"].astype(np.int64)
     findings.add_each(
@@ -181,7 +183,6 @@ def check_worker(
         ),
     )
 
-    begin = int(run.first[run.group_of_worker()[log.worker]])
     num = int(iteration.max(initial=begin - 1)) + 1
     is_new = np.append(True, iteration[1:] != iteration[:-1])[: len(iteration)]
     used = np.unique(iteration[is_new])  # few: repetitions first

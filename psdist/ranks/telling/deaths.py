@@ -18,6 +18,7 @@ from psdist.protocol.control import Progress
 from psdist.protocol.ids import describe_peer, describe_workers, is_spare
 from psdist.protocol.roles import Roles
 from psdist.servers.protocol.deaths import Death, Survived
+from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.replication.takeovers import ServerDeath, SpareDeath
 
@@ -45,6 +46,7 @@ class DeathReports:
         self._roles = roles
         self._reported: list[_Reported] = []
         self._taken_over: list[dict[str, Any]] = []
+        self._joined: list[dict[str, Any]] = []
 
     def declared(self, death: Death, *, is_news: bool = True) -> None:
         """The registrar knows of it; servers are being told. ``is_news``: people hear it now."""
@@ -54,7 +56,7 @@ class DeathReports:
         if not is_news:
             return
         out = {each for one in self._reported for each in (one.death.worker, *one.death.left)}
-        num_left = self._roles.num_workers - len(out)
+        num_left = self._roles.num_beginning + len(self._joined) - len(out)
         with_whom = f", and with it {describe_workers(death.left)} of its group" * bool(death.left)
         logger.warning(
             "%s has died%s; the job goes on with %d worker%s",
@@ -121,6 +123,32 @@ class DeathReports:
         if is_news:
             logger.warning("%s has died; the job goes on", death.who)
 
+    def substitute_lost(self, death: SubstituteDeath) -> None:
+        """A spare for workers' places has died before it had taken one."""
+        spare = death.worker - self._roles.num_beginning
+        self.spare_lost(SpareDeath(spare, death.who))
+
+    def joined(self, joined: Joined) -> None:
+        """A spare trains in a dead worker's place from now on."""
+        told = {
+            "worker": joined.worker,
+            "who": self._roles.describe_rank(self._roles.worker_ranks[joined.worker]),
+            "place": joined.place,
+            "clock": joined.clocks[0],
+            "at_s": round(time.monotonic() - self._started_s, 3),
+        }
+        self._joined.append(told)
+        logger.warning("%s", _line_of(told))
+
+    def joined_lines(self) -> list[str]:
+        """For people, in the order in which they came."""
+        return [_line_of(each) for each in self._joined]
+
+    def told_of_joined(self) -> list[dict[str, Any]]:
+        """For summary.json, in the order in which they came: ``place`` is the worker whose part of
+        the data it has, ``clock`` where its clock began."""
+        return [dict(each) for each in self._joined]
+
     def survived(self, survived: Survived) -> None:
         """All servers have taken in what was declared up to a generation."""
         for each in self._reported:
@@ -147,3 +175,10 @@ class DeathReports:
             for each in self._reported
         ]
         return sorted([*workers, *self._taken_over], key=lambda each: float(each["at_s"]))
+
+
+def _line_of(joined: Mapping[str, Any]) -> str:
+    return (
+        f"{joined['who']} has taken the place of worker {joined['place']}, from iteration "
+        f"{joined['clock']} on"
+    )

@@ -70,9 +70,9 @@ class StatusWriter:
 
     def at_start(self, *, called: Collection[int], job: int) -> None:
         """Servers wait for psdist.init on all workers; ``called``: those that have called it."""
-        everybody = range(self._roles.num_workers)
+        everybody = range(self._roles.num_beginning)
         call = OpenCall(-job, "psdist.init", called, set(everybody) - set(called))
-        self._write(phase="starting", calls=[call], spares=self._roles.num_spares)
+        self._write(phase="starting", calls=[call], spares=len(self._roles.waiting_ranks))
 
     def training(
         self,
@@ -84,12 +84,14 @@ class StatusWriter:
         dead: Sequence[str] = (),
         alone: Sequence[int] = (),
         num_idle_spares: int = 0,
+        joined: Sequence[str] = (),
         training: Training | None = None,
         outcome: str = "",
     ) -> None:
         """``progress``: what each worker has told last; ``out``: those that are not in the job any
         more; ``dead``: who has died, in words; ``alone``: servers of whose shards there is one
-        copy; ``num_idle_spares``: spares that wait; ``training``: what a display is told;
+        copy; ``num_idle_spares``: spares that wait; ``joined``: spares that have taken workers'
+        places, in words; ``training``: what a display is told;
         ``outcome``: how the job has ended."""
         now_s = self._clock()
         workers = []
@@ -121,6 +123,7 @@ class StatusWriter:
             dead=dead,
             alone=alone,
             spares=num_idle_spares,
+            joined=joined,
             training=training,
             outcome=outcome,
         )
@@ -135,6 +138,7 @@ class StatusWriter:
         dead: Sequence[str] = (),
         alone: Sequence[int] = (),
         spares: int = 0,
+        joined: Sequence[str] = (),
         training: Training | None = None,
         outcome: str = "",
     ) -> None:
@@ -153,11 +157,12 @@ class StatusWriter:
             at=time.time(),
             phase=phase,
             mode=self.mode,
-            num_workers=self._roles.num_workers,
+            num_workers=self._roles.num_beginning,
             waits=tuple(waits),
             workers=tuple(workers),
             done=tuple(sorted(done)),
             dead=tuple(dead),
+            joined=tuple(joined),
             alone=tuple(alone),
             spares=spares,
             slowest=training.slowest if training else None,

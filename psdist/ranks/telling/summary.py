@@ -58,7 +58,9 @@ class Told:
     """By set, by group: iterations that the registrar's own chunks contain; none where it has no
     chunks of a set. Of a run that failed: workers tell how far they are only now and then."""
     out: frozenset[int] = frozenset()
-    """Workers that are not in the job any more: what they did is in no sum."""
+    """Workers that are not in the job: what they did is in no sum."""
+    not_joined: frozenset[int] = frozenset()
+    """Substitutes that have never been."""
 
     @property
     def all_workers(self) -> bool:
@@ -96,6 +98,8 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
         clocks.append(max(known, default=0))
     updates = min((each["updates"] for each in servers if each["num_chunks"]), default=0)
     is_known = told.all_workers
+    while clocks and told.roles.groups[len(clocks) - 1][0] in told.not_joined:
+        clocks.pop()  # only the last ones: a clock's place is its group's number
     return {
         "empty_servers": built and built.empty_servers,
         "chunks": built and len(built.partition.chunks),

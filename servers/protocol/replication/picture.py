@@ -51,11 +51,14 @@ class ShardPicture:
         num_state_parts: int,
         first: Sequence[int] = (),
         is_restored: bool = False,
+        num_substitutes: int = 0,
     ) -> None:
         """``first``: where the groups' clocks begin, nothing for 0; ``num_state_parts``: how many
         parts of optimizer state the chief sends this server; ``is_restored``: values and state are
-        those of a checkpoint."""
-        self.first = tuple(first or [0] * num_groups)
+        those of a checkpoint; ``num_substitutes``: so many groups, the last ones, may join when
+        others have died."""
+        self.first = list(first or [0] * num_groups)
+        self._first_substitute = num_groups - num_substitutes
         self.clocks = {chunk: list(self.first) for chunk in chunks}
         """Chunk -> by group: how many of its updates the chunk contains."""
         self.versions = dict.fromkeys(chunks, 1)
@@ -90,13 +93,21 @@ class ShardPicture:
         """Whether the set was made ready: values and state are here, and groups have come."""
         if self.is_partial:
             return False
-        has_groups = self._has_begun and Standing.UNREGISTERED not in self.standings
+        planned = self.standings[: self._first_substitute]
+        has_groups = self._has_begun and Standing.UNREGISTERED not in planned
         return has_groups and not self._num_state_parts and len(self.loaded) == len(self.clocks)
 
     @property
     def has_members(self) -> bool:
-        """Whether a group has still to come, or to leave."""
-        return any(each not in (Standing.LEFT, Standing.DEAD) for each in self.standings)
+        """Whether a group has still to come, or to leave. Substitutes need not come."""
+        gone = {Standing.LEFT, Standing.DEAD}
+        planned, substitutes = (
+            self.standings[: self._first_substitute],
+            self.standings[self._first_substitute :],
+        )
+        return not gone.issuperset(planned) or not (
+            {*gone, Standing.UNREGISTERED}.issuperset(substitutes)
+        )
 
     def apply(self, record: Record) -> None:
         """What the record tells has happened. Raises :class:`ProtocolError` where it cannot have:
@@ -163,8 +174,18 @@ class ShardPicture:
             self._refuse(f"a membership event {record.kind!r:.80} of group {group}")
         assert behind is not None
         self.standings[group] = behind
+        if record.kind == "join":
+            self._begin(group, record.clock)
         if record.kind in ("suspend", "leave"):
             self.stops[group] = record.clock
+
+    def _begin(self, group: int, clock: int) -> None:
+        is_late = group >= self._first_substitute
+        if clock < 0 or (clock != self.first[group] and not is_late):
+            self._refuse(f"group {group}, which joins at clock {clock}")
+        self.first[group] = self.stops[group] = clock
+        for clocks in self.clocks.values():
+            clocks[group] = clock
 
     def _on_buried(self, record: BuriedRecord) -> None:
         if record.generation <= self.generation or not set(self.dead) <= set(record.dead):
@@ -189,13 +210,13 @@ class ShardPicture:
     def _on_fill(self, record: FillRecord) -> None:
         num_groups = len(self.standings)
         names = Standing.__members__
-        is_whole = len(record.standings) == len(record.stops) == num_groups
+        is_whole = len(record.standings) == len(record.stops) == len(record.first) == num_groups
         if not is_whole or not names.keys() >= set(record.standings):
             self._refuse(f"{len(record.standings)} groups, of {num_groups}, or of unknown standing")
         if self._has_begun or self.loaded or self.is_partial:
             self._refuse("how the set stands, of which something was told before")
         self.standings = [names[each] for each in record.standings]
-        self.stops = list(record.stops)
+        self.stops, self.first = list(record.stops), list(record.first)
         self.generation, self.dead, self.chief = record.generation, tuple(record.dead), record.chief
         self.resumed_up_to, self.is_kept = record.resumed_up_to, record.is_kept
         self._has_begun = self.is_partial = True

@@ -126,12 +126,13 @@ class SnapshotRecord(Record):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FillRecord(Record):
     """A copy of the set is made while there are changes: this is the first record of it. How the
-    set stands beside its chunks: ``standings`` and ``stops`` by group
+    set stands beside its chunks: ``standings``, ``stops`` and ``first`` by group
     (psdist.servers.protocol.membership), and what BuriedRecord, ResumedRecord and SnapshotRecord
     have told. Of a chunk nothing follows before its :class:`ChunkRecord`."""
 
     standings: _Names
     stops: _Numbers
+    first: _Numbers
     generation: int
     dead: _Numbers
     chief: int

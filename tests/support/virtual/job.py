@@ -145,6 +145,7 @@ class SetOfJob:
     dead: int | None
     network: VirtualNetwork
     reported: list[OfficeAction]
+    num_substitutes: int
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
         self.set_index = set_index
@@ -165,15 +166,18 @@ class SetOfJob:
         """Each worker's part in the set."""
         self.clocks_at_save: list[dict[int, int]] = []
         """For each save the clocks of the groups."""
+        self._last_save = -1
+        """Its number among the collectives."""
         self.copies: list[tuple[int, list[npt.NDArray[Any]]]] = []
         """For each save how often values were set before, and what the chief has copied, by
         chunk."""
 
     # -- what workers note ---------------------------------------------------------------------
 
-    def note_clock_at_save(self, group: int, clock: int) -> None:
+    def note_clock_at_save(self, group: int, clock: int, seq: int) -> None:
         saves = self.clocks_at_save
-        if not saves or group in saves[-1]:
+        if seq != self._last_save:
+            self._last_save = seq
             saves.append({})
         saves[-1][group] = clock
 
@@ -277,6 +281,7 @@ class SetOfJob:
             ),
             schedule=tuple(map(since, self.modes)) if schedule.later else (),
             groups=tuple(self.groups),
+            num_substitutes=self.num_substitutes,
             slices=slice_places(lambda size: self.partition.slices(size, self.order), self.groups),
             num_servers=schedule.servers,
             set_index=self.set_index,
@@ -341,16 +346,18 @@ class VirtualJob(SetOfJob):
         is_watched: bool = True,
         network: VirtualNetwork | None = None,
         max_deaths: int = 0,
+        num_substitutes: int = 0,
     ) -> None:
         """``policy``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
         whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
-        on."""
+        on; ``num_substitutes``: so many of the groups, the last ones, are of workers that
+        wait to join."""
         super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = wire
-        self.max_deaths = max_deaths
+        self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
         self.proposals: Sequence[int] = ()
         """After so many events the registrar proposes other codecs."""
         self.random = random.Random(schedule.seed)
@@ -479,6 +486,7 @@ class VirtualJob(SetOfJob):
             buddies=schedule.buddies if schedule.has_buddies else (),
             num_spares=schedule.spares,
             rebuilds=schedule.is_rebuilt,
+            num_substitutes=self.num_substitutes,
         )
 
     def _options(self, server: int, wire: Wire, *, keeper: int | None = None) -> ServerOptions:
@@ -541,6 +549,7 @@ class VirtualJob(SetOfJob):
         return ReplicationOptions(
             buddies=self.schedule.buddies,
             num_groups=len(self.groups),
+            num_substitutes=self.num_substitutes,
             make_core=make_core,
             make_history=lambda server, index, number, position: self.sets[
                 index
@@ -599,6 +608,7 @@ class VirtualJob(SetOfJob):
             backup=self.schedule.backup,
             wait_every=self.schedule.backup_every,
             has_stale_lr=self.schedule.stale_lr != "off",
+            num_substitutes=self.num_substitutes,
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core
@@ -678,7 +688,8 @@ class VirtualJob(SetOfJob):
     def out_of_the_job(self) -> set[int]:
         """Workers of groups of which one has died."""
         dead = {worker_of(peer) for peer in self.network._dead if is_worker(peer)}
-        return {worker for members in self.groups if dead & set(members) for worker in members}
+        out = {worker for members in self.groups if dead & set(members) for worker in members}
+        return out | {each.worker for each in self.workers if each.core._membership.is_outside}
 
     def _kill(self) -> None:
         """Somebody of the kind that the schedule says, if one still works."""

@@ -222,9 +222,11 @@ def _compare_snapshots(job: SetOfJob, history: History, versions: dict[int, Vers
             applies = before[is_update & (before["chunk"] == index)]
             counts = np.bincount(applies["group"], minlength=len(job.groups)).tolist()
             living = [
-                group for group, each in enumerate(leaders) if number < len(each.in_first.kept)
+                group
+                for group, each in enumerate(leaders)
+                if number < len(each.in_first.kept) and each.in_first.kept[number]
             ]
-            contained = [counts[group] for group in living]
+            contained = [counts[group] + int(history.first[group]) for group in living]
             cut = [leaders[group].in_first.kept[number][job.set_index] for group in living]
             # Of rounds that they have missed groups may not have heard.
             fits = map(ge if job.schedule.backup else eq, contained, cut)

@@ -91,7 +91,9 @@ def prove_survival(job: VirtualJob) -> None:
     lived = [worker for worker in job.workers if worker.worker not in out]
     assert lived
     for worker in lived:
-        assert worker.clock == job.schedule.iterations[worker.group]
+        welcome = worker.core.welcome
+        begun_at = 0 if welcome is None else welcome.clocks[0]
+        assert worker.clock == max(begun_at, job.schedule.iterations[worker.group])
         assert worker.core.dead <= dead
     lines = [each.line for each in job.reported if isinstance(each, WriteMetrics)]
     for worker in lived:
@@ -115,7 +117,9 @@ def _prove_acknowledged(job: Any, history: Any) -> None:
         for chunk, group, clock in events[["chunk", "group", "clock"]].tolist():
             applied[chunk, group].append(clock)
     for key, clocks in applied.items():
-        assert clocks == list(range(len(clocks))), f"chunk and group {key}: {clocks}"
+        start = int(history.first[key[1]])
+        expected = list(range(start, start + len(clocks)))
+        assert clocks == expected, f"chunk and group {key}: {clocks}"
     for worker in job.workers:
         if worker.core._slice is None:
             continue
@@ -128,7 +132,8 @@ def _prove_acknowledged(job: Any, history: Any) -> None:
                 else worker.core.clock
                 - (chunk in worker.core._slice.awaited or chunk in worker.core._slice._unpushed)
             )
-            assert len(applied[chunk, worker.group]) >= acknowledged, (
+            contained = int(history.first[worker.group]) + len(applied[chunk, worker.group])
+            assert contained >= acknowledged, (
                 f"worker {worker.worker}, chunk {chunk}: {acknowledged} were acknowledged"
             )
 

@@ -78,6 +78,7 @@ class VirtualWorker:
             num_spares=schedule.spares,
             servers_have_buddies=schedule.has_buddies,
             shards_are_rebuilt=schedule.is_rebuilt,
+            is_substitute=group >= len(job.groups) - job.num_substitutes,
         )
         self.history = WorkerHistory(None, worker)
         self.pick_together = random.Random(f"{seed} {group}")
@@ -120,9 +121,8 @@ class VirtualWorker:
         self.loop._execute[Warn] = lambda action: self.warnings.append(action.text)
         self.core = self.loop.core
         check_worker_after_every_event(self.core)
-        if schedule.has_model:
+        if schedule.has_model and not self.seat.is_substitute:
             self.take_slice()
-            self.mine = self.core.mine
         self.others: list[VirtualWorker] = []
         """This worker in the sets behind the first."""
         if first is None:
@@ -135,7 +135,7 @@ class VirtualWorker:
         """This worker's part in the first set, which plays the script."""
         return self.first or self
 
-    def take_slice(self) -> None:
+    def take_slice(self, **more: Any) -> None:
         """Make the memory, and what trains in it."""
         job, partition = self.job, self.job.partition
         self.model = [nn.Parameter(torch.zeros(piece.shape)) for piece in partition.pieces]
@@ -151,12 +151,14 @@ class VirtualWorker:
             history=self.history,
             order=job.order,
             **self.options(),
+            **more,
         )
         if job.schedule.single_rate or job.schedule.middle_rate:
             self.loop.begin_push = self.begin_push  # type: ignore[method-assign]
             self.loop.wait_for_replies = self.wait_for_replies  # type: ignore[method-assign]
         flat = self.trainer.flat
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
+        self.mine = self.core.mine
 
     def options(self) -> dict[str, Any]:
         """Of the trainer, what a test may have otherwise."""
@@ -177,7 +179,7 @@ class VirtualWorker:
     # -- the script, as a generator ------------------------------------------------------------
 
     def script(self) -> Iterator[float | None]:  # type: ignore[return]
-        loop, schedule = self.loop, self.job.schedule
+        schedule = self.job.schedule
         if not schedule.has_model:
             yield from self._meet_only()
             return
@@ -185,7 +187,12 @@ class VirtualWorker:
             yield from each.enter()
             is_last = each is (self, *self.others)[-1]
             yield from self._collective("prepare", PREPARED if is_last else b"")
-        collectives = list(schedule.collectives[self.group]) if schedule.collectives else []
+        collectives = schedule.collectives[self.group] if schedule.collectives else ()
+        yield from self.train(list(collectives))
+
+    def train(self, collectives: list[int]) -> Iterator[float | None]:
+        """All iterations that are left, and these collectives; then the script's end."""
+        loop, schedule = self.loop, self.job.schedule
         while (clock := self.num_batches) < schedule.iterations[self.group]:
             while collectives and collectives[0] <= clock:
                 collectives.pop(0)
@@ -415,7 +422,7 @@ class VirtualWorker:
         if name == "save":
             for each in (self, *self.others):
                 if each.seat.is_leader:
-                    each.job.note_clock_at_save(each.group, each.clock)
+                    each.job.note_clock_at_save(each.group, each.clock, seq)
                 if each.seat.worker == each.core.chief:
                     yield from each._copy()
             yield from self._collective(name)
@@ -514,7 +521,10 @@ class VirtualWorker:
         absent = [
             worker for worker, payload in enumerate(told) if brought.of(worker) not in (payload,)
         ]
-        assert set(absent) <= self.job.out_of_the_job
+        seq = self.core._collectives.seq
+        welcomes = {each.worker: each.core.welcome for each in self.job.workers}
+        later = {each for each, welcome in welcomes.items() if welcome and welcome.seq >= seq}
+        assert set(absent) <= self.job.out_of_the_job | later
         assert brought.num_workers == len(told) - len(absent)
         if brought.values:
             (total, _) = struct.unpack("<2d", brought.values)

@@ -158,3 +158,14 @@ def test_spares_wait_from_the_start_on(tmp_path: Path) -> None:
     job.writer._roles = replace(ROLES, spare_ranks=(4,))
     job.writer.at_start(called=[0], job=1)
     assert read_status(tmp_path).spares == 1
+
+
+def test_spares_for_workers_are_no_workers_until_they_have_joined(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.writer._roles = replace(ROLES, num_substitutes=1)
+    job.writer.at_start(called=[0], job=1)
+    status = read_status(tmp_path)
+    assert (status.spares, status.num_workers) == (1, ROLES.num_workers - 1)
+    assert ROLES.num_workers - 1 not in status.waits[0].absent
+    job.writer.training(progress={}, calls=[], joined=["worker 3 has taken the place of worker 1"])
+    assert "  joined     worker 3 has taken the place of worker 1" in job.lines()

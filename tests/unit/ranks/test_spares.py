@@ -156,7 +156,7 @@ def test_an_error_is_no_consequence_of_a_spare_s_death(tmp_path: Path) -> None:
         ({"spares": 0}, ""),
     ],
 )
-def test_spares_need_second_copies(settings: dict[str, Any], words: str) -> None:
+def test_spares_need_places_to_take(settings: dict[str, Any], words: str) -> None:
     found = contradiction(RunConfig(**settings))
     assert words in found
     assert bool(words) == bool(found)

@@ -192,3 +192,34 @@ def test_spares_are_told_of_a_job_and_of_the_end_as_servers_are() -> None:
     assert call(lobby, 0) == [Open(begun), *(SendControl(each, begun) for each in peers)]
     gone = lobby.handle(worker_id(0), Gone(worker=0))
     assert gone == [*(SendControl(each, End()) for each in others), AllGone()]
+
+
+def test_spares_for_workers_are_told_as_servers_are_until_one_has_joined() -> None:
+    lobby = Lobby(num_workers=2, num_servers=1, num_substitutes=2)
+    call(lobby, 0)
+    begun = call(lobby, 1)[1:]
+    assert [each.peer for each in begun if isinstance(each, SendControl)] == [
+        worker_id(worker) for worker in (2, 3, 0, 1)
+    ]
+    assert lobby.lose(3) == []  # nobody waits for it
+    lobby.admit([2])
+    assert lobby.lose(1) == []
+    assert lobby.handle(worker_id(0), Gone(worker=0)) == []
+    gone = lobby.handle(worker_id(2), Gone(worker=2))
+    assert gone == [SendControl(worker_id(3), End()), AllGone()]
+
+
+def test_a_spare_that_has_joined_and_died_is_gone() -> None:
+    lobby = Lobby(num_workers=1, num_servers=1, num_substitutes=1)
+    lobby.admit([1])
+    assert lobby.handle(worker_id(0), Gone(worker=0)) == []
+    assert lobby.lose(1) == [AllGone()]
+
+
+def test_a_spare_that_has_not_joined_begins_no_job_and_is_not_gone() -> None:
+    lobby = Lobby(num_workers=1, num_servers=1, num_substitutes=1)
+    with pytest.raises(ProtocolError, match="sent Gone of worker 1"):
+        lobby.handle(worker_id(1), Gone(worker=1))
+    lobby.admit([1])
+    with pytest.raises(ProtocolError, match="sent Begin of worker 1"):
+        lobby.handle(worker_id(1), Begin(worker=1, job=1, settings={}))

@@ -30,6 +30,7 @@ from psdist.protocol.control import (
     Metrics,
     ModeProposed,
     Progress,
+    Ready,
     Rebuilt,
     Resume,
     Resumed,
@@ -228,7 +229,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
-        *(TakenOver, KeepsCopy, CopyFilled, Rebuilt, RoundTook, LossReported, AskSteps),
+        *(TakenOver, KeepsCopy, CopyFilled, Rebuilt, RoundTook, LossReported, AskSteps, Ready),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from psdist.protocol.ids import spare_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.telling.deaths import DeathReports
 from psdist.servers.protocol.deaths import Death, Survived
+from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.replication.takeovers import ServerDeath, SpareDeath
 
 ROLES = Roles(
@@ -72,3 +74,28 @@ def test_spares_are_named_where_they_die_and_where_they_go_on(
     assert first["at_s"] >= 5
     assert second["spare"] == 2
     assert (third["taken_over_by"], fourth["taken_over_by"]) == ("spare 0", 0)
+
+
+def test_a_spare_that_takes_a_workers_place_is_told_and_counts_among_those_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    roles = replace(ROLES, groups=((0,), (1,), (2,), (3,)), num_substitutes=1)
+    reports = DeathReports({}, started_s=time.monotonic() - 5, roles=roles)
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        reports.declared(Death(1, "worker 1 (rank 2 on n1)", generation=1, left=(), chief=0))
+        reports.joined(Joined(3, 1, (14, 2), "state-14-0-1"))
+        reports.declared(Death(0, "worker 0 (rank 1 on n1)", generation=2, left=(), chief=2))
+        reports.substitute_lost(SubstituteDeath(3, "worker 3, a spare (rank 4 on n1)"))
+    line = "worker 3, a spare (rank 4 on n1) has taken the place of worker 1, from iteration 14 on"
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker 1 (rank 2 on n1) has died; the job goes on with 2 workers",
+        line,
+        "worker 0 (rank 1 on n1) has died; the job goes on with 2 workers",
+        "worker 3, a spare (rank 4 on n1) has died; the job goes on",
+    ]
+    assert reports.joined_lines() == [line]
+    (told,) = reports.told_of_joined()
+    assert (told["worker"], told["place"], told["clock"]) == (3, 1, 14)
+    assert told["who"] == "worker 3, a spare (rank 4 on n1)"
+    assert told["at_s"] >= 5
+    assert [each.get("spare") for each in reports.told()] == [None, None, 0]

@@ -33,6 +33,7 @@ from psdist.servers.protocol.replication.records import (
     FilledRecord,
     FillRecord,
     MemberRecord,
+    ResumedRecord,
     ValuesRecord,
 )
 from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole, Takeovers
@@ -213,7 +214,8 @@ def test_who_has_nobody_says_everything_and_the_next_one_may_die_in_a_fill() -> 
 
 def fill_record(**changed: Any) -> FillRecord:
     values: dict[str, Any] = {
-        "standings": ["ACTIVE", "SUSPENDED", "DEAD"], "stops": [0, 4, 0], "generation": 1,
+        "standings": ["ACTIVE", "SUSPENDED", "DEAD"], "stops": [0, 4, 0], "first": [0, 0, 0],
+        "generation": 1,
         "dead": [2], "chief": 0, "resumed_up_to": 3, "is_kept": False,
     }  # fmt: skip
     return FillRecord(**(values | changed))
@@ -253,11 +255,66 @@ def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
     assert (picture.num_updates, picture.num_steps) == (23, 6)
 
 
+def with_substitute() -> ShardPicture:
+    """Whose third group is a substitute's."""
+    return ShardPicture(chunks=(0, 2), num_groups=3, num_state_parts=0, num_substitutes=1)
+
+
+def joins(group: int, clock: int) -> MemberRecord:
+    return MemberRecord(kind="join", group=group, clock=clock, workers=1)
+
+
+def test_a_copy_is_complete_without_substitutes_and_goes_on_where_they_join() -> None:
+    picture = with_substitute()
+    for chunk in (0, 2):
+        picture.apply(ValuesRecord(chunk=chunk, group=0, clock=-1, number=0))
+    picture.apply(ResumedRecord(seq=1))
+    for group in (0, 1):
+        assert not picture.is_complete
+        assert picture.has_members
+        picture.apply(joins(group, 0))
+    assert picture.is_complete
+    picture.apply(joins(2, 7))
+    assert (picture.first, picture.clocks) == ([0, 0, 7], {0: [0, 0, 7], 2: [0, 0, 7]})
+    picture.apply(step(0, groups=[2], clocks=[7]))
+    assert picture.num_updates == 1
+    for group in (0, 1):
+        picture.apply(MemberRecord(kind="leave", group=group, clock=0, workers=1))
+        assert picture.has_members
+    picture.apply(MemberRecord(kind="leave", group=2, clock=8, workers=1))
+    assert not picture.has_members
+
+
+def test_a_job_is_over_though_a_substitute_has_never_come() -> None:
+    picture = with_substitute()
+    for group in (0, 1):
+        picture.apply(joins(group, 0))
+        picture.apply(MemberRecord(kind="leave", group=group, clock=0, workers=1))
+    assert not picture.has_members
+
+
+@pytest.mark.parametrize(("group", "clock"), [(1, 3), (2, -1)], ids=["no substitute", "no clock"])
+def test_groups_but_substitutes_join_where_they_begin(group: int, clock: int) -> None:
+    with pytest.raises(ProtocolError, match=f"group {group}, which joins at clock {clock}"):
+        with_substitute().apply(joins(group, clock))
+
+
+def test_a_copy_that_is_made_later_knows_where_substitutes_have_begun() -> None:
+    picture = with_substitute()
+    standings = ["ACTIVE", "DEAD", "ACTIVE"]
+    picture.apply(fill_record(standings=standings, stops=[0, 0, 7], first=[0, 0, 7]))
+    picture.apply(chunk_record(0, [9, 4, 9]))
+    picture.apply(chunk_record(2, [9, 4, 8]))
+    picture.apply(FilledRecord(keeper=1, position=40, num_updates=29, num_steps=6))
+    assert picture.is_complete
+
+
 @pytest.mark.parametrize(
     "records",
     [
         [fill_record(standings=["ACTIVE", "ACTIVE"])],
         [fill_record(stops=[0])],
+        [fill_record(first=[0, 0])],
         [fill_record(standings=["ACTIVE", "ACTIVE", "ASLEEP"])],
         [fill_record(), fill_record()],
         [ValuesRecord(chunk=0, group=0, clock=-1, number=0), fill_record()],

@@ -1,0 +1,48 @@
+"""What summary.json says of clocks where spares may take workers' places."""
+
+from __future__ import annotations
+
+from psdist.protocol.control import Progress
+from psdist.protocol.roles import Place, Roles
+from psdist.ranks.telling.summary import Told, counts_of_set
+
+ROLES = Roles(
+    places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(6)),
+    server_ranks=(0,),
+    worker_ranks=(1, 2, 3, 4, 5),
+    groups=((0,), (1,), (2,), (3,), (4,)),
+    num_substitutes=3,
+)
+
+
+def clocks(*not_joined: int) -> list[int]:
+    progress = {worker: Progress(worker=worker, clock=9 - worker, samples=1) for worker in (0, 1)}
+    told = Told(
+        roles=ROLES,
+        workers={},
+        servers={},
+        progress=progress,
+        out=frozenset(not_joined),
+        not_joined=frozenset(not_joined),
+    )
+    found: list[int] = counts_of_set(told, None, 0)["clocks"]
+    return found
+
+
+def test_clocks_are_of_groups_that_were_in_the_job() -> None:
+    assert clocks(2, 3, 4) == [9, 8]
+    assert clocks(3, 4) == [9, 8, 0]
+    assert clocks(2, 4) == [9, 8, 0, 0]  # by their numbers
+    assert clocks() == [9, 8, 0, 0, 0]
+
+
+def test_who_has_not_joined_owes_no_counts() -> None:
+    told = Told(
+        roles=ROLES,
+        workers={0: {"sets": []}, 1: {"sets": []}},
+        servers={},
+        progress={},
+        out=frozenset({2, 3, 4}),
+        not_joined=frozenset({2, 3, 4}),
+    )
+    assert told.all_workers

@@ -1,0 +1,241 @@
+"""A rank that waits to take a dead worker's place: its role, its wait, what begins without it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.config.settings import RunConfig
+from psdist.errors import PeerLostError, PlacementError, ProtocolError
+from psdist.protocol.control import (
+    Begun,
+    Collected,
+    Control,
+    End,
+    Failure,
+    Gone,
+    Replace,
+    Stop,
+)
+from psdist.protocol.events import ControlArrived, Event, PeerLost
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.roles import Place, Roles
+from psdist.ranks.context import RankContext, _core_share
+from psdist.ranks.failure import interruption
+from psdist.ranks.lobby import join_job, leave
+from psdist.ranks.run_files import _rank_table
+from psdist.ranks.seats.placing import refusal_of_substitutes, roles_of_plan
+from psdist.ranks.taking_place import take_place
+from psdist.report.run_directory import RunDirectory
+from tests.unit.ranks.test_spares import _make_plan, five_ranks
+
+PLACES = tuple(Place(rank=rank, host="n1", pid=rank, cores=(0, 1)) for rank in range(4))
+ROLES = Roles(
+    places=PLACES,
+    server_ranks=(0,),
+    worker_ranks=(1, 2, 3),
+    groups=((0,), (1,), (2,)),
+    num_substitutes=1,
+)
+SPARE = worker_id(2)
+
+
+class Network:
+    """What comes to a rank, in order, and what it sends."""
+
+    def __init__(self, *events: Control | Event, me: int = SPARE) -> None:
+        self.me = me
+        self.lost: dict[int, str] = {}
+        self.moved: dict[int, str] = {}
+        self.events = deque(
+            ControlArrived(REGISTRAR, each) if isinstance(each, Control) else each
+            for each in events
+        )
+        self.sent: list[tuple[int, Control]] = []
+
+    def poll(self) -> Event | None:
+        return self.events.popleft()
+
+    def send_control(self, peer: int, message: Control, _set_index: int = 0) -> None:
+        self.sent.append((peer, message))
+
+    def drain(self, _timeout_s: float) -> None: ...
+
+
+def context_of(
+    network: Network, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> RankContext:
+    context = RankContext(
+        config=RunConfig(max_deaths=1, spares=1, **settings),
+        roles=ROLES,
+        rank=ROLES.rank_of_peer[network.me],
+        run_directory=RunDirectory(path),
+        transport=network,  # type: ignore[arg-type]
+        core_share=1.0,
+        started_s=0.0,
+        comm=object(),  # type: ignore[arg-type]
+    )
+    monkeypatch.setattr("psdist.ranks.lobby._resolved", lambda *_: context)
+    monkeypatch.setattr("psdist.ranks.context.stop_logs", lambda: None)
+    return context
+
+
+BEGUN = Begun(job=1, settings={})
+
+
+def test_a_spare_takes_the_place_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(BEGUN, PeerLost(worker_id(1), "worker 1"), Replace(worker=1))
+    context = context_of(network, tmp_path, monkeypatch, spin="on")
+    assert not context.waiting().is_spinning  # its cores are others'
+    assert take_place(context)
+    assert context.replace == Replace(worker=1)
+    assert context.is_in_job
+    assert context.waiting().is_spinning
+    join_job(context, {})  # the job has begun
+    assert network.sent == []
+
+
+def test_a_spare_that_is_not_needed_waits_for_the_next_job_and_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(BEGUN, Stop(), End())
+    context = context_of(network, tmp_path, monkeypatch)
+    assert not take_place(context)
+    assert not context.is_in_job
+    assert context._ends_without_mpi
+    leave(context)
+    assert network.sent == []  # nobody has counted it
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_spare_says_that_it_is_gone_where_it_has_joined(
+    joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(network := Network(), tmp_path, monkeypatch)
+    context.joined.update([2] * joined)
+    leave(context)
+    assert network.sent == [(REGISTRAR, Gone(worker=2))] * joined
+
+
+def test_no_other_job_begins_in_a_spare_that_has_taken_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(Network(), tmp_path, monkeypatch)
+    context.replace = Replace(worker=1)
+    with pytest.raises(PeerLostError, match="worker 1"):
+        join_job(context, {})
+
+
+def test_the_death_of_a_server_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(BEGUN, PeerLost(server_id(0), "server 0"))
+    with pytest.raises(PeerLostError, match="server 0"):
+        take_place(context_of(network, tmp_path, monkeypatch))
+
+
+def test_a_spare_hears_nothing_else_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected = Collected(seq=1, payloads=[], runs=[], values=b"", error="")
+    for event in (collected, ControlArrived(worker_id(0), Stop())):
+        network = Network(BEGUN, event)
+        with pytest.raises(ProtocolError, match="to a rank that waits for a worker's place"):
+            take_place(context_of(network, tmp_path, monkeypatch))
+
+
+def test_spares_for_workers_are_the_last_ones_with_groups_of_their_own() -> None:
+    cluster, places = five_ranks()
+    config = RunConfig(max_deaths=1, servers=1, spares=1, group="rank")
+    plan = _make_plan(cluster, places, config)
+    roles = roles_of_plan(places, plan, has_substitutes=True)
+    assert (roles.num_workers, roles.num_beginning, roles.num_substitutes) == (4, 3, 1)
+    assert roles.worker_ranks[3] == 4
+    assert roles.groups == ((0,), (1,), (2,), (3,))
+    assert roles.num_groups_beginning == 3
+    assert (roles.num_spares, roles.waiting_ranks) == (0, {4})
+    assert [roles.is_substitute(worker_id(worker)) for worker in (2, 3)] == [False, True]
+    assert not roles.is_substitute(server_id(3))
+    assert roles.describe_rank(4) == "worker 3, a spare (rank 4 on n3)"
+    assert roles_of_plan(places, plan).spare_ranks == (4,)
+
+
+def test_who_waits_for_a_workers_place_takes_no_share_of_a_core() -> None:
+    assert [_core_share(ROLES, rank) for rank in range(4)] == [2 / 3, 2 / 3, 2 / 3, 0.5]
+
+
+def test_ranks_json_calls_it_a_spare() -> None:
+    table = _rank_table(ROLES)
+    assert [each["role"] for each in table] == ["server", "worker", "worker", "spare"]
+    assert [each["worker"] for each in table] == [None, 0, 1, 2]
+
+
+def test_spares_cannot_take_the_place_of_a_group_of_several() -> None:
+    assert refusal_of_substitutes(ROLES, sees_run_dir=True) is None
+    groups = ((0, 1), (2,))
+    of_two = Roles(
+        places=PLACES,
+        server_ranks=(0,),
+        worker_ranks=(1, 2, 3),
+        groups=groups,
+        num_substitutes=1,
+    )
+    error = refusal_of_substitutes(of_two, sees_run_dir=True)
+    assert isinstance(error, PlacementError)
+    assert "group 0 (workers 0, 1 on n1) has 2 workers: a group dies whole" in str(error)
+    assert "set group = rank" in str(error)
+
+
+def test_spares_must_see_the_run_directory_and_others_need_not() -> None:
+    error = refusal_of_substitutes(ROLES, sees_run_dir=False)
+    assert isinstance(error, PlacementError)
+    assert "which must lie on a file system that all hosts of the job share" in str(error)
+    without = Roles(places=PLACES, server_ranks=(0,), worker_ranks=(1,), groups=((0,),))
+    assert refusal_of_substitutes(without, sees_run_dir=False) is None
+
+
+class EndedError(Exception):
+    """In place of the end of the process."""
+
+
+def test_a_spare_that_fails_before_it_has_joined_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def end(status: int) -> None:
+        raise EndedError(status)
+
+    monkeypatch.setattr("os._exit", end)
+    network = Network()
+    context = context_of(network, tmp_path, monkeypatch)
+    context.replace = Replace(worker=1)
+    with pytest.raises(EndedError) as ended:
+        context.fail("error: no such file", 1)
+    assert ended.value.args == (0,)
+    assert network.sent == []
+    told = capfd.readouterr().err
+    assert "worker 2, a spare (rank 3 on n1): error: no such file\n" in told
+    assert "this spare ends, and the job goes on without it" in told
+
+
+@pytest.mark.parametrize("why", ["joined", "server", "signal"])
+def test_a_spare_that_fails_otherwise_ends_the_job(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(_peer: int, message: Control, _set_index: int = 0) -> None:
+        raise EndedError(message)
+
+    network = Network()
+    context = context_of(network, tmp_path, monkeypatch)
+    if why == "joined":
+        context.joined.add(2)
+    network.lost = {server_id(0): "server 0"} if why == "server" else {worker_id(1): "worker 1"}
+    text, status = interruption(15) if why == "signal" else ("error: no such file", 1)
+    monkeypatch.setattr(network, "send_control", told)
+    with pytest.raises(EndedError) as ended:
+        context.fail(text, status)
+    assert isinstance(ended.value.args[0], Failure)

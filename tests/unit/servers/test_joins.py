@@ -1,0 +1,679 @@
+"""Substitutes join a running job: what the registrar decides, and what a server makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psdist.errors import PeerLostError, ProtocolError
+from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
+from psdist.protocol.collected import PREPARED
+from psdist.protocol.control import (
+    Admit,
+    Buried,
+    Bury,
+    Busy,
+    Cancel,
+    Collected,
+    Commit,
+    Done,
+    Enter,
+    Failure,
+    Finished,
+    Held,
+    Leave,
+    Progress,
+    Propose,
+    Ready,
+    Register,
+    Replace,
+    Resume,
+    Resumed,
+    Settings,
+    Setup,
+    Stop,
+    Survive,
+    TakenOver,
+    Welcome,
+    Written,
+)
+from psdist.protocol.events import ControlArrived
+from psdist.protocol.header import NEVER
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.substitutes import JOIN, pack_join
+from psdist.servers.protocol.actions import (
+    AdmitGroup,
+    Fail,
+    Inherit,
+    MembershipEvent,
+    SendControl,
+    Step,
+)
+from psdist.servers.protocol.checkpoints import CompleteCheckpoint
+from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
+from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
+from psdist.servers.protocol.meetings import Meetings
+from psdist.servers.protocol.registrar import Complete, EndJob, Registrar, Warn
+from psdist.servers.protocol.state import ServerCore
+from tests.unit.servers.test_registrar_machine import sent, tell
+from tests.unit.servers.test_state import HYPER, Frame, built, only, push
+
+WORKERS, SUBSTITUTE, STATE = 3, 3, "state-5-1"
+
+
+# -- who waits to join -----------------------------------------------------------------------------
+
+
+def asked(*dead: int, substitutes: tuple[int, ...] = (3, 4)) -> Joins:
+    joins = Joins(substitutes)
+    for worker in dead:
+        joins.on_died(worker)
+    joins.ask()
+    return joins
+
+
+def are_ready(joins: Joins, *workers: int, num_sets: int = 1) -> None:
+    for worker in workers:
+        joins.on_ready(worker_id(worker), Ready(worker=worker, num_sets=num_sets))
+
+
+def test_substitutes_are_asked_one_for_each_place_as_long_as_there_are_some() -> None:
+    joins = Joins([3, 4])
+    assert joins.ask() == []
+    for worker in (1, 0, 2):
+        joins.on_died(worker)
+    assert sent(joins.ask()) == [  # type: ignore[arg-type]
+        (worker_id(3), Replace(worker=1)),
+        (worker_id(4), Replace(worker=0)),
+    ]
+    assert joins.ask() == []
+
+
+def test_all_who_are_ready_join_where_the_farthest_is_in_each_set() -> None:
+    joins = asked(1, 0)
+    are_ready(joins, 4, 3, num_sets=2)
+    assert joins.ready == [4, 3]
+    joined = [Joined(4, 0, (9, 5), STATE), Joined(3, 1, (9, 5), STATE)]
+    assert joins.admit(7, [(9, 2), (4, 5)], state=STATE) == joined
+    assert joins.ready == []
+    assert joins.take_welcome(6) == []
+    assert joins.admitted_in(7) == joined
+    assert joins.take_welcome(7) == joined
+    assert joins.take_welcome(7) == joins.admitted_in(7) == []
+
+
+def test_nobody_joins_before_one_who_lives_is_where_the_dead_have_come() -> None:
+    joins = asked(1)
+    are_ready(joins, 3)
+    for reached in ([4], [6], [], [5]):
+        joins.on_buried(reached)
+    assert joins.admit(7, [(5,)], state=STATE) == []
+    assert joins.ready == [3]
+    assert [joins.may_join([clock]) for clock in (5, 6, 7)] == [False, True, True]
+    assert joins.admit(8, [(6,), (2,)], state=STATE) == [Joined(3, 1, (6,), STATE)]
+
+
+def test_nobody_joins_where_the_chief_could_not_write_its_state() -> None:
+    joins = asked(1)
+    are_ready(joins, 3)
+    assert joins.admit(7, [(5,)], state="") == []
+    assert joins.admit(8, [(6,)], state=STATE) == [Joined(3, 1, (6,), STATE)]
+
+
+def test_of_several_sets_the_living_say_where_since_the_dead_may_be_between_two_steps() -> None:
+    joins = asked(1)
+    are_ready(joins, 3, num_sets=2)
+    joins.on_buried([4, 3])
+    assert joins.may_join([1])
+    assert joins.admit(7, [(3, 3)], state=STATE) == [Joined(3, 1, (3, 3), STATE)]
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_the_place_of_a_substitute_that_dies_before_it_joins_is_anothers(is_ready: bool) -> None:
+    joins = asked(1)
+    if is_ready:
+        are_ready(joins, 3)
+    assert joins.on_lost(3)
+    assert not joins.on_lost(3)
+    assert joins.ready == []
+    assert sent(joins.ask()) == [(worker_id(4), Replace(worker=1))]  # type: ignore[arg-type]
+
+
+def test_the_place_of_a_substitute_that_dies_behind_that_is_the_one_that_it_had_taken() -> None:
+    joins = asked(1)
+    are_ready(joins, 3)
+    joins.admit(7, [(5,)], state=STATE)
+    joins.on_died(3)
+    assert sent(joins.ask()) == [(worker_id(4), Replace(worker=1))]  # type: ignore[arg-type]
+
+
+def test_who_dies_while_it_idles_is_not_asked() -> None:
+    joins = Joins([3, 4])
+    joins.on_lost(3)
+    joins.on_died(1)
+    assert sent(joins.ask()) == [(worker_id(4), Replace(worker=1))]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("worker", "num_sets"), [(4, 1), (3, 0)], ids=["not asked", "no set"])
+def test_none_is_ready_but_who_was_asked(worker: int, num_sets: int) -> None:
+    with pytest.raises(ProtocolError, match=r"would join with .* of substitutes \[3\] were asked"):
+        are_ready(asked(1), worker, num_sets=num_sets)
+
+
+def test_who_has_prepared_another_number_of_sets_does_not_join() -> None:
+    joins = asked(1, 0)
+    are_ready(joins, 3)
+    are_ready(joins, 4, num_sets=2)
+    assert joins.refuse(num_sets=2) == [3]
+    assert joins.admit(7, [(1, 1)], state=STATE) == [Joined(4, 0, (1, 1), STATE)]
+    assert joins.ask() == []
+
+
+# -- the registrar ---------------------------------------------------------------------------------
+
+
+def registrar_of(num_servers: int = 1, num_substitutes: int = 2, **settings: Any) -> Registrar:
+    """Of workers 0 to 2, which have prepared in collective 1, and substitutes 3 and 4."""
+    registrar = Registrar(
+        num_workers=WORKERS + num_substitutes,
+        num_servers=num_servers,
+        num_substitutes=num_substitutes,
+        **{"max_deaths": 4, **settings},
+    )
+    for worker in range(WORKERS):
+        enter(registrar, worker, 1, name="prepare", payload=PREPARED)
+    for server in range(num_servers):
+        tell(registrar, Resumed(seq=1, server=server))
+    return registrar
+
+
+def enter(
+    registrar: Registrar, worker: int, seq: int, *, name: str = JOIN, payload: bytes = b""
+) -> list[Any]:
+    message = Enter(worker=worker, seq=seq, name=name, payload=payload, values=b"")
+    return tell(registrar, message)
+
+
+def join(registrar: Registrar, *clocks: int, workers: tuple[int, ...], seq: int = 2) -> list[Any]:
+    """What follows when these have come to the collective."""
+    each = zip(workers, clocks, strict=True)
+    told = [
+        enter(registrar, worker, seq, payload=pack_join([clock], "" if worker else STATE))
+        for worker, clock in each
+    ]
+    return [action for actions in told for action in actions]
+
+
+def lose(registrar: Registrar, worker: int, num_servers: int = 1) -> list[Any]:
+    generation = registrar._deaths.generation + 1
+    registrar.on_lost(worker_id(worker), f"worker {worker}")
+    told = [Buried(generation=generation, server=server) for server in range(num_servers)]
+    return tell(registrar, *told)
+
+
+def ready(registrar: Registrar, worker: int = SUBSTITUTE, num_sets: int = 1) -> list[Any]:
+    return tell(registrar, Ready(worker=worker, num_sets=num_sets))
+
+
+def messages(actions: list[Any]) -> list[tuple[int, Any]]:
+    return sent([each for each in actions if isinstance(each, SendControl)])
+
+
+def test_servers_hear_who_joins_in_front_of_the_collectives_end_and_he_behind_it() -> None:
+    registrar = registrar_of(num_servers=2)
+    told = messages(lose(registrar, 1, num_servers=2))
+    assert told[-1] == (worker_id(SUBSTITUTE), Replace(worker=1))  # behind Survive
+    assert messages(ready(registrar)) == [
+        (worker_id(worker), Propose(number=1)) for worker in (0, 2)
+    ]
+    actions = join(registrar, 5, 8, workers=(0, 2))
+    admit = Admit(worker=SUBSTITUTE, clocks=[8])
+    assert sent(actions) == [
+        *((server_id(server), admit) for server in range(2)),
+        *((server_id(server), Resume(seq=2)) for server in range(2)),
+    ]
+    assert tell(registrar, Resumed(seq=2, server=1)) == []
+    actions = tell(registrar, Resumed(seq=2, server=0))
+    assert Joined(SUBSTITUTE, 1, (8,), STATE) in actions
+    (first, second, third, fourth) = messages(actions)
+    assert [first[0], second[0]] == [worker_id(0), worker_id(2)]
+    assert isinstance(first[1], Collected)
+    welcome = Welcome(
+        worker=SUBSTITUTE,
+        clocks=[8],
+        state=STATE,
+        seq=2,
+        generation=1,
+        dead=[1],
+        chief=0,
+        meeting=0,
+    )
+    assert third == (worker_id(SUBSTITUTE), welcome)
+    assert fourth == (worker_id(SUBSTITUTE), Propose(number=1))  # which is open
+
+
+def test_who_has_joined_is_waited_for_in_the_next_collective() -> None:
+    registrar = joined()
+    for worker in (0, 2):
+        assert enter(registrar, worker, 3, name="barrier") == []
+    assert registrar.open_collectives() == [(3, "barrier", [0, 2], [SUBSTITUTE])]
+    assert sent(enter(registrar, SUBSTITUTE, 3, name="barrier")) == [(0, Resume(seq=3))]
+    told = sent(tell(registrar, Resumed(seq=3, server=0)))
+    assert [peer for peer, _ in told] == [worker_id(worker) for worker in (0, 2, SUBSTITUTE)]
+
+
+def joined(**settings: Any) -> Registrar:
+    registrar = registrar_of(**settings)
+    lose(registrar, 1)
+    ready(registrar)
+    join(registrar, 5, 8, workers=(0, 2))
+    assert registrar.open_collectives() == [(2, JOIN, [0, 2], [])]
+    tell(registrar, Resumed(seq=2, server=0))
+    return registrar
+
+
+def test_the_job_ends_when_who_has_joined_is_done_too() -> None:
+    registrar = joined()
+    told = messages(tell(registrar, Done(worker=0, statistics={}), Done(worker=2, statistics={})))
+    assert {message for _, message in told} == {Cancel(number=1)}
+    tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
+    *stops, last = tell(registrar, Finished(server=0, statistics={}))
+    assert last == Complete()
+    # Who waits to join waits for nothing any more.
+    assert [peer for peer, _ in sent(stops)] == [worker_id(each) for each in (0, 2, 3, 4)]
+
+
+def test_the_death_of_who_has_joined_is_one_like_another_and_leaves_a_place() -> None:
+    registrar = joined()
+    actions = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+    assert messages(actions) == [(0, Bury(generation=2, dead=[1, 3]))]
+    told = messages(tell(registrar, Buried(generation=2, server=0)))
+    heard = [peer for peer, message in told if isinstance(message, Survive)]
+    assert heard == [worker_id(worker) for worker in range(4)]  # not who is outside
+    assert told[-1] == (worker_id(4), Replace(worker=1))
+    ready(registrar, 4)
+    (admit, resume) = sent(join(registrar, 9, 9, workers=(0, 2), seq=3))
+    assert admit == (0, Admit(worker=4, clocks=[9]))
+    assert resume == (0, Resume(seq=3))
+
+
+def test_the_last_who_lives_may_be_a_substitute() -> None:
+    registrar = joined()
+    lose(registrar, 0)
+    lose(registrar, 2)
+    assert registrar._deaths.chief == SUBSTITUTE
+    with pytest.raises(PeerLostError, match="leaves 0 groups"):
+        registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+
+
+def test_a_substitute_that_dies_before_it_has_joined_is_no_death() -> None:
+    registrar = registrar_of(max_deaths=1)
+    lose(registrar, 1)
+    ready(registrar)
+    lost, *asked = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+    assert lost == SubstituteDeath(SUBSTITUTE, "worker 3")
+    assert sent(asked) == [(worker_id(4), Replace(worker=1))]
+    assert registrar.on_lost(worker_id(SUBSTITUTE), "worker 3") == []
+    assert (registrar.idle_substitutes, registrar.not_joined) == ([], {3, 4})
+    assert registrar.out == {1, 3, 4}
+    assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
+
+
+def test_a_substitute_that_dies_between_admit_and_the_collectives_end_is_a_death() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    ready(registrar)
+    join(registrar, 5, 8, workers=(0, 2))
+    actions = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+    assert messages(actions) == [(0, Bury(generation=2, dead=[1, 3]))]
+    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    assert [peer for peer, _ in told if _.__class__ is Collected] == [worker_id(0), worker_id(2)]
+
+
+def test_nobody_joins_while_a_death_is_being_taken_in() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    ready(registrar)
+    registrar.on_lost(worker_id(2), "worker 2")
+    assert join(registrar, 5, workers=(0,)) == []
+    told = messages(tell(registrar, Buried(generation=2, server=0)))
+    assert told[-2:] == [(0, Admit(worker=SUBSTITUTE, clocks=[5])), (0, Resume(seq=2))]
+
+
+def test_nobody_joins_where_nobody_has_died() -> None:
+    with pytest.raises(ProtocolError, match=r"of substitutes \[\] were asked"):
+        ready(registrar_of())
+
+
+def test_nobody_is_asked_where_a_script_has_finished() -> None:
+    registrar = registrar_of()
+    tell(registrar, Done(worker=0, statistics={}))
+    assert not [each for _, each in messages(lose(registrar, 1)) if isinstance(each, Replace)]
+
+
+def told_of(clock: int, worker: int = 2) -> Progress:
+    return Progress(worker=worker, clock=clock, samples=0, loader_batches=0, loader_until=0)
+
+
+def test_who_waits_to_join_does_so_when_one_who_lives_is_where_the_dead_has_come() -> None:
+    registrar = registrar_of()
+    registrar.on_lost(worker_id(1), "worker 1")
+    tell(registrar, Buried(generation=1, server=0, reached=[11]))
+    assert len(ready(registrar)) == 2  # nobody has told where it stands
+    hold_all(registrar)
+    assert tell(registrar, told_of(5)) == []  # the collective of that meeting comes
+    assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
+    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    assert [type(message) for _, message in told] == [Collected, Collected]
+    proposed = [(worker_id(worker), Propose(number=2)) for worker in (0, 2)]
+    assert tell(registrar, told_of(10)) == []
+    assert sent(tell(registrar, told_of(11))) == proposed
+    assert tell(registrar, told_of(11, worker=0)) == []  # which is open
+    (admit, _) = sent(join(registrar, 10, 11, workers=(0, 2), seq=3))
+    assert admit == (0, Admit(worker=SUBSTITUTE, clocks=[11]))
+
+
+def hold_all(registrar: Registrar) -> None:
+    for worker in (0, 2):
+        tell(registrar, Held(worker=worker, number=1, hold=1, what=JOIN, clocks=[4]))
+
+
+def test_who_goes_on_for_a_dead_server_hears_again_who_joins() -> None:
+    registrar = registrar_of(num_servers=3, buddies=(1, 2, 0))
+    lose(registrar, 1, num_servers=3)
+    ready(registrar)
+    join(registrar, 5, 8, workers=(0, 2))
+    registrar.on_server_lost(server_id(1), "server 1")
+    actions = messages(registrar.handle(server_id(2), TakenOver(server=1)))
+    again = [message for peer, message in actions if peer == server_id(1)]
+    assert again[-2:] == [Admit(worker=SUBSTITUTE, clocks=[8]), Resume(seq=2)]
+
+
+def test_a_substitute_says_nothing_else_before_it_has_joined() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    with pytest.raises(ProtocolError, match=r"worker 3 sent Done before it had joined"):
+        tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
+    with pytest.raises(ProtocolError, match=r"worker 4 sent Ready before it had joined"):
+        registrar.handle(worker_id(4), Ready(worker=SUBSTITUTE, num_sets=1))
+    failure = Failure(heading="worker 3", text="no such file", exit_status=1)
+    assert registrar.handle(worker_id(SUBSTITUTE), failure) == [EndJob(failure)]
+
+
+def test_who_has_prepared_otherwise_is_stopped_with_a_line_and_the_job_goes_on() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    ready(registrar, num_sets=2)
+    warning, *told = join(registrar, 5, 8, workers=(0, 2))
+    assert isinstance(warning, Warn)
+    assert "worker 3, which was to join, has prepared another number of" in warning.text
+    assert sent(told) == [(worker_id(SUBSTITUTE), Stop()), (0, Resume(seq=2))]
+
+
+def test_workers_of_different_numbers_of_sets_cannot_be_joined() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    ready(registrar)
+    enter(registrar, 0, 2, payload=pack_join([5], STATE))
+    ((_, answer), _) = sent(enter(registrar, 2, 2, payload=pack_join([5, 1])))
+    assert isinstance(answer, Collected)
+    assert "workers called join with different numbers of prepared optimizers: 1, 2" in (
+        answer.error
+    )
+    with pytest.raises(ProtocolError, match="entered a join with what are no clocks"):
+        enter(registrar_of(), 0, 2, payload=b"five")
+
+
+def test_who_has_joined_writes_files_of_checkpoints() -> None:
+    registrar = joined()
+    for worker in (0, 2, SUBSTITUTE):
+        enter(registrar, worker, 3, name=CHECKPOINT, payload=pack_clocks([9]))
+    written = Written(checkpoint="step-00000009", num_bytes=1, crc32=0)
+    actions = []
+    for peer in (server_id(0), *map(worker_id, (0, 2, SUBSTITUTE))):
+        assert not only(actions, CompleteCheckpoint)
+        actions = registrar.handle(peer, written)
+    (complete,) = only(actions, CompleteCheckpoint)
+    assert sorted(complete.files) == [0, worker_id(0), worker_id(2), worker_id(SUBSTITUTE)]
+
+
+def test_a_meeting_is_called_again_where_another_one_was_for_something_else() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    assert len(ready(registrar)) == 2
+    for worker, what in ((0, "checkpoint"), (2, JOIN)):
+        held = Held(worker=worker, number=1, hold=1, what=what, clocks=[4])
+        actions = tell(registrar, held)
+    assert sent(actions) == [(worker_id(w), Commit(number=1, what="checkpoint")) for w in (0, 2)]
+    for worker in (0, 2):
+        enter(registrar, worker, 2, name="barrier")
+    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    assert told[2:] == [(worker_id(worker), Propose(number=2)) for worker in (0, 2)]
+
+
+# -- meetings --------------------------------------------------------------------------------------
+
+
+def meetings_of(num_workers: int = 4) -> Meetings:
+    return Meetings(num_workers=num_workers, groups=(), staleness=0, substitutes=(3,))
+
+
+def hold(meetings: Meetings, worker: int, *, number: int = 1, hold: int = 1) -> list[Any]:
+    message = Held(worker=worker, number=number, hold=hold, what=JOIN, clocks=[4])
+    return meetings.on_told(worker, message, is_collecting=False)
+
+
+def test_a_meeting_that_is_called_is_of_those_who_are_in_the_job() -> None:
+    meetings = meetings_of()
+    assert sent(meetings.call()) == [(worker_id(worker), Propose(number=1)) for worker in range(3)]  # type: ignore[arg-type]
+    assert meetings.call() == []
+    for worker in range(2):
+        assert hold(meetings, worker) == []
+    assert sent(hold(meetings, 2)) == [
+        (worker_id(worker), Commit(number=1, what=JOIN)) for worker in range(3)
+    ]
+    assert meetings.admit(3) == []
+    assert len(meetings.call()) == 4
+    for worker in range(3):
+        assert hold(meetings, worker, number=2, hold=2) == []
+    assert len(hold(meetings, 3, number=2)) == 4
+
+
+def test_no_meeting_is_called_where_a_script_has_finished() -> None:
+    meetings = meetings_of()
+    meetings.on_done(1)
+    assert meetings.call() == []
+
+
+def test_who_joins_while_a_meeting_is_open_hears_of_it() -> None:
+    meetings = meetings_of()
+    hold(meetings, 0)
+    assert meetings.admit(3) == [SendControl(worker_id(3), Propose(number=1))]
+    busy = Busy(worker=3, number=1, set_index=0, clock=4)
+    assert len(meetings.on_told(3, busy, is_collecting=False)) == 1
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+def test_a_group_begins_in_the_middle_and_counts_from_there() -> None:
+    limits = Limits([0, 0, 0])
+    clocks = [ChunkClock(limits) for _ in range(2)]
+    for group in range(2):
+        limits.count(group)
+    for clock in clocks:
+        clock.catch_up()
+        for _ in range(3):
+            clock.advance(0)
+            clock.advance(1)
+    limits.begin(2, 3)
+    assert limits.first == (0, 0, 3)
+    for clock in clocks:
+        clock.begin(2)
+        clock.check_invariants()
+        assert clock.min_done == 3
+    limits.count(2)
+    limits.check_invariants()
+    for clock in clocks:
+        clock.catch_up()
+        for group in (0, 1):
+            clock.advance(group)
+        clock.check_invariants()
+        assert (clock.min_done, clock.missing()) == (3, [2])
+        clock.advance(2)
+        assert clock.min_done == 4
+    assert limits.contained == [8, 8, 2]
+
+
+# -- a server --------------------------------------------------------------------------------------
+
+
+def core_of(mode: str, *, groups: int = 2, chunks: int = 1) -> ServerCore:
+    """On which ``groups`` have registered, and one more is a substitute's."""
+    core = ServerCore(
+        server=0,
+        policy=policy_for(mode, staleness=1),
+        groups=[(group,) for group in range(groups + 1)],
+        survives_workers=True,
+        num_substitutes=1,
+    )
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    core.handle(built(chunks, [Frame(capacity=4) for _ in range(4)]))
+    for chunk in core._chunks.values():
+        chunk.is_loaded = True
+    for group in range(groups):
+        register = Register(group=group, workers=[group], clock=0)
+        core.handle(ControlArrived(worker_id(group), register))
+        settings(core, group)
+    return core
+
+
+def settings(core: ServerCore, group: int) -> None:
+    core.handle(ControlArrived(worker_id(group), Settings(version=1, hyper=HYPER, absent=[])))
+
+
+def bury(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
+    return core.handle(ControlArrived(REGISTRAR, Bury(generation=generation, dead=list(dead))))
+
+
+def admit(core: ServerCore, clock: int, worker: int = 2) -> list[Any]:
+    actions = core.handle(AdmitGroup(worker, clock))
+    if not only(actions, Fail):
+        core.check_invariants()
+        settings(core, worker)
+    return actions
+
+
+def test_nobody_waits_for_a_substitute_before_it_joins_and_all_do_from_its_round_on() -> None:
+    core = core_of("sync")
+    for group in (0, 1):
+        actions = push(core, group, 0)
+    assert len(only(actions, Step)) == 1
+    bury(core, 1)
+    assert admit(core, 1) == [MembershipEvent("join", 2, 1, 1)]
+    assert only(push(core, 0, 1), Step) == []
+    (step,) = only(push(core, 2, 1), Step)
+    assert [each.group for each in step.contributions] == [0, 2]
+    core.check_invariants()
+    assert core.statistics().updates == 1 + 1 + 1 + 1  # of groups 0, 0, 1 and 2
+
+
+def test_lr_is_shared_with_a_substitute() -> None:
+    core = core_of("async")
+    bury(core, 1)
+    assert only(push(core, 0, 0), Step)[0].lr_scale == 1.0
+    admit(core, 1)
+    assert only(push(core, 0, 1), Step)[0].lr_scale == 0.5
+    assert only(push(core, 2, 1), Step)[0].lr_scale == 0.5
+
+
+def test_a_server_tells_how_far_the_dead_have_come() -> None:
+    core = core_of("sync", groups=3, chunks=2)
+    assert core.reached_by_dead == 0
+    push(core, 0, 0)  # of one chunk alone
+    bury(core, 0)
+    assert core.reached_by_dead == 1
+    core = core_of("async", groups=3)
+    for clock in range(3):
+        push(core, 1, clock)
+    assert core.reached_by_dead == 0
+    bury(core, 1)
+    assert core.reached_by_dead == 3
+
+
+def test_who_goes_on_for_a_dead_server_may_know_the_substitute_by_its_copy() -> None:
+    core = core_of("ssp")
+    admit(core, 4)
+    core._membership._is_of_dead = True
+    assert core.handle(AdmitGroup(2, 4)) == []
+    core.check_invariants()
+
+
+def test_a_substitute_joins_beside_what_is_inherited_of_the_dead() -> None:
+    core = core_of("sync", groups=3)
+    push(core, 0, 0)
+    assert only(bury(core, 0), Inherit) == [Inherit(0, 0, 0)]
+    admit(core, 0, worker=3)
+    for group in (1, 2):
+        assert only(push(core, group, 0), Step) == []
+    (step,) = only(push(core, 3, 0), Step)
+    assert [each.group for each in step.contributions] == [0, 1, 2, 3]
+    core.check_invariants()
+
+
+def test_the_chief_may_be_a_substitute_that_has_joined_but_none_that_waits() -> None:
+    core = core_of("ssp")
+    bury(core, 0, 1)
+    assert core.chief == worker_id(0)  # nobody lives: as before
+    admit(core, 0)
+    assert core.chief == worker_id(2)
+
+
+@pytest.mark.parametrize(
+    ("worker", "clock"), [(0, 0), (9, 0), (2, -1)], ids=["no substitute", "nobody", "no clock"]
+)
+def test_none_but_substitutes_are_admitted(worker: int, clock: int) -> None:
+    (failed,) = only(admit(core_of("ssp"), clock, worker), Fail)
+    assert "it admits substitutes, the workers of groups 2 to 2, each of them once" in str(
+        failed.error
+    )
+
+
+def test_a_substitute_is_admitted_once_and_does_not_come_back_from_death() -> None:
+    core = core_of("ssp")
+    admit(core, 0)
+    assert only(admit(core, 0), Fail)
+    core = core_of("ssp")
+    admit(core, 0)
+    bury(core, 2)
+    assert only(admit(core, 0), Fail)
+
+
+def test_a_substitute_does_not_register_itself() -> None:
+    register = Register(group=2, workers=[2], clock=0)
+    (failed,) = core_of("ssp").handle(ControlArrived(worker_id(2), register))
+    assert isinstance(failed, Fail)
+    assert "registered group 2, a substitute's; server 0 admits it" in str(failed.error)
+
+
+def test_a_substitute_is_not_admitted_to_a_round_that_is_over() -> None:
+    core = core_of("sync")
+    for group in (0, 1):
+        push(core, group, 0)
+    push(core, 0, 1)
+    (failed,) = only(admit(core, 0), Fail)
+    assert "chunk 0 is in a later iteration" in str(failed.error)
+
+
+def test_a_substitute_leaves_after_what_it_has_pushed_from_its_clock_on() -> None:
+    core = core_of("ssp")
+    assert core._limits.of == [NEVER, NEVER, 0]
+    admit(core, 4)
+    push(core, 2, 4)
+    for clock, is_right in ((4, False), (6, False), (5, True)):
+        actions = core.handle(ControlArrived(worker_id(2), Leave(group=2, clock=clock)))
+        assert bool(only(actions, Fail)) is not is_right
+    assert only(actions, MembershipEvent) == [MembershipEvent("leave", 2, 5, 1)]
+    assert not core._membership.pushing & {worker_id(2)}

@@ -1,0 +1,123 @@
+"""What the chief writes for a spare's script, and what the spare makes of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.errors import CheckpointError, UsageError
+from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
+from psdist.script_joins import ScriptJoins, require_followable
+
+
+class Meeting:
+    """All that a script's end of it has to do with."""
+
+    def __init__(self, path: Path, *, worker: int = 0, chief: int = 0) -> None:
+        self.brought: list[tuple[str, JoinBrought | None]] = []
+        self.welcome: Any = None
+        seat = SimpleNamespace(worker=worker)
+        loop = SimpleNamespace(
+            core=SimpleNamespace(seat=seat, chief=chief), join_running=lambda _waiting: self.welcome
+        )
+        self.context = SimpleNamespace(
+            run_directory=SimpleNamespace(path=path),
+            config=SimpleNamespace(wait_timeout_s=0.05),
+            waiting=lambda **_: None,
+            joined=set(),
+        )
+        self.joins = ScriptJoins(
+            self.context,  # type: ignore[arg-type]
+            loop,  # type: ignore[arg-type]
+            collective=self.bring,
+        )
+
+    def bring(self, name: str, payload: bytes) -> Any:
+        self.brought.append((name, unpack_join(payload)))
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.joins._folder.glob("*"))
+
+
+STATE = {"clock": 12, "buffer": torch.arange(3), "nested": [{"lr": 0.1}]}
+
+
+def test_what_the_chief_writes_the_spare_reads(tmp_path: Path) -> None:
+    chief, spare = Meeting(tmp_path), Meeting(tmp_path, worker=3)
+    chief.joins.meet([12], lambda: STATE)
+    ((name, brought),) = chief.brought
+    assert name == "join"
+    assert brought == JoinBrought((12,), "state-12-0-1")
+    spare.welcome = SimpleNamespace(worker=3, state="state-12-0-1")
+    found = spare.joins.come()
+    assert found is not None
+    welcome, told = found
+    assert welcome is spare.welcome
+    assert spare.context.joined == {3}
+    assert torch.equal(told.pop("buffer"), STATE["buffer"])  # type: ignore[call-overload]
+    assert told == {"clock": 12, "nested": [{"lr": 0.1}]}
+
+
+def test_others_than_the_chief_bring_their_clocks_alone(tmp_path: Path) -> None:
+    other = Meeting(tmp_path, worker=1)
+    other.joins.meet([9], lambda: STATE)
+    assert other.brought == [("join", JoinBrought((9,), ""))]
+    assert other.files() == []
+
+
+def test_a_state_is_there_until_the_next_and_not_behind_the_end(tmp_path: Path) -> None:
+    chief = Meeting(tmp_path)
+    chief.joins.meet([12], lambda: STATE)
+    chief.joins.meet([14], lambda: STATE)
+    assert chief.files() == ["state-14-0-2.safetensors"]
+    chief.joins.forget()
+    chief.joins.forget()
+    assert chief.files() == []
+
+
+@pytest.mark.parametrize("problem", ["disk", "value"])
+def test_a_state_that_cannot_be_written_is_a_line_and_nobody_joins(
+    problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chief = Meeting(tmp_path)
+    state: dict[str, Any] = {"what": object()} if problem == "value" else STATE
+    if problem == "disk":
+        (tmp_path / "joins").write_text("no folder")
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        chief.joins.meet([12], lambda: state)
+    assert chief.brought == [("join", JoinBrought((12,), ""))]
+    (record,) = caplog.records
+    assert "no spare can take a dead worker's place now: " in record.getMessage()
+
+
+def test_who_comes_when_the_job_is_over_is_told_nothing(tmp_path: Path) -> None:
+    spare = Meeting(tmp_path, worker=3)
+    assert spare.joins.come() is None
+    assert spare.context.joined == set()
+
+
+def test_a_state_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    spare = Meeting(tmp_path, worker=3)
+    spare.welcome = SimpleNamespace(worker=3, state="state-1-0-1")
+    with pytest.raises(CheckpointError, match="state-1-0-1"):
+        spare.joins.come()
+
+
+def test_what_is_brought_is_read_again_and_nothing_else() -> None:
+    assert unpack_join(pack_join([3, 0])) == JoinBrought((3, 0), "")
+    assert unpack_join(pack_join([3], "state-3-0-1")) == JoinBrought((3,), "state-3-0-1")
+    for data in (b"", b"3", b"3/A", b"3/../x", b"x/state", b"3/a/b", b"3/\xff", b"3/" + b"a" * 81):
+        assert unpack_join(data) is None, data
+
+
+def test_scripts_that_cannot_be_followed_are_refused_when_they_prepare() -> None:
+    require_followable(1, 0.0)
+    with pytest.raises(UsageError, match="a second optimizer with spares for workers' places"):
+        require_followable(2, 0.0)
+    with pytest.raises(UsageError, match=r"max_grad_norm=\.\.\.\) with spares"):
+        require_followable(1, 0.5)
