@@ -125,6 +125,7 @@ def judged(
 def test_what_is_right_is_not_found() -> None:
     assert found(MINE, STEPS) == ()
     assert found(MINE, STEPS, summary(local_steps=63, rounds_cut=1)) == ()
+    assert found(MINE, [*STEPS, fixed(3, 2, 2)], summary()) == (), "as before is no change"
     early = summary(local_steps=999, rounds_cut=9)
     assert found(MINE, STEPS, early, is_complete=False) == (), "others were not recorded"
     part = [LengthLines(lines=(), is_complete=each) for each in (True, False, True)]
