@@ -11,6 +11,7 @@ sent from here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
@@ -96,7 +97,10 @@ def number(call: str, value: Any) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{call}: a {type(value).__name__}; it takes a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an int that no float is near
+        return math.inf if value > 0 else -math.inf
 
 
 def packed_flag(call: str, flag: Any) -> bytes:

@@ -46,6 +46,11 @@ def block_of(hand: int) -> int:
     return (hand + HANDS - 1) // HANDS
 
 
+def first_of(block: int) -> int:
+    """The first hand, or round, of a block."""
+    return 1 + HANDS * (block - 1) if block else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     steps: tuple[int, ...]

@@ -64,6 +64,13 @@ class CodecsTold(_Told):
     pull: str
 
 
+class StepsTold(_Told):
+    """From this round on all groups have made so many local steps."""
+
+    round: _Count
+    steps: _Count
+
+
 class SetSummary(_Told):
     """Of one parameter set; a run's own words are of all its sets together."""
 
@@ -107,6 +114,8 @@ class Summary(_Told):
     """Of all workers together,"""
     rounds_cut: _Count | None = None
     """and the rounds of theirs that were ended before they had made their steps."""
+    steps_by_loss: tuple[StepsTold, ...] = ()
+    """Of every round; nothing where the loss decides nothing."""
     modes: tuple[ModeTold, ...] = ()
     """The mode of every round; nothing where a run does not say it."""
     codecs: tuple[CodecsTold, ...] = ()

@@ -654,7 +654,8 @@ class Reporter:
                 if line := different_clocks_line(each["clocks"]):
                     logger.warning("%s", line)
             run_dir = str(self._context.run_directory.path)
-            lines = report_lines(summary, self._decisions.words, run_dir)
+            words = "; ".join(filter(None, (self._decisions.words, self._steps.words)))
+            lines = report_lines(summary, words, run_dir)
             if self._context.tracer is not None:
                 lines.append(f"  trace          psdist trace {run_dir}")
             for line in lines:
@@ -762,6 +763,7 @@ class Reporter:
             "groups": context.roles.num_groups_beginning,
             **together(sets),
             "codecs": self._codecs.told(),
+            "steps_by_loss": self._steps.told(),
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(time.monotonic() - context.started_s, 3),
             "samples": samples if is_known else None,

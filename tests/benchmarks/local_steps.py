@@ -42,6 +42,7 @@ SCHEMES: Final[dict[str, dict[str, object]]] = {
     "16 by loss, average": {"local_steps": 16, "steps_by": "loss"},
     "16 by loss, nesterov": {"local_steps": 16, "steps_by": "loss", "outer": "nesterov"},
     "11 local steps, average": {"local_steps": 11},
+    "11 local steps, nesterov": {"local_steps": 11, "outer": "nesterov"},
     "64 local steps, average": {"local_steps": 64},
     "64 by loss, average": {"local_steps": 64, "steps_by": "loss"},
 }

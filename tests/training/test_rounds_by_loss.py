@@ -52,6 +52,8 @@ def test_rounds_become_shorter_as_the_loss_falls_on_all_workers_alike(tmp_path: 
         for each in outcome.results:
             assert each["lengths"] == [*LENGTHS, 1]
         assert outcome.summary["local_steps"] == 3 * STEPS
+        told = [(each["round"], each["steps"]) for each in outcome.summary["steps_by_loss"]]
+        assert told == [(0, 8), (5, 4), (9, 2)]
     bits = [each["parameters"] for outcome in outcomes for each in outcome.results]
     assert all(torch.equal(each, bits[0]) for each in bits), "whatever the order of messages"
 

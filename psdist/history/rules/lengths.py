@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from psdist.controller.loss_steps import LossStepControl
-from psdist.controller.steps import Term, block_of
+from psdist.controller.steps import Term, block_of, first_of
 from psdist.history.hands import StepLine
 from psdist.history.lengths import LengthLine, LengthLines
 from psdist.history.rules.findings import Findings, Rule
@@ -36,6 +36,12 @@ def check_lengths(
     )
     if summary is None or not all(told.is_complete for told in workers):
         return
+    claimed = [(each.round, each.steps) for each in summary.steps_by_loss]
+    if claimed != (shown := _changes(run, fixed)):
+        findings.add(
+            Rule.HANDS,
+            f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}",
+        )
     num_steps = sum(line.steps for told in workers for line in told.lines)
     for name, says, is_so in (
         ("rounds_cut", summary.rounds_cut, num_short),
@@ -46,6 +52,15 @@ def check_lengths(
                 Rule.HANDS,
                 f"summary.json says {name} {says}; by what workers recorded it is {is_so}",
             )
+
+
+def _changes(run: RunRecord, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
+    """From which rounds on all groups made how many steps."""
+    changes = [(0, run.local_steps_by_loss)]
+    for term, (steps, *_) in sorted(fixed.items()):
+        if steps != changes[-1][1]:
+            changes.append((first_of(term.block), steps))
+    return changes
 
 
 def _check_by_loss(

@@ -3,6 +3,7 @@ taken or scripts reported, and what was made of it.
 
 steps = StepReports(config, run_directory)
 steps.chosen(StepsChosen(...))       # says so in the log
+steps.words, steps.told()            # of steps by the loss: at the end, and for summary.json
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from typing import Any, Final
 
 from psdist.config.settings import RunConfig
-from psdist.controller.steps import HANDS
+from psdist.controller.steps import first_of
 from psdist.history.hands import STEP_LINES
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
@@ -28,6 +29,10 @@ class StepReports:
         self._config = config
         self._directory = directory
         self._has_loss = False
+        self._by_loss: list[dict[str, Any]] = []
+        """How many steps all groups have made, from which round on, and why."""
+        if config.steps_by == "loss":
+            self._by_loss.append({"round": 0, "steps": config.local_steps, "why": "settings"})
 
     def observed(self, seen: StepsObserved) -> None:
         line = {"group": seen.group, "round": seen.round, "step_us": seen.step_us}
@@ -43,6 +48,8 @@ class StepReports:
         line = {"loader": loader, "number": number, "block": block, "steps": list(choice.steps)}
         self._append("fixed", {**line, "why": choice.why})
         if choice.why and self._config.steps_by == "loss":
+            change = {"round": first_of(block), "steps": choice.steps[0], "why": choice.why}
+            self._by_loss.append(change)
             logger.info("local steps: %d (%s)", choice.steps[0], choice.why)
         elif choice.why:
             shown = ", ".join(map(str, choice.steps[:_MOST_SHOWN]))
@@ -52,9 +59,22 @@ class StepReports:
             logger.warning(
                 "steps_by = loss: no loss was reported in the first %d rounds; rounds stay at %d "
                 "local steps until the script calls job.report(loss), or logs what --watch names",
-                1 + HANDS * (_SILENT_BLOCKS - 1),
+                first_of(_SILENT_BLOCKS),
                 choice.steps[0],
             )
+
+    def told(self) -> list[dict[str, Any]]:
+        """Nothing where the loss decides nothing."""
+        return self._by_loss
+
+    @property
+    def words(self) -> str:
+        """Of the whole run."""
+        if not self._by_loss:
+            return ""
+        first, *others = self._by_loss
+        changes = [f"{each['steps']} from {each['round']}" for each in others]
+        return ", ".join([f"local steps {first['steps']}", *changes])
 
     def _append(self, key: str, line: dict[str, Any]) -> None:
         """Kept with the history."""

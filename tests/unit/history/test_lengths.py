@@ -15,7 +15,7 @@ from psdist.history.lengths import LengthLine, LengthLines, LengthRecords, read_
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.lengths import check_lengths
 from psdist.history.run_record import RunRecord
-from psdist.history.summary import Summary
+from psdist.history.summary import StepsTold, Summary
 
 RUN = RunRecord(
     psdist="1",
@@ -31,7 +31,9 @@ RUN = RunRecord(
 
 def summary(**told: Any) -> Summary:
     """Of what is compared; nothing else of it is looked at."""
-    return Summary.model_construct(**{"local_steps": 63, "rounds_cut": 1, **told})
+    steps = (StepsTold(round=0, steps=4), StepsTold(round=5, steps=2))
+    given = {"local_steps": 63, "rounds_cut": 1, "steps_by_loss": steps, **told}
+    return Summary.model_construct(**given)
 
 
 def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
@@ -123,6 +125,7 @@ def judged(
 def test_what_is_right_is_not_found() -> None:
     assert found(MINE, STEPS) == ()
     assert found(MINE, STEPS, summary(local_steps=63, rounds_cut=1)) == ()
+    assert found(MINE, [*STEPS, fixed(3, 2, 2)], summary()) == (), "as before is no change"
     early = summary(local_steps=999, rounds_cut=9)
     assert found(MINE, STEPS, early, is_complete=False) == (), "others were not recorded"
     part = [LengthLines(lines=(), is_complete=each) for each in (True, False, True)]
@@ -134,6 +137,14 @@ def test_what_is_right_is_not_found() -> None:
     [
         ({"rounds_cut": 0}, "summary.json says rounds_cut 0; by what workers recorded it is 1"),
         ({"rounds_cut": None}, "rounds_cut None"),
+        (
+            {"steps_by_loss": ()},
+            "steps_by_loss [], by round; what was fixed is [(0, 4), (5, 2)]",
+        ),
+        (
+            {"steps_by_loss": (StepsTold(round=0, steps=4),)},
+            "says steps_by_loss [(0, 4)], by round",
+        ),
         (
             {"local_steps": 64},
             "summary.json says local_steps 64; by what workers recorded it is 63",

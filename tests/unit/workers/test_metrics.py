@@ -190,6 +190,8 @@ def test_a_loss_is_a_number_or_a_tensor_of_one(value: Any) -> None:
     assert number("job.report", value) == 0.5
     assert number("job.report", 3) == 3.0
     assert type(number("job.report", torch.tensor(3))) is float
+    assert number("job.report", 10**400) == float("inf")
+    assert number("job.report", -(10**400)) == float("-inf")
 
 
 @pytest.mark.parametrize(

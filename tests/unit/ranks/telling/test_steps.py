@@ -23,7 +23,7 @@ def chosen(block: int, *steps: int, why: str = "") -> StepsChosen:
     return StepsChosen(Term(0, 0, block), steps, why)
 
 
-def report(folder: Path, *actions: object, **settings: Any) -> None:
+def report(folder: Path, *actions: object, **settings: Any) -> StepReports:
     directory = RunDirectory(folder)
     reports = StepReports(RunConfig(local_steps=8, **settings), directory)
     for action in actions:
@@ -34,6 +34,7 @@ def report(folder: Path, *actions: object, **settings: Any) -> None:
         elif isinstance(action, StepsChosen):
             reports.chosen(action)
     directory.close()
+    return reports
 
 
 def test_what_was_heard_and_fixed_is_kept_with_the_history(tmp_path: Path) -> None:
@@ -72,3 +73,16 @@ def test_people_hear_once_of_losses_that_nobody_reports(
         "steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local steps "
         "until the script calls job.report(loss), or logs what --watch names"
     ]
+
+
+def test_the_end_of_a_run_tells_all_changes_by_the_loss(tmp_path: Path) -> None:
+    changes = chosen(0, 8, 8), chosen(2, 5, 5, why="low"), chosen(3, 5, 5), chosen(4, 2, 2, why="0")
+    reports = report(tmp_path, *changes, steps_by="loss")
+    assert reports.words == "local steps 8, 5 from 5, 2 from 13"
+    assert reports.told() == [
+        {"round": 0, "steps": 8, "why": "settings"},
+        {"round": 5, "steps": 5, "why": "low"},
+        {"round": 13, "steps": 2, "why": "0"},
+    ]
+    reports = report(tmp_path, *changes, steps_by="speed")
+    assert (reports.words, reports.told()) == ("", [])
