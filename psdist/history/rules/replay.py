@@ -374,10 +374,7 @@ class ServerReplay:
         limits = [self.first.copy()]
         for event in self._turns:
             limits.append(limits[-1].copy())
-            if event["kind"] == EventKind.TAKEOVER:
-                continue
-            if event["kind"] == EventKind.REBUILT:
-                limits[-1] = self.first.copy()
+            if event["kind"] in (EventKind.TAKEOVER, EventKind.REBUILT):
                 continue
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)
             limits[-1][event["group"]] = NEVER if is_active else event["clock"]

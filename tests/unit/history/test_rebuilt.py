@@ -17,6 +17,7 @@ from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.rebuilt import check_rebuilt
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.uses import Uses
+from psdist.history.writers import ServerHistory
 from tests.support.virtual.server_deaths import play_until
 
 SERVER = 1
@@ -74,6 +75,31 @@ def test_in_sync_nothing_is_lost() -> None:
     report = check(play_until(200, mode="sync").history())
     assert report.proved
     assert any("anew of what workers held: no update is lost;" in each for each in report.notes)
+
+
+def test_what_is_lost_with_one_server_is_not_lost_again_with_the_next(history: History) -> None:
+    """Of whom nobody had received anything about the chunk."""
+    run, chunk = history.run, history.run.owners.index(SERVER)
+    log = ServerHistory(None, SERVER)
+    for group in range(3):
+        log.member(EventKind.JOIN, group, 0, 1.0)
+    log.apply(chunk, 0, 0, lr_scale=1 / 3)
+    first = log.position
+    log.apply(chunk, 1, 0, lr_scale=1 / 3)  # of which nobody has heard
+    log.rebuilt(0)
+    log.held(chunk, 0, 2, first)
+    log.lost(chunk, 2, 0)
+    log.apply(chunk, 1, 0, lr_scale=1 / 3)
+    second = log.position
+    log.rebuilt(0)
+    log.held(chunk, 0, 3, second)
+    log.lost(chunk, 1, 0)
+    log.lost(chunk, 1, 1)
+    log.lost(chunk, 2, 0)
+    replay = ServerReplay(run, log.log())
+    assert replay.group.tolist() == [0, 2, 1, 1]
+    assert replay.clock.tolist() == [0, 0, 0, 1]
+    assert replay.is_contained_after_all.tolist() == [False, True, False, True]
 
 
 # -- forged ----------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.support.virtual.worker_machine import (
     messages,
     offer,
     push,
+    receipt_of,
     register,
     reply_to,
     unchanged,
@@ -140,16 +141,17 @@ def test_what_is_sent_again_and_lost_again_has_been_sent() -> None:
     """It waits for a credit, marked; the next one that makes the shard may find it contained."""
     seat = Seat(worker=0, group=7, members=(0,), num_servers=3, shards_are_rebuilt=True)
     core = WorkerCore(seat)
-    owners = (0, 1, 0, 1, 0, 1)
-    core.take_slice(PARTITION, owners=owners, credits=2, replies=RULE)
+    core.take_slice(PARTITION, owners=OWNERS, credits=1, replies=RULE)
     register(core)
-    push(core)
+    first = sent(push(core))[1]
+    core.handle(Arrived(server_id(1), receipt_of(first), None))  # its credit is back, for chunk 3
     core.handle(PeerLost(server_id(1), WHO))
     control(core, REGISTRAR, TellHeld(server=1, host=2))
+    again = sent(control(core, REGISTRAR, Moved(server=1, host=2)))
+    assert [*again] == [1]
+    assert again[1].flags & Flag.AGAIN
     core.handle(PeerLost(server_id(2), "server 2"))
-    control(core, REGISTRAR, Moved(server=1, host=2))
-    actions = control(core, REGISTRAR, TellHeld(server=1, host=0))
-    ((_, told),) = messages(actions)
+    ((_, told),) = messages(control(core, REGISTRAR, TellHeld(server=1, host=0)))
     assert isinstance(told, HeldVersions)
     assert told.sent == [Sent.GRADIENT, Sent.GRADIENT, Sent.NOTHING]
 
