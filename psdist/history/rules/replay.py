@@ -322,8 +322,6 @@ class ServerReplay:
                 present[group] = weight
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
                 present.pop(group, None)
-            elif kind == EventKind.REBUILT:
-                present.clear()
             groups.append(len(present))
             active.append(sum(present.values()))
         return np.asarray(groups), np.asarray(active)

@@ -13,20 +13,29 @@ from psdist.commands.check import check
 from psdist.errors import HistoryError
 from psdist.history.joining import rebuilt
 from psdist.history.records import EventKind, History, ServerLog
+from psdist.history.rules.applies import check_steps
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.rebuilt import check_rebuilt
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.uses import Uses
+from psdist.history.summary import Summary
 from psdist.history.writers import ServerHistory
+from tests.support.history.summaries import summary_of
+from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.server_deaths import play_until
 
 SERVER = 1
 
 
 @pytest.fixture(scope="module")
-def history() -> History:
-    """Of a run in async, in which some updates were lost with server 1."""
-    return play_until(200, mode="async").history()
+def job() -> VirtualJob:
+    """A run in async, in which some updates were lost with server 1."""
+    return play_until(200, mode="async")
+
+
+@pytest.fixture(scope="module")
+def history(job: VirtualJob) -> History:
+    return job.history()
 
 
 def with_events(history: History, change: Callable[[Any], None], server: int = SERVER) -> History:
@@ -75,6 +84,37 @@ def test_in_sync_nothing_is_lost() -> None:
     report = check(play_until(200, mode="sync").history())
     assert report.proved
     assert any("anew of what workers held: no update is lost;" in each for each in report.notes)
+
+
+def test_a_step_in_sync_is_made_without_what_is_lost() -> None:
+    """Where groups had come to a collective at different clocks."""
+    run = play_until(200, mode="sync").history().run
+    chunk = run.owners.index(SERVER)
+    log = ServerHistory(None, SERVER)
+    for group in range(3):
+        log.member(EventKind.JOIN, group, 0, 1.0)
+    log.rebuilt(0)
+    log.held(chunk, 0, 1, 3)
+    log.lost(chunk, 2, 0)
+    log.step(chunk, [(0, 0, 1.0, False, 0), (1, 0, 1.0, False, 0)])
+    findings = Findings(max_listed_per_rule=9)
+    check_steps(ServerReplay(run, log.log()), findings)
+    assert not findings.total, findings.lines()
+
+
+def test_of_what_the_dead_server_had_counted_nothing_is_compared(job: VirtualJob) -> None:
+    summary = summary_of(job)
+    assert check(job.history(), summary=summary).proved
+
+    def with_more(server: int, name: str) -> Summary:
+        told = list(summary.per_server)
+        told[server] = told[server].model_copy(update={name: getattr(told[server], name) + 1})
+        return summary.model_copy(update={"per_server": tuple(told)})
+
+    for name in ("pushes", "steps"):
+        assert check(job.history(), summary=with_more(1, name)).proved
+        assert not check(job.history(), summary=with_more(0, name)).proved
+    assert not check(job.history(), summary=with_more(1, "updates")).proved
 
 
 def test_what_is_lost_with_one_server_is_not_lost_again_with_the_next(history: History) -> None:
