@@ -231,6 +231,7 @@ def test_a_spare_that_fails_otherwise_ends_the_job(
 
     network = Network()
     context = context_of(network, tmp_path, monkeypatch)
+    monkeypatch.setattr("os._exit", lambda status: pytest.fail(f"it ended alone with {status}"))
     if why == "joined":
         context.joined.add(2)
     network.lost = {server_id(0): "server 0"} if why == "server" else {worker_id(1): "worker 1"}

@@ -375,6 +375,16 @@ def test_who_waits_to_join_does_so_when_one_who_lives_is_where_the_dead_has_come
     assert admit == (0, Admit(worker=SUBSTITUTE, clocks=[11]))
 
 
+def test_no_other_meeting_is_called_between_one_and_its_collective() -> None:
+    registrar = registrar_of()
+    lose(registrar, 1)
+    ready(registrar)
+    hold_all(registrar)
+    assert tell(registrar, told_of(4)) == []
+    join(registrar, 4, workers=(0,))
+    assert tell(registrar, told_of(4)) == []
+
+
 def hold_all(registrar: Registrar) -> None:
     for worker in (0, 2):
         tell(registrar, Held(worker=worker, number=1, hold=1, what=JOIN, clocks=[4]))

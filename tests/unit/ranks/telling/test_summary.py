@@ -36,6 +36,18 @@ def test_clocks_are_of_groups_that_were_in_the_job() -> None:
     assert clocks() == [9, 8, 0, 0, 0]
 
 
+def test_the_clock_of_a_group_that_has_died_stays() -> None:
+    told = Told(
+        roles=ROLES,
+        workers={},
+        servers={},
+        progress={4: Progress(worker=4, clock=7, samples=1)},
+        out=frozenset({2, 3, 4}),
+        not_joined=frozenset({2, 3}),
+    )
+    assert counts_of_set(told, None, 0)["clocks"] == [0, 0, 0, 0, 7]
+
+
 def test_who_has_not_joined_owes_no_counts() -> None:
     told = Told(
         roles=ROLES,
