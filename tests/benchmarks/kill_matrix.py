@@ -283,7 +283,7 @@ def table(plays: Sequence[Played]) -> str:
 
 def _words(each: Played | None) -> str:
     if each is None:
-        return "not played"
+        return "–"
     if not each.is_good:
         return "**not as it should**"
     if len(each.statuses) > 1:

@@ -124,10 +124,10 @@ def test_the_table_says_what_became_of_the_job_by_mode() -> None:
     assert rows[0] == "| | worker | chief | server | deputy | registrar |"
     cells_of = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in rows[2:]}
     assert list(cells_of) == list(PHASES)
-    assert cells_of["registering"][1] == "again / not played / not played"
-    assert cells_of["pushing"][1] == "0.2 s / **not as it should** / not played"
+    assert cells_of["registering"][1] == "again / – / –"
+    assert cells_of["pushing"][1] == "0.2 s / **not as it should** / –"
     assert cells_of["parked"][0] == "0.2 s / 0.3 s"
-    assert cells_of["folding"][0] == "not played"
+    assert cells_of["folding"][0] == "–"
 
 
 def test_all_have_gone_on_when_the_last_of_the_living_has_made_an_iteration(tmp_path: Path) -> None:
