@@ -209,6 +209,13 @@ class Membership:
             group = self.require_worker(peer)
             self._refuse(peer, f"pushed, but group {group} {self._standing[group].value}")
 
+    def require_registered(self, peer: int) -> None:
+        """``peer`` is a worker of a group that counts, or did: what its leader says may overtake
+        what another worker of the group has said before."""
+        group = self.require_worker(peer)
+        if self._standing[group] is Standing.UNREGISTERED:
+            self._refuse(peer, f"told its settings, but group {group} has not registered")
+
     def num_workers_of(self, group: int) -> int:
         return len(self._groups[group])
 

@@ -445,7 +445,7 @@ class ServerCore:
 
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
         if self._picture is None:
-            self._membership.require_pushing(peer)
+            self._membership.require_registered(peer)
         else:  # told again, by whom ever it had told the dead server
             self._membership.require_worker(peer)
         self._settings.learn(peer, message)

@@ -16,6 +16,7 @@ import torch
 from psdist.errors import PeerLostError
 from psdist.history.records import EventKind
 from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
+from tests.support.virtual.job import play
 from tests.support.virtual.proof import prove
 from tests.support.virtual.server_deaths import play_with_server_death, with_rebuilding
 
@@ -64,3 +65,8 @@ def test_the_death_of_a_server_is_survived_at_any_moment(first: int, num_deaths:
                 assert torch.equal(mine.parameters(), other.parameters()), f"seed {seed}"
     assert seen["survived"] + seen["ended"] > BLOCK // 2, seen
     assert seen["survived"] or num_deaths > 1
+
+
+def test_settings_that_the_leave_of_the_group_has_overtaken_are_no_mistake() -> None:
+    """Without a death: found among the runs that deaths are compared with."""
+    prove(play(with_rebuilding(1893)))

@@ -263,6 +263,18 @@ def test_only_workers_of_groups_that_count_push_what_is_new() -> None:
         membership.require_pushing(worker_id(9))
 
 
+def test_settings_may_come_behind_what_the_leader_of_the_group_has_said_since() -> None:
+    membership = joined(0, 1)
+    membership.suspend(worker_id(0), Suspend(group=0, clock=0, seq=1), num_chunks=3)
+    membership.leave(worker_id(2), Leave(group=1, clock=0), num_chunks=3)
+    for worker in (0, 1, 2):
+        membership.require_registered(worker_id(worker))
+    with pytest.raises(ProtocolError, match="worker 5 told its settings, but group 2 has not reg"):
+        membership.require_registered(worker_id(5))
+    with pytest.raises(ProtocolError, match="worker 9 sent what workers of this run send"):
+        membership.require_registered(worker_id(9))
+
+
 def count_who_is_suspended(membership: Membership) -> None:
     membership.limits.count(1)
 

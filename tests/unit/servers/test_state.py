@@ -521,7 +521,7 @@ TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
          "sent Setup; worker 0 describes the model"),
         (9, [WhoIsMissing(chunk=0)],
          "sent what workers of this run send, and is none of them"),
-        (2, [NEW_SETTINGS], "pushed, but group 2 has not registered"),
+        (2, [NEW_SETTINGS], "told its settings, but group 2 has not registered"),
         (1, [NEW_SETTINGS, Settings(version=2, hyper=HYPER, absent=[1])],
          "sent version 2 of its settings after version 2"),
         (1, [Settings(version=2, hyper=HYPER, absent=[8])],
@@ -547,6 +547,15 @@ def test_control_messages_that_cannot_be_fail_the_job_naming_who_sent_them(
     assert isinstance(fail, Fail)
     assert isinstance(fail.error, ProtocolError)
     assert str(fail.error) == f"server 0: worker {peer} {what}"
+
+
+def test_settings_of_a_group_that_has_left_are_no_mistake() -> None:
+    """Another worker of the group has told them before: nothing of it had to be answered."""
+    core = core_of("async", sizes=(2, 1))
+    core.handle(ControlArrived(worker_id(0), Leave(group=0, clock=0)))
+    settings = Settings(version=1, hyper=HYPER, absent=[])
+    assert core.handle(ControlArrived(worker_id(1), settings)) == []
+    assert worker_id(1) in core._settings._known
 
 
 def test_settings_that_come_a_second_time_change_nothing() -> None:
