@@ -71,6 +71,7 @@ from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
+from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.lobby import Lobby
@@ -79,7 +80,6 @@ from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
     Registrar,
-    Warn,
     WriteMetrics,
 )
 from psdist.servers.protocol.replication.picture import ShardPicture

@@ -8,10 +8,8 @@ have come, every server is told to ``Resume`` the groups that waited; when all s
 answered, every worker gets ``Collected``. So no worker leaves a collective before every server
 counts every group again.
 
-A worker that misses the call goes on alone. It is noticed by what it has finished: a worker that
-has made more iterations than another had when that one entered has *passed* it. Whether that is an
-error follows from the two workers' iterations alone; when their messages come decides only how
-early it is told.
+Who has missed a call is psdist.servers.protocol.collectives', what psdist decides by what workers
+tell psdist.servers.protocol.decided's.
 
     registrar = Registrar(num_workers=4, num_servers=2)
     registrar.handle(worker_id(0), Enter(worker=0, seq=1, name="barrier", payload=b""))
@@ -22,12 +20,11 @@ Longer than other modules: a collective, from its first worker to its end or err
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NoReturn
 
-from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.decisions import Controller, Decision
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
@@ -82,19 +79,15 @@ from psdist.servers.protocol.checkpoints import (
     CompleteCheckpoint,
     DropCheckpoint,
 )
+from psdist.servers.protocol.collectives import Collective, MissedCalls, Warn
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
+from psdist.servers.protocol.decided import Decided
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
 from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
-from psdist.servers.protocol.steps import (
-    FixedSteps,
-    LossHeard,
-    StepsChosen,
-    StepsObserved,
-    is_loss,
-)
+from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
 
 @dataclass(slots=True)
@@ -114,13 +107,6 @@ class EndJob:
 @dataclass(slots=True)
 class Complete:
     """All workers are done and all servers have reported."""
-
-
-@dataclass(slots=True)
-class Warn:
-    """Tell the user; the job goes on."""
-
-    text: str
 
 
 RegistrarAction = (
@@ -147,25 +133,6 @@ RegistrarAction = (
 )
 
 
-@dataclass(slots=True)
-class _Collective:
-    name: str
-    """What its first worker called."""
-    entered: dict[int, Enter] = field(default_factory=dict)
-    earliest: dict[int | None, Progress] = field(default_factory=dict)
-    """Of those that have entered, the one with the fewest iterations, by the length of the loaders
-    that these were made of (None: not all of one length)."""
-    is_complete: bool = False
-    """Whether all have come, and servers were told."""
-    resumed: set[int] = field(default_factory=set)
-    checkpoint: str = ""
-    """Its name, where it makes one that has begun."""
-    is_of_meeting: bool = False
-    """psdist has called it, on workers whose iterations differ."""
-    error: str = ""
-    """Why it has failed: whoever comes later is told the same."""
-
-
 class Registrar:
     LAST: Final[type] = Complete
     """The action behind which the registrar ends."""
@@ -178,8 +145,7 @@ class Registrar:
         *Takeovers.TAKES,
         *Rebuilds.TAKES,
         *ModeChanges.TAKES,
-        *FixedSteps.TAKES,
-        LossReported,
+        *Decided.TAKES,
     )
 
     def __init__(
@@ -217,9 +183,7 @@ class Registrar:
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._num_workers = num_workers
         self._num_servers = num_servers
-        self._mode = mode
-        self._warned_of: set[str] = set()
-        """Names of collectives."""
+        self._missed_calls = MissedCalls(mode=mode)
         self._checkpoints = Checkpoints(
             num_workers=num_workers, num_servers=num_servers, substitutes=substitutes
         )
@@ -239,20 +203,9 @@ class Registrar:
         self._joins = Joins(substitutes)
         self._modes = ModeChanges(num_servers=num_servers)
         self._takes_set_mode = takes_set_mode
-        self._control = control
-        self._decision: Decision | None = None
-        """Of ``control``, while servers are being told."""
-        self._group_led_by = {workers[0]: group for group, workers in enumerate(groups)}
-        self._steps: FixedSteps | None = None
-        if steps is not None:
-            self._steps = FixedSteps(
-                steps,
-                num_workers=num_workers,
-                leaders=self._group_led_by,
-                # Where groups make rounds together anyway, what is decided of them depends on no
-                # order of arrival.
-                waits=mode == "sync" and isinstance(steps, LossStepControl),
-            )
+        self._decided = Decided(
+            num_workers=num_workers, groups=groups, mode=mode, control=control, steps=steps
+        )
         self._changes_mode: int | None = None
         """Number of the collective that is over when the mode has changed."""
         self._is_ready = False
@@ -269,7 +222,7 @@ class Registrar:
         self._rebuilds: Rebuilds | None = None
         if rebuilds:
             self._rebuilds = Rebuilds(num_workers=num_workers, num_servers=num_servers)
-        self._collectives: dict[int, _Collective] = {}
+        self._collectives: dict[int, Collective] = {}
         self._held: int | None = None
         """Number of a collective to which all have come, and that waits until the checkpoint before
         is written: another one, or the end of the job behind it."""
@@ -326,12 +279,9 @@ class Registrar:
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)
             return self._on_mode_proposed(message)
-        if isinstance(message, LossReported):
+        if isinstance(message, RoundTook | AskSteps | LossReported):
             self._require_worker(peer, message)
-            return self._on_loss(message)
-        if isinstance(message, FixedSteps.TAKES):
-            self._require_worker(peer, message)
-            return self._on_steps(message)
+            return [*self._decided.on_told(message, self._away)]
         if isinstance(message, TakenOver):
             taken = self._takeovers.on_taken_over(peer, message)
             return [*taken, *self._ask_again(message.server)]
@@ -455,7 +405,7 @@ class Registrar:
             is_of_meeting = message.name in (WRITTEN, JOIN) or (
                 message.name == CHECKPOINT and self._meetings.take_met()
             )
-            collective = _Collective(message.name, is_of_meeting=is_of_meeting)
+            collective = Collective(message.name, is_of_meeting=is_of_meeting)
             self._collectives[message.seq] = collective
         collective.entered[message.worker] = message
         if collective.error:
@@ -468,13 +418,13 @@ class Registrar:
         """In a collective that has neither ended nor failed."""
         return any(worker in each.entered and not each.error for each in self._collectives.values())
 
-    def _go_on(self, message: Enter, collective: _Collective) -> list[RegistrarAction]:
+    def _go_on(self, message: Enter, collective: Collective) -> list[RegistrarAction]:
         """``message.worker`` has come, and nobody has passed anybody."""
         if message.name != collective.name:
             return self._fail(
                 message.seq,
                 collective,
-                f"workers made different calls: {_who_called(collective)}; every worker must make "
+                f"workers made different calls: {collective.who_called()}; every worker must make "
                 "the same calls in the same order",
             )
         return self._fail_if_a_script_has_finished(message.seq, collective) or (
@@ -490,8 +440,9 @@ class Registrar:
                 f"{before.clock if before else 'none'}, {message.samples} samples",
             )
         self.progress[message.worker] = message
-        judged = (self._judge(seq, each, message) for seq, each in self._collectives.items())
-        actions = list(chain.from_iterable(judged))
+        actions: list[RegistrarAction] = []
+        for seq, each in self._collectives.items():
+            actions += self._judged(seq, each, self._missed_calls.judge(each, message))
         if not self._is_join_under_way:
             actions += self._call_for_joins()
         return actions + self._observe(message) if message.own_us else actions
@@ -503,50 +454,12 @@ class Registrar:
 
     def _observe(self, message: Progress) -> list[RegistrarAction]:
         """What rounds of a group have taken, where psdist chooses the mode or the codecs."""
-        control, group = self._control, self._group_led_by.get(message.worker)
-        own_us, waits_us, errors_ppm = message.own_us, message.waits_us, message.errors_ppm
-        is_damaged = (
-            len(own_us) != len(waits_us)
-            or len(errors_ppm) not in (0, len(own_us))
-            or min(message.first_round, *own_us, *waits_us, *errors_ppm) < 0
-        )
-        if control is None or group is None or is_damaged:
-            _refuse(worker_id(message.worker), "told what rounds took, unasked or damaged")
-        first_round = message.first_round
-        control.observe(Observation(group, first_round, own_us, waits_us, errors_ppm))
-        is_judged = self._may_change_mode
-        observed = ModeObserved(group, first_round, own_us, waits_us, is_judged, errors_ppm)
-        decision = control.judge() if is_judged else None
-        if decision is None:
-            return [observed]
-        self._decision = decision
-        return [observed, *self._modes.propose(decision)]
+        observed, decision = self._decided.observe(message, may_change=self._may_change_mode)
+        return [observed, *(self._modes.propose(decision) if decision is not None else ())]
 
     def know_sizes(self, sizes: list[int]) -> list[RegistrarAction]:
         """The model is known, and with it how many bytes an exchange takes at each level."""
-        if self._control is None:
-            return []
-        self._control.know_sizes(sizes)
-        return [LevelsSized(sizes)]
-
-    def _on_loss(self, message: LossReported) -> list[RegistrarAction]:
-        """For what is decided by it: local steps, or the codecs."""
-        worker, count, total = message.worker, message.count, message.total
-        control, steps = self._control, self._steps
-        if not is_loss(message):
-            _refuse(worker_id(worker), f"reported {count} losses of {total}, which is damaged")
-        if isinstance(control, CodecControl) and control.reads_losses:
-            control.report(count, total)
-        elif steps is None or not steps.report(message):
-            _refuse(worker_id(worker), "sent LossReported, unasked or damaged")
-        return [LossHeard(worker, message.round, count, total)]
-
-    def _on_steps(self, message: RoundTook | AskSteps) -> list[RegistrarAction]:
-        if self._steps is None:
-            _refuse(worker_id(message.worker), f"sent {type(message).__name__}, unasked")
-        if isinstance(message, RoundTook):
-            return [*self._steps.on_took(message)]
-        return [*self._steps.on_ask(message, self._away)]
+        return [*self._decided.know_sizes(sizes)]
 
     @property
     def _away(self) -> set[int]:
@@ -556,58 +469,32 @@ class Registrar:
 
     def _fix_steps(self) -> list[RegistrarAction]:
         """Somebody has gone who had still to ask for the steps of a term."""
-        return [] if self._steps is None else [*self._steps.fix(self._away)]
+        return [*self._decided.fix_steps(self._away)]
 
     def _check_missed_calls(
-        self, seq: int, collective: _Collective, worker: int
+        self, seq: int, collective: Collective, worker: int
     ) -> list[RegistrarAction]:
-        """``worker`` has entered: it may have passed one who had, or have been passed before."""
+        """``worker`` has entered."""
         mine = self.progress.get(worker)
         if mine is None:
             return []
-        actions = self._judge(seq, collective, mine)
-        length = mine.loader_batches if mine.loader_until >= mine.clock else None
-        earliest = collective.earliest.get(length, mine)
-        if min(earliest, mine, key=_order) is not mine:
-            return actions
-        collective.earliest[length] = mine
         out = self._deaths.out
-        others = sorted(
-            (each for each in self.progress.values() if each.worker not in out), key=_order
+        others = (each for each in self.progress.values() if each.worker not in out)
+        return self._judged(
+            seq, collective, self._missed_calls.on_entered(collective, mine, others)
         )
-        judged = (self._judge(seq, collective, other) for other in others)
-        return [*actions, *chain.from_iterable(judged)]
 
-    def _judge(self, seq: int, collective: _Collective, other: Progress) -> list[RegistrarAction]:
-        """What to do if ``other`` has finished an iteration past somebody's entry."""
-        if collective.error:
-            return []
-        name = collective.name
-        if self._mode != "sync" and (collective.is_of_meeting or name == "prepare"):
-            return []  # those who go on from a checkpoint prepare at different clocks, too
-        alike = collective.earliest.get(other.loader_batches)
-        if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:
-            return self._fail(
-                seq,
-                collective,
-                f"{_describe_passing(name, alike, other)}, although both iterate over a job.loader "
-                f"of {other.loader_batches} batches; {name} must be called by every worker, after "
-                "the same iteration",
-            )
-        first = min(collective.earliest.values(), key=_order, default=other)
-        if first.clock >= other.clock or name in self._warned_of:
-            return []
-        self._warned_of.add(name)
-        return [
-            Warn(
-                f"{_describe_passing(name, first, other)}; {name} must be called "
-                f"by every worker: if worker {other.worker} never calls it, that will be an error "
-                "at the end of its script"
-            )
-        ]
+    def _judged(
+        self, seq: int, collective: Collective, found: Iterable[str | Warn]
+    ) -> list[RegistrarAction]:
+        """What follows from calls that were missed: of an error that the collective fails."""
+        actions: list[RegistrarAction] = []
+        for each in found:
+            actions += [each] if isinstance(each, Warn) else self._fail(seq, collective, each)
+        return actions
 
     def _fail_if_a_script_has_finished(
-        self, seq: int, collective: _Collective
+        self, seq: int, collective: Collective
     ) -> list[RegistrarAction]:
         gone = self.done.keys() - collective.entered.keys()
         if not gone or collective.error:
@@ -621,7 +508,7 @@ class Registrar:
             "every worker",
         )
 
-    def _resume_if_all_have_come(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+    def _resume_if_all_have_come(self, seq: int, collective: Collective) -> list[RegistrarAction]:
         if collective.error or collective.is_complete or self._is_settling:
             return []
         if not all(worker in collective.entered for worker in self._deaths.live):
@@ -647,7 +534,7 @@ class Registrar:
         resume = Resume(seq=seq, checkpoint=checkpoint)
         return [SendControl(server_id(server), resume) for server in range(self._num_servers)]
 
-    def _admit(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+    def _admit(self, seq: int, collective: Collective) -> list[RegistrarAction]:
         """Every worker has called join: servers hear who joins in front of ``Resume``."""
         brought = {}
         for worker in self._deaths.live:
@@ -693,7 +580,7 @@ class Registrar:
             actions += self._meetings.admit(each.worker)
         return actions
 
-    def _clocks_brought(self, collective: _Collective) -> dict[int, tuple[int, ...]]:
+    def _clocks_brought(self, collective: Collective) -> dict[int, tuple[int, ...]]:
         of_worker = {}
         for worker in self._deaths.live:
             told = unpack_clocks(collective.entered[worker].payload)
@@ -702,7 +589,7 @@ class Registrar:
         return of_worker
 
     def _fail_for_sets(
-        self, seq: int, collective: _Collective, clocks: Sequence[tuple[int, ...]]
+        self, seq: int, collective: Collective, clocks: Sequence[tuple[int, ...]]
     ) -> list[RegistrarAction]:
         return self._fail(
             seq,
@@ -711,7 +598,7 @@ class Registrar:
             f"{', '.join(str(len(each)) for each in clocks[:MOST_TOLD])}",
         )
 
-    def _begin_checkpoint(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+    def _begin_checkpoint(self, seq: int, collective: Collective) -> list[RegistrarAction]:
         of_worker = self._clocks_brought(collective)
         clocks = list(of_worker.values())
         if len(set(map(len, clocks))) > 1:
@@ -727,7 +614,7 @@ class Registrar:
         collective.checkpoint = begun.checkpoint
         return [begun, *self._resume(seq, begun.checkpoint)]
 
-    def _begin_change(self, seq: int, collective: _Collective) -> list[RegistrarAction]:
+    def _begin_change(self, seq: int, collective: Collective) -> list[RegistrarAction]:
         """Every worker has called set_mode."""
         asked = {enter.payload for enter in collective.entered.values()}
         if len(asked) > 1:
@@ -760,10 +647,8 @@ class Registrar:
         if self._modes.is_settling:
             return actions
         changed = actions[-1]
-        if self._control is not None and self._decision is not None:
-            assert isinstance(changed, ModeChanged)
-            self._control.committed(self._decision, changed.rounds[0])
-            self._decision = None
+        assert isinstance(changed, ModeChanged)
+        self._decided.committed(changed.rounds[0])
         # Behind CommitMode: whoever hears of what follows finds servers that have heard of it.
         if self._changes_mode is not None:
             actions += self._resume(self._changes_mode)
@@ -779,7 +664,7 @@ class Registrar:
         seq, self._held = self._held, None
         return self._resume_if_all_have_come(seq, self._collectives[seq])
 
-    def _fail(self, seq: int, collective: _Collective, error: str) -> list[RegistrarAction]:
+    def _fail(self, seq: int, collective: Collective, error: str) -> list[RegistrarAction]:
         collective.error = error
         return self._tell(seq, error, sorted(collective.entered))
 
@@ -994,23 +879,3 @@ def is_plain(value: Any, *, depth: int = 8) -> bool:
 
 def _refuse(peer: int, why: str) -> NoReturn:
     raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")
-
-
-def _order(progress: Progress) -> tuple[int, int]:
-    return progress.clock, progress.worker
-
-
-def _describe_passing(name: str, first: Progress, other: Progress) -> str:
-    return (
-        f"worker {first.worker} called {name} after {first.clock} iterations, but worker "
-        f"{other.worker} continued past iteration {first.clock} without calling {name}"
-    )
-
-
-def _who_called(collective: _Collective) -> str:
-    by_name: dict[str, set[int]] = {}
-    for worker, enter in sorted(collective.entered.items()):
-        by_name.setdefault(enter.name, set()).add(worker)
-    return "; ".join(
-        f"{describe_workers(workers)} called {name}" for name, workers in by_name.items()
-    )

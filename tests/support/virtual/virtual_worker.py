@@ -135,6 +135,11 @@ class VirtualWorker:
         """This worker's part in the first set, which plays the script."""
         return self.first or self
 
+    @property
+    def mine(self) -> Sequence[int]:
+        """Chunks of its slice, once it has one."""
+        return self.core.mine
+
     def take_slice(self, **more: Any) -> None:
         """Make the memory, and what trains in it."""
         job, partition = self.job, self.job.partition
@@ -158,7 +163,6 @@ class VirtualWorker:
             self.loop.wait_for_replies = self.wait_for_replies  # type: ignore[method-assign]
         flat = self.trainer.flat
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
-        self.mine = self.core.mine
 
     def options(self) -> dict[str, Any]:
         """Of the trainer, what a test may have otherwise."""

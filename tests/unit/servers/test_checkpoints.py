@@ -38,7 +38,8 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
 )
 from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn
+from psdist.servers.protocol.collectives import Warn
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_state import built, core_of
 

@@ -53,9 +53,10 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.meetings import Meetings
-from psdist.servers.protocol.registrar import Complete, EndJob, Registrar, Warn
+from psdist.servers.protocol.registrar import Complete, EndJob, Registrar
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_registrar_machine import sent, tell
 from tests.unit.servers.test_state import HYPER, Frame, built, only, push

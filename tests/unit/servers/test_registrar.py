@@ -29,7 +29,8 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction, Warn, is_plain
+from psdist.servers.protocol.collectives import Warn
+from psdist.servers.protocol.registrar import Registrar, RegistrarAction, is_plain
 from psdist.workers.data.passes import EqualPasses
 
 

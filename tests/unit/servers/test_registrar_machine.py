@@ -43,12 +43,12 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
     Registrar,
     RegistrarAction,
-    Warn,
     WriteMetrics,
     is_plain,
 )
@@ -360,10 +360,10 @@ def test_who_has_fewest_iterations_and_then_the_lowest_number_is_named() -> None
     registrar = Registrar(num_workers=4, num_servers=1, mode="ssp")
     for worker, clock, batches in ((2, 3, 0), (1, 3, 5), (0, 4, 7)):
         tell(registrar, progress(worker, clock, batches=batches))
-    registrar._warned_of.add("save")
+    registrar._missed_calls._warned_of.add("save")
     for worker in (2, 1, 0):
         assert tell(registrar, enter(worker)) == []
-    registrar._warned_of.clear()
+    registrar._missed_calls._warned_of.clear()
     assert warnings(tell(registrar, progress(3, 9))) == [
         "worker 1 called save after 3 iterations, but worker 3 continued past iteration 3 without "
         "calling save"

@@ -1,0 +1,125 @@
+"""What psdist decides within a run by what workers tell of it: the mode or the bound, the codecs,
+and how many local steps groups make; the registrar's, pure.
+
+Who decides is one of psdist.controller's. This takes in what it is told, refuses what was not asked
+for, and says for the record what a decision follows from.
+
+    decided = Decided(num_workers=4, groups=[(0, 1), (2, 3)], mode="sync", control=control)
+    observed, decision = decided.observe(progress, may_change=True)
+    decided.committed(120)                      # the decision rules from this round on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.steps import StepControl
+from psdist.errors import ProtocolError
+from psdist.protocol.control import AskSteps, LossReported, Progress, RoundTook
+from psdist.protocol.ids import describe_peer, worker_id
+from psdist.servers.protocol.modes import LevelsSized, ModeObserved
+from psdist.servers.protocol.steps import FixedSteps, LossHeard, StepsAction, is_loss
+
+
+class Decided:
+    TAKES = (*FixedSteps.TAKES, LossReported)
+
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        groups: Sequence[Sequence[int]],
+        mode: str,
+        control: Controller | None = None,
+        steps: StepControl | LossStepControl | None = None,
+    ) -> None:
+        """``control``: of the mode or the codecs; ``steps``: of local steps; None where nobody
+        decides that. The others are the registrar's."""
+        self._control = control
+        self._decision: Decision | None = None
+        """Of ``control``, while servers are being told."""
+        self._group_led_by = {workers[0]: group for group, workers in enumerate(groups)}
+        self._steps: FixedSteps | None = None
+        if steps is not None:
+            self._steps = FixedSteps(
+                steps,
+                num_workers=num_workers,
+                leaders=self._group_led_by,
+                # Where groups make rounds together anyway, what is decided of them depends on no
+                # order of arrival.
+                waits=mode == "sync" and isinstance(steps, LossStepControl),
+            )
+
+    # -- the mode, or the codecs ---------------------------------------------------------------
+
+    def observe(
+        self, message: Progress, *, may_change: bool
+    ) -> tuple[ModeObserved, Decision | None]:
+        """What rounds of a group have taken; the second is to be proposed to servers, at once."""
+        control, group = self._control, self._group_led_by.get(message.worker)
+        own_us, waits_us, errors_ppm = message.own_us, message.waits_us, message.errors_ppm
+        is_damaged = (
+            len(own_us) != len(waits_us)
+            or len(errors_ppm) not in (0, len(own_us))
+            or min(message.first_round, *own_us, *waits_us, *errors_ppm) < 0
+        )
+        if control is None or group is None or is_damaged:
+            _refuse(message.worker, "told what rounds took, unasked or damaged")
+        first_round = message.first_round
+        control.observe(Observation(group, first_round, own_us, waits_us, errors_ppm))
+        observed = ModeObserved(group, first_round, own_us, waits_us, may_change, errors_ppm)
+        decision = control.judge() if may_change else None
+        if decision is not None:
+            self._decision = decision
+        return observed, decision
+
+    def committed(self, round_number: int) -> None:
+        """What was proposed last rules from this round on; nothing where it was a script's."""
+        if self._control is not None and self._decision is not None:
+            self._control.committed(self._decision, round_number)
+            self._decision = None
+
+    def know_sizes(self, sizes: list[int]) -> list[LevelsSized]:
+        """The model is known, and with it how many bytes an exchange takes at each level."""
+        if self._control is None:
+            return []
+        self._control.know_sizes(sizes)
+        return [LevelsSized(sizes)]
+
+    # -- local steps, and the loss -------------------------------------------------------------
+
+    def on_told(
+        self, message: RoundTook | AskSteps | LossReported, away: Collection[int]
+    ) -> list[StepsAction | LossHeard]:
+        """``away``: workers that are done, or wait in a collective."""
+        if isinstance(message, LossReported):
+            return [self._on_loss(message)]
+        if self._steps is None:
+            _refuse(message.worker, f"sent {type(message).__name__}, unasked")
+        if isinstance(message, RoundTook):
+            return [*self._steps.on_took(message)]
+        return [*self._steps.on_ask(message, away)]
+
+    def fix_steps(self, away: Collection[int]) -> list[StepsAction]:
+        """Somebody has gone who had still to ask for the steps of a term."""
+        return [] if self._steps is None else self._steps.fix(away)
+
+    def _on_loss(self, message: LossReported) -> LossHeard:
+        """For what is decided by it: local steps, or the codecs."""
+        worker, count, total = message.worker, message.count, message.total
+        control, steps = self._control, self._steps
+        if not is_loss(message):
+            _refuse(worker, f"reported {count} losses of {total}, which is damaged")
+        if isinstance(control, CodecControl) and control.reads_losses:
+            control.report(count, total)
+        elif steps is None or not steps.report(message):
+            _refuse(worker, "sent LossReported, unasked or damaged")
+        return LossHeard(worker, message.round, count, total)
+
+
+def _refuse(worker: int, why: str) -> NoReturn:
+    raise ProtocolError(f"the registrar: {describe_peer(worker_id(worker))} {why}")
