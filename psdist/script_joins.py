@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,22 +60,26 @@ class ScriptJoins:
     def _write(self, clocks: Sequence[int], state: Callable[[], Mapping[str, Any]]) -> str:
         self._num_written += 1
         name = f"state-{clocks[0]}-{self._loop.core.seat.worker}-{self._num_written}"
-        self.forget()  # whoever was to read it has done so, since it is waited for here
         path = self._path(name)
         try:
+            # Also those of chiefs that have died: whoever was to read them is waited for here.
+            for before in self._folder.glob(f"*{path.suffix}"):
+                before.unlink()
+            self._written = path
             plain, tensors = tree.pack(state(), path="the script's state")
             path.parent.mkdir(exist_ok=True)
             write_tensors(path, tensors, plain)
         except (OSError, UsageError) as error:
             logger.warning("no spare can take a dead worker's place now: %s", error)
+            self.forget()
             return ""
-        self._written = path
         return name
 
     def forget(self) -> None:
         """What this worker has written is read by nobody any more."""
         if self._written is not None:
-            self._written.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that failed before
+                self._written.unlink(missing_ok=True)
             self._written = None
 
     def _path(self, name: str) -> Path:

@@ -16,10 +16,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from psdist.controller.loss_steps import MOST_LOSS
-from psdist.history.line_records import Line, LineRecords, parsed, read_closed_lines, read_lines
+from psdist.history.line_records import (
+    Line,
+    LineRecords,
+    parsed,
+    read_closed_lines,
+    read_lines,
+    require_one,
+)
 
 STEP_LINES = "steps.jsonl"
 """In the run directory."""
@@ -86,6 +93,8 @@ class StepLine(Line):
     observed: Observed | None = None
     reported: Reported | None = None
     fixed: Fixed | None = None
+
+    _is_one = model_validator(mode="after")(require_one)
 
 
 class Dealt(Protocol):

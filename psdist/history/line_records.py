@@ -26,8 +26,18 @@ _FLUSH_EVERY_S = 0.25
 _CLOSED = b"closed"
 
 
+_B = TypeVar("_B", bound=BaseModel)
+
+
 class Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def require_one(line: _B) -> _B:
+    """Of a line that says one of several things: it says exactly one."""
+    if len(line.model_fields_set) != 1:
+        raise ValueError(f"a line of {len(line.model_fields_set)} members, where one belongs")
+    return line
 
 
 class LineRecords:

@@ -58,6 +58,7 @@ from psdist.protocol.control import (
     Propose,
     ProposeMode,
     Ready,
+    Rebuilt,
     ReceivedUpTo,
     Release,
     Replace,
@@ -88,10 +89,11 @@ SAID_BY_REGISTRAR: Final = (
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
     *(CopyLost, Admit, Welcome, Replace),
 )
-"""What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
+"""What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job;
+where there is Rebuilt there is no deputy."""
 FOR_REGISTRAR: Final = (
     *SAID_TO_REGISTRAR,
-    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows),
+    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows, Rebuilt),
 )
 """All that is for the registrar; what else is sent to its id is for the shard of server 0."""
 TOLD_EVERY: Final = 16

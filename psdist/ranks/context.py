@@ -529,7 +529,7 @@ class RankContext:
         """End this rank alone: another one has ended the job, and said why."""
         self._ignore_interrupts()
         flush_output()
-        self._flush_records()
+        self.write_last_files("another rank has ended the job", status)
         if self.hosts is not None:
             self.hosts.close()
         stop_logs()

@@ -16,7 +16,7 @@ from typing import Any
 
 from psdist.config.modes import describe_now
 from psdist.config.sources import Resolved, script_settings, with_script
-from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UserError
+from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UsageError, UserError
 from psdist.protocol.control import (
     Absent,
     Begin,
@@ -121,6 +121,11 @@ def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
         if not context.is_in_job:
             raise PeerLostError(f"worker {context.replace.worker}")
         return None  # which has begun, with what the others have passed
+    if context.job and context.roles.num_substitutes:
+        raise UsageError(
+            "psdist.init() for a second job, with spares for workers' places: the script of a "
+            "spare would begin with the first one's part; train in one job, or leave spares out"
+        )
     job = context.job + 1
     if context.comm is None:
         begun = Begun(job=job, settings=dict(settings))

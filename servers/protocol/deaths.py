@@ -78,6 +78,8 @@ class Deaths:
         """Servers that have not taken in the newest generation."""
         self._told = Bury(generation=0, dead=[])
         """What they were told of it."""
+        self.settled = Survive(generation=0, dead=[], chief=self.chief)
+        """What workers were told last, behind all servers."""
 
     @property
     def is_settling(self) -> bool:
@@ -157,7 +159,9 @@ class Deaths:
             return []
         if self._undeclared:
             return [*self._declare()]
-        told = Survive(generation=self.generation, dead=sorted(self.dead), chief=self.chief)
+        self.settled = told = Survive(
+            generation=self.generation, dead=sorted(self.dead), chief=self.chief
+        )
         heard_by = sorted(self._group_of.keys() - self.waiting)
         survive = [SendControl(worker_id(worker), told) for worker in heard_by]
         return [*survive, Survived(self.generation)]

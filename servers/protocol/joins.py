@@ -35,11 +35,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Final
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Ready, Replace
 from psdist.protocol.ids import describe_peer, worker_id
 from psdist.servers.protocol.actions import SendControl
+
+FIRST_PATIENCE: Final = 16
+"""Iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,10 @@ class Joins:
         """Of substitutes that have joined."""
         self._admitted: dict[int, list[Joined]] = {}
         """By collective, whom servers have been told of that have not all answered."""
+        self._not_before = 0
+        """After how many iterations of a set anybody may join, where the chief had no state."""
+        self._patience = 0
+        """By so many more it was later."""
 
     @property
     def idle(self) -> list[int]:
@@ -95,7 +103,10 @@ class Joins:
         return list(self._ready)
 
     def may_join(self, farthest: Sequence[int]) -> bool:
-        """Whether a living worker is where the dead have come, by set."""
+        """Whether a living worker is where the dead have come, by set, and the chief may have a
+        state by then."""
+        if max(farthest, default=0) < self._not_before:
+            return False
         return len(self._reached) > 1 or max(self._reached, default=0) <= max(farthest, default=0)
 
     def on_died(self, worker: int) -> None:
@@ -150,7 +161,11 @@ class Joins:
         """All workers wait in collective ``seq``, at these clocks: who joins, and where. ``state``:
         the name of what the chief has brought for their scripts; "": nothing, and nobody joins."""
         farthest = tuple(map(max, zip(*clocks, strict=True)))
-        if not state or not self.may_join(farthest):
+        if not state:  # twice running: whatever is in its way, all need not hold at every step
+            self._not_before = max(farthest, default=0) + self._patience
+            self._patience = 2 * self._patience or FIRST_PATIENCE
+            return []
+        if not self.may_join(farthest):
             return []
         found = [Joined(each, self._asked.pop(each), farthest, state) for each in self._ready]
         self._ready.clear()

@@ -335,6 +335,8 @@ class Registrar:
         """Of one that has not joined."""
         if isinstance(message, Failure):
             return [EndJob(message)]
+        if isinstance(message, Metrics | Progress):
+            return []  # of its script, on the way to where the others are
         if not isinstance(message, Ready) or peer != worker_id(message.worker):
             _refuse(peer, f"sent {type(message).__name__} before it had joined the job")
         self._joins.on_ready(peer, message)
@@ -565,15 +567,16 @@ class Registrar:
     def _welcome(self, seq: int) -> list[RegistrarAction]:
         """Collective ``seq`` is over: who has joined in it hears so, and where it stands."""
         actions: list[RegistrarAction] = []
+        settled = self._deaths.settled  # not all servers may have heard of who has died since
         for each in self._joins.take_welcome(seq):
             welcome = Welcome(
                 worker=each.worker,
                 clocks=list(each.clocks),
                 state=each.state,
                 seq=seq,
-                generation=self._deaths.generation,
-                dead=sorted(self._deaths.dead),
-                chief=self._deaths.chief,
+                generation=settled.generation,
+                dead=settled.dead,
+                chief=settled.chief,
                 meeting=self._meetings.number,
             )
             actions += [SendControl(worker_id(each.worker), welcome), each]

@@ -80,6 +80,28 @@ def test_a_state_is_there_until_the_next_and_not_behind_the_end(tmp_path: Path) 
     assert chief.files() == []
 
 
+def test_what_a_chief_has_left_that_has_died_goes_with_the_next_state(tmp_path: Path) -> None:
+    Meeting(tmp_path).joins.meet([12], lambda: STATE)
+    chief = Meeting(tmp_path, worker=0)
+    chief.joins._num_written = 4
+    chief.joins.meet([14], lambda: STATE)
+    assert chief.files() == ["state-14-0-5.safetensors"]
+
+
+def test_a_state_of_which_the_disk_takes_a_part_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space is left")
+
+    monkeypatch.setattr("psdist.script_joins.write_tensors", write)
+    chief = Meeting(tmp_path)
+    chief.joins.meet([12], lambda: STATE)
+    assert chief.brought == [("join", JoinBrought((12,), ""))]
+    assert chief.files() == []
+
+
 @pytest.mark.parametrize("problem", ["disk", "value"])
 def test_a_state_that_cannot_be_written_is_a_line_and_nobody_joins(
     problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

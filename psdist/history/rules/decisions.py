@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
@@ -21,6 +21,7 @@ from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
 from psdist.history.hands import Reported
+from psdist.history.line_records import require_one
 from psdist.history.records import code_of
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
@@ -70,6 +71,8 @@ class DecisionLine(_Line):
     reported: Reported | None = None
     changed: Changed | None = None
     sized: Sized | None = None
+
+    _is_one = model_validator(mode="after")(require_one)
 
 
 def read_decision_lines(run_dir: Path) -> list[DecisionLine]:

@@ -30,6 +30,9 @@ def check_lengths(
 ) -> None:
     """``workers``: by worker; ``lines``: the registrar's, in order."""
     fixed = _check_by_loss(run, lines, findings)
+    if list(fixed) != (in_turn := [Term(0, 0, block) for block in range(len(fixed))]):
+        at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)
+        findings.add(Rule.HANDS, f"{[*fixed][at]} was fixed where {in_turn[at]} was to be")
     num_short = sum(
         _check_worker(run, worker, told.lines, fixed, findings)
         for worker, told in enumerate(workers)

@@ -26,6 +26,7 @@ from psdist.protocol.roles import Roles
 
 _OF_AN_ATTEMPT: Final = (
     *("config.toml", "plan.txt", "plan.json", "summary.json", "status.json", "logs", "history"),
+    *("steps.jsonl", "decisions.jsonl"),
     "ranks.json",  # last: where it lies there is a run
 )
 _ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.errors import HistoryError
 from psdist.history.hands import STEP_LINES, Fixed, Observed, Reported, StepLine, read_step_lines
 from psdist.history.lengths import LengthLine, LengthLines, LengthRecords, read_lengths
+from psdist.history.rules.decisions import DecisionLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.lengths import check_lengths
 from psdist.history.run_record import RunRecord
@@ -184,11 +186,26 @@ def test_rounds_that_are_too_long_or_out_of_order_are_found() -> None:
             [StepLine(observed=Observed(group=0, round=0, step_us=1)), *STEPS],
             "line 1: is no report",
         ),
-        ([StepLine(), *STEPS], "line 1: is no report"),
+        ([fixed(1, 4, 4)], "block=1) was fixed where Term(loader=0, number=0, block=0) was to be"),
     ],
 )
 def test_steps_that_do_not_follow_are_found(steps: list[StepLine], words: str) -> None:
     assert any(words in each for each in found(MINE, steps)), found(MINE, steps)
+
+
+@pytest.mark.parametrize("kind", [StepLine, DecisionLine])
+def test_a_line_says_one_thing(kind: type[StepLine | DecisionLine]) -> None:
+    """Else one of two would be read, and the other not be judged."""
+    reported = '"reported": {"worker": 0, "round": 3, "count": 1, "total": 1.0}'
+    other = {
+        StepLine: '"observed": {"group": 0, "round": 0, "step_us": 1}',
+        DecisionLine: '"sized": {"sizes": [3]}',
+    }[kind]
+    for one in (reported, other):
+        kind.model_validate_json(f"{{{one}}}")
+    for text in ("{}", f"{{{reported}, {other}}}"):
+        with pytest.raises(ValidationError, match="members, where one belongs"):
+            kind.model_validate_json(text)
 
 
 def test_the_largest_losses_are_taken() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psdist.config.settings import RunConfig
-from psdist.errors import PeerLostError, PlacementError, ProtocolError
+from psdist.errors import PeerLostError, PlacementError, ProtocolError, UsageError
 from psdist.protocol.control import (
     Begun,
     Collected,
@@ -128,6 +128,16 @@ def test_no_other_job_begins_in_a_spare_that_has_taken_a_place(
     context = context_of(Network(), tmp_path, monkeypatch)
     context.replace = Replace(worker=1)
     with pytest.raises(PeerLostError, match="worker 1"):
+        join_job(context, {})
+
+
+def test_a_second_job_with_spares_for_workers_places_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare's script would begin with the first one's part, and train the second with it."""
+    context = context_of(Network(me=worker_id(0)), tmp_path, monkeypatch)
+    context.job = 1
+    with pytest.raises(UsageError, match="for a second job, with spares for workers' places"):
         join_job(context, {})
 
 

@@ -23,6 +23,7 @@ from psdist.protocol.control import (
     Finished,
     Held,
     Leave,
+    Metrics,
     Progress,
     Propose,
     Ready,
@@ -121,6 +122,18 @@ def test_nobody_joins_where_the_chief_could_not_write_its_state() -> None:
     are_ready(joins, 3)
     assert joins.admit(7, [(5,)], state="") == []
     assert joins.admit(8, [(6,)], state=STATE) == [Joined(3, 1, (6,), STATE)]
+
+
+def test_where_it_still_cannot_the_others_hold_ever_more_rarely() -> None:
+    joins = asked(1)
+    are_ready(joins, 3)
+    first = []
+    for seq, clock in enumerate((5, 6, 22, 54)):
+        assert joins.may_join([clock])
+        assert joins.admit(seq, [(clock, clock - 1)], state="") == []
+        first.append(next(each for each in range(200) if joins.may_join([each])))
+    assert first == [5, 22, 54, 118]
+    assert joins.admit(8, [(118,)], state=STATE) == [Joined(3, 1, (118,), STATE)]
 
 
 def test_of_several_sets_the_living_say_where_since_the_dead_may_be_between_two_steps() -> None:
@@ -411,6 +424,33 @@ def test_a_substitute_says_nothing_else_before_it_has_joined() -> None:
         registrar.handle(worker_id(4), Ready(worker=SUBSTITUTE, num_sets=1))
     failure = Failure(heading="worker 3", text="no such file", exit_status=1)
     assert registrar.handle(worker_id(SUBSTITUTE), failure) == [EndJob(failure)]
+
+
+def test_what_its_script_logs_on_the_way_is_left_out() -> None:
+    """A job.log in front of job.prepare, which the others' scripts have called long ago."""
+    registrar = registrar_of()
+    lose(registrar, 1)
+    line = {"worker": SUBSTITUTE, "values": {"parameters": 7}}
+    assert tell(registrar, Progress(worker=SUBSTITUTE, clock=0, samples=0)) == []
+    assert registrar.handle(worker_id(SUBSTITUTE), Metrics(line=line)) == []
+    assert SUBSTITUTE not in registrar.progress
+    assert registrar.last == {}
+
+
+def test_who_joins_is_told_of_the_deaths_that_all_servers_know() -> None:
+    """Another one, that servers are being told of, it hears of with the others: what it sends under
+    a newer generation a server could refuse."""
+    registrar = registrar_of()
+    lose(registrar, 1)
+    ready(registrar)
+    join(registrar, 5, 8, workers=(0, 2))
+    registrar.on_lost(worker_id(0), "worker 0")
+    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    (welcome,) = (each for _, each in told if isinstance(each, Welcome))
+    assert (welcome.generation, welcome.dead, welcome.chief) == (1, [1], 0)
+    told = messages(tell(registrar, Buried(generation=2, server=0)))
+    survive = Survive(generation=2, dead=[0, 1], chief=2)
+    assert (worker_id(SUBSTITUTE), survive) in told
 
 
 def test_who_has_prepared_otherwise_is_stopped_with_a_line_and_the_job_goes_on() -> None:

@@ -99,7 +99,8 @@ def test_a_new_run_is_the_first_attempt(tmp_path: Path) -> None:
 
 
 def test_each_attempt_keeps_what_it_has_written(tmp_path: Path) -> None:
-    begin(tmp_path, "metrics.jsonl")
+    decided = ["decisions.jsonl", "steps.jsonl"]  # judged with the history beside them
+    begin(tmp_path, "metrics.jsonl", *decided)
     assert set_aside(tmp_path) == 2
     begin(tmp_path)
     assert set_aside(tmp_path) == 3
@@ -108,9 +109,9 @@ def test_each_attempt_keeps_what_it_has_written(tmp_path: Path) -> None:
         "attempt-2",
         "metrics.jsonl",
     ]
-    for attempt in ("attempt-1", "attempt-2"):
+    for attempt, more in (("attempt-1", decided), ("attempt-2", [])):
         names = sorted(path.name for path in (tmp_path / attempt).iterdir())
-        assert names == ["logs", "ranks.json", "summary.json"]
+        assert names == sorted(["logs", "ranks.json", "summary.json", *more])
 
 
 def test_a_death_in_the_middle_is_completed_by_the_next_attempt(tmp_path: Path) -> None:
