@@ -127,7 +127,7 @@ def _has_ulfm(world: Any) -> bool:
     communicator = world.Dup()
     try:
         communicator.Revoke()
-    except NotImplementedError:
+    except NotImplementedError:  # how mpi4py says that its MPI has no such call
         return False
     finally:
         communicator.Free()

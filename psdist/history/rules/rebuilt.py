@@ -9,6 +9,8 @@ chunks, adds to the findings.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from psdist.history.records import EventKind, Ints, Records
@@ -38,10 +40,7 @@ def check_rebuilt(
         findings.add_each(
             Rule.REBUILT,
             np.flatnonzero(is_newer),
-            lambda use, position=position, at=at: (  # type: ignore[misc]
-                f"{uses.line(use)}: newer than position {at}, with whose values the chunk went on "
-                f"at {position}: what it had contained is lost"
-            ),
+            partial(_say_newer, uses, at, position),
         )
     lost = events[replay.lost_position]
     for position, is_contained, each in zip(
@@ -60,6 +59,13 @@ def check_rebuilt(
     names = ("chunk", "group", "clock")
     gone = lost[~replay.is_contained_after_all]
     return list(zip(*(gone[name].tolist() for name in names), strict=True))
+
+
+def _say_newer(uses: Uses, at: int, position: int, use: int) -> str:
+    return (
+        f"{uses.line(use)}: newer than position {at}, with whose values the chunk went on "
+        f"at {position}: what it had contained is lost"
+    )
 
 
 def _check_blocks(replay: ServerReplay, events: Records, findings: Findings) -> None:

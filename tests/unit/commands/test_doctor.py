@@ -50,12 +50,12 @@ class Machine:
             "--version": (0, "slurm 22.05.8"),
             "--format=%P %D nodes %t": (0, "debug* 4 nodes idle\n"),
         }
-        self.library: MpiLibrary | LaunchError = LIBRARY
+        self.mpi: MpiLibrary | LaunchError = LIBRARY
         self.mpirun: Mpirun | LaunchError = MPIRUN
         self.path_mpirun: Mpirun | None = MPIRUN
         self.programs = {"srun", "sinfo", "lstopo"}
         monkeypatch.setattr(doctor, "output_of", self._output_of)
-        monkeypatch.setattr(doctor, "loaded_library", lambda _: self._or_raise(self.library))
+        monkeypatch.setattr(doctor, "loaded_library", lambda _: self._or_raise(self.mpi))
         monkeypatch.setattr(doctor, "find_mpirun", lambda *_: self._or_raise(self.mpirun))
         monkeypatch.setattr(
             doctor, "mpirun_on_path", lambda _: self.path_mpirun and self.path_mpirun.path
@@ -113,7 +113,7 @@ def test_a_machine_on_which_all_fits_has_no_errors(machine: Machine) -> None:
 
 
 def test_without_mpi_the_other_questions_are_still_asked(machine: Machine) -> None:
-    machine.library = LaunchError("mpi4py finds no MPI library: pip install 'psdist[mpi]'")
+    machine.mpi = LaunchError("mpi4py finds no MPI library: pip install 'psdist[mpi]'")
     findings = machine.findings()
     assert findings["MPI"].state == "error"
     assert findings["MPI"].remedy.endswith("pip install 'psdist[mpi]'")
@@ -304,7 +304,7 @@ def test_the_report_has_every_finding_and_every_remedy(
 def test_text_in_square_brackets_is_shown_as_it_is(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine.library = LaunchError("none: pip install 'psdist[mpi]' [/red]")
+    machine.mpi = LaunchError("none: pip install 'psdist[mpi]' [/red]")
     doctor.main(Console(width=200, color_system=None))
     assert "pip install 'psdist[mpi]' [/red]" in capsys.readouterr().out
 
