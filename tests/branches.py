@@ -42,7 +42,7 @@ def _play_large(seed: int) -> None:
 
 def _play_encoded(seed: int) -> None:
     """Codecs both ways."""
-    from tests.protocol.test_codecs import BOTH_WAYS, Thirds
+    from tests.protocol.codecs.test_codecs import BOTH_WAYS, Thirds
     from tests.support.virtual.job import play
     from tests.support.virtual.proof import prove
     from tests.support.virtual.schedule import Schedule

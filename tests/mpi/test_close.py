@@ -168,7 +168,7 @@ def test_nothing_of_a_job_reaches_the_next_however_soon_that_begins(
 def test_early_messages_wait_for_their_job_and_late_ones_are_dropped(
     mpi: Mpi, tmp_path: Path
 ) -> None:
-    words = ["-m", "tests.support.programs.generations"]
+    words = ["-m", "tests.support.programs.messages.generations"]
     env = {**QUIET, "PSDIST_RUN_DIR": str(tmp_path / "run")}
     done = run_mpi(2, words, timeout_s=60, mpi=mpi, env=env)
     assert done.returncode == 0, done.text

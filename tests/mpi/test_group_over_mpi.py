@@ -10,7 +10,7 @@ from tests.support.mpirun import Mpi, run_mpi
 
 pytestmark = pytest.mark.mpi
 
-PROGRAM = ["-W", "error", "-m", "tests.support.programs.group_over_mpi"]
+PROGRAM = ["-W", "error", "-m", "tests.support.programs.messages.group_over_mpi"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A training that stops and goes on with its optimizer's state, as its user starts it, both MPIs.
 
-tests/support/programs/continued.py is the script; here one process does the same.
+tests/support/programs/resuming/continued.py is the script; here one process does the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.mpirun import Completed, Mpi, environment_prefix, require, run_program
-from tests.support.programs.continued import NUM_WORKERS, make, train
+from tests.support.programs.resuming.continued import NUM_WORKERS, make, train
 
 pytestmark = pytest.mark.mpi
 
@@ -28,7 +28,7 @@ def run(mpi: Mpi, run_dir: Path, servers: int, *words: str) -> Completed:
     python = str(environment_prefix(mpi) / "bin" / "python")
     argv = [python, "-m", "psdist", "run", "--workers", "2", "--servers", str(servers)]
     argv += ["--group", "rank", "--set", "chunk_bytes=4096", "--record"]
-    argv += ["--run-dir", str(run_dir), "-m", "tests.support.programs.continued", *words]
+    argv += ["--run-dir", str(run_dir), "-m", "tests.support.programs.resuming.continued", *words]
     return run_program(argv, timeout_s=TIMEOUT_S, env={"PSDIST_PROGRESS": "off"})
 
 

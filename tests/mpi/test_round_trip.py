@@ -14,7 +14,7 @@ import pytest
 from tests.support.mpirun import REPOSITORY, Mpi, run_mpi
 
 TIMEOUT_S = 120
-TRANSPORT = ("-m", "tests.support.programs.round_trip")
+TRANSPORT = ("-m", "tests.support.programs.messages.round_trip")
 JOB = (
     "-m",
     "psdist",
@@ -59,7 +59,7 @@ def test_a_hundred_round_trips_of_two_ranks_end_and_leave_nothing(
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_a_receiver_takes_payloads_in_any_order(mpi: Mpi, tmp_path: Path) -> None:
     env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_PROGRESS": "off"}
-    program = ("-m", "tests.support.programs.payloads")
+    program = ("-m", "tests.support.programs.messages.payloads")
     done = run_mpi(2, program, timeout_s=TIMEOUT_S, mpi=mpi, env=env)
     assert done.returncode == 0, done.text
     assert "every payload was the right one" in done.stdout, done.text

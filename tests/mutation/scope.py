@@ -94,8 +94,8 @@ HOUSE = Scope(
     # Slow, and they reach no line of the protocol that others do not: processes, data, the same
     # schedules once more.
     left_out=(
-        "tests/protocol/test_codecs.py",
-        "tests/protocol/test_lost_peers.py",
+        "tests/protocol/codecs/test_codecs.py",
+        "tests/protocol/deaths/test_lost_peers.py",
         "tests/unit/workers/data/test_loader.py",
         "tests/unit/workers/group/test_channel.py",
     ),

@@ -1,6 +1,6 @@
 """Hosts of the test cluster that are cut off in the middle of training.
 
-They take a minute each; `python -m tests.benchmarks.cut_hosts` plays the other ways to fail.
+They take a minute each; `python -m tests.benchmarks.deaths.cut_hosts` plays the other ways to fail.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_a_job_script_goes_on_with_the_hosts_that_are_left(slurm_cluster: SlurmC
     """One of four is cut off for good; Slurm takes it for down after two minutes."""
     folder = slurm_cluster.directory("cut-requeue")
     run_dir = folder / "run"
-    program = REPOSITORY / "tests" / "support" / "programs" / "resumable.py"
+    program = REPOSITORY / "tests" / "support" / "programs" / "resuming" / "resumable.py"
     done: list[Completed] = []
 
     def submit() -> None:

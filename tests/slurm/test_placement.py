@@ -18,7 +18,7 @@ from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 from tests.support.slurm import network
 from tests.support.slurm.cluster import SlurmCluster
 
-EXCHANGES = str(REPOSITORY / "tests" / "support" / "programs" / "exchanges.py")
+EXCHANGES = str(REPOSITORY / "tests" / "support" / "programs" / "messages" / "exchanges.py")
 CHUNK = 64 << 10
 ELEMENTS = 16 * CHUNK // 4
 RACKS = """

@@ -129,7 +129,7 @@ def test_a_job_script_starts_again_what_has_crashed_but_not_for_ever(
     slurm_cluster: SlurmCluster, is_once: bool
 ) -> None:
     folder = slurm_cluster.directory(f"requeue-{is_once}")
-    program = REPOSITORY / "tests" / "support" / "programs" / "resumable.py"
+    program = REPOSITORY / "tests" / "support" / "programs" / "resuming" / "resumable.py"
     done = slurm_cluster.sbatch(
         REPOSITORY / "slurm" / "requeue.sbatch",
         sbatch_args=["--nodes=2", "--ntasks-per-node=2"],
@@ -156,7 +156,7 @@ def test_a_job_script_starts_again_what_has_crashed_but_not_for_ever(
 def test_a_job_script_goes_on_beyond_its_time_limit(slurm_cluster: SlurmCluster) -> None:
     """Slurm signals 90 s before the limit of 3 minutes, and lets a requeued job wait for two."""
     folder = slurm_cluster.directory("time-limit")
-    program = REPOSITORY / "tests" / "support" / "programs" / "resumable.py"
+    program = REPOSITORY / "tests" / "support" / "programs" / "resuming" / "resumable.py"
     epochs = 300
     done = slurm_cluster.sbatch(
         REPOSITORY / "slurm" / "requeue.sbatch",

@@ -18,7 +18,7 @@ from tests.support.slurm.cluster import SlurmCluster
 pytestmark = pytest.mark.slurm
 
 DIGITS = str(REPOSITORY / "psdist" / "examples" / "digits.py")
-KILLED = str(REPOSITORY / "tests" / "support" / "programs" / "killed.py")
+KILLED = str(REPOSITORY / "tests" / "support" / "programs" / "deaths" / "killed.py")
 
 
 def on_slurm(

@@ -128,7 +128,7 @@ def install(strike: Strike) -> None:
 
 
 def _in_the_script(_strike: Strike) -> None:
-    """The script of workers knows these moments: tests/support/programs/struck_script.py."""
+    """The script of workers knows these moments: tests/support/programs/deaths/struck_script.py."""
 
 
 def _in_registering(strike: Strike) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints from end to end, of jobs in one process: right, used wrongly, and with files that
 somebody else has changed.
 
-tests/support/programs/alone.py is the script.
+tests/support/programs/resuming/alone.py is the script.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.forked_runs import ForkedRuns
 from tests.support.mpirun import Completed
 from tests.support.programs.forked import MOST_BYTES
 
-SCRIPT = str(Path(__file__).parents[1] / "support" / "programs" / "alone.py")
+SCRIPT = str(Path(__file__).parents[1] / "support" / "programs" / "resuming" / "alone.py")
 KEPT = "step-00000003"
 
 

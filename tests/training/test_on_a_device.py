@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.support.late_transfers import LateTransfers, on_a_device
 from tests.support.programs.training.cases import Outcome, Script
 from tests.support.programs.training.problems import relative_distance
-from tests.training.test_overlap import (
+from tests.training.overlap.test_overlap import (
     APART,
     LATE,
     NUM_CHUNKS,

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.late_transfers import on_a_device, shards_on_a_device
 from tests.support.programs.training.cases import Outcome, Script
-from tests.training.test_overlap import Turn, parameters, run, training
+from tests.training.overlap.test_overlap import Turn, parameters, run, training
 
 
 def on_device(script: Script, path: Path, *, seed: int = 0, **options: Any) -> Outcome:

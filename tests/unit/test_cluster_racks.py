@@ -48,7 +48,15 @@ def test_a_cluster_that_says_nothing_of_its_racks_has_even_ones(tmp_path: Path) 
 def test_the_benchmark_of_uneven_racks_runs_what_the_mapper_plans() -> None:
     """It asserts that the fastest way is the plan's; the others are slower by what it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.uneven_racks", "--predict", "--servers", "3", "4"],
+        [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.placing.uneven_racks",
+            "--predict",
+            "--servers",
+            "3",
+            "4",
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.kill_matrix import (
+from tests.benchmarks.deaths.kill_matrix import (
     MODES,
     Cell,
     Played,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.benchmarks.skew import SLOW_TIMES, below_from, ideal, pattern
+from tests.benchmarks.schemes.skew import SLOW_TIMES, below_from, ideal, pattern
 
 patterns = st.integers(1, 12).flatmap(
     lambda steps: st.lists(

@@ -70,7 +70,7 @@ def played(
         "#!/bin/sh\n"
         'export PATH="$VENV/bin:$PATH"\n'
         f"{LAUNCHERS[launcher]} --run-dir {run_dir} {words} "
-        f"-m tests.support.programs.long_training >{folder}/output.txt 2>&1\n"
+        f"-m tests.support.programs.deaths.long_training >{folder}/output.txt 2>&1\n"
         f"echo $? >{folder}/status.new; mv {folder}/status.new {status}\n"
     )
     env = {

@@ -28,7 +28,7 @@ from psdist.topology.solver.placement import (
     solve,
 )
 from psdist.topology.solver.problem import Problem, Solution
-from tests.benchmarks.placement import make_problem
+from tests.benchmarks.placing.placement import make_problem
 from tests.support import exact_placement as exact
 
 

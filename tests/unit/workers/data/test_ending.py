@@ -16,7 +16,7 @@ PATIENCE_S = 60
 
 def test_loader_processes_and_their_server_end_when_their_rank_is_killed() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.programs.killed_loader"],
+        [sys.executable, "-m", "tests.support.programs.deaths.killed_loader"],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

@@ -1,0 +1,1 @@
+"""What checkpoints cost, and whether they come back elsewhere."""

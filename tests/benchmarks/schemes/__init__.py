@@ -1,0 +1,1 @@
+"""Codecs, local steps, modes and backup groups: what they cost and bring."""

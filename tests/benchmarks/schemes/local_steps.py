@@ -1,0 +1,133 @@
+"""Rounds of local steps: a character model's loss and bytes, against an exchange every step.
+
+    python -m tests.benchmarks.schemes.local_steps --seeds 3 --json docs/bench/local-steps.json
+    python -m tests.benchmarks.schemes.local_steps --schemes "16 by loss, average"
+
+Four groups of one worker on the virtual network, sync, a transformer of 75,984 parameters, AdamW
+with the schedule of the example, the same samples in every row. Not a measure of time. Each row is
+a run of the real trainer and servers; bits are of text that nobody trains on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from psdist.examples.chars import (
+    CharTransformer,
+    bits_per_char,
+    learning_rate_factor,
+    load_text,
+    optimizer_groups,
+    validation_bits,
+    windows,
+)
+from psdist.job import Job
+from tests.support.programs.training.cases import Case, Result, Stage
+from tests.support.programs.training.virtual_job import run_virtually
+
+GROUPS: Final = 4
+LENGTH: Final = 64
+SCHEMES: Final[dict[str, dict[str, object]]] = {
+    "every step": {},
+    "16 local steps, average": {"local_steps": 16},
+    "16 local steps, nesterov": {"local_steps": 16, "outer": "nesterov"},
+    "16 by loss, average": {"local_steps": 16, "steps_by": "loss"},
+    "16 by loss, nesterov": {"local_steps": 16, "steps_by": "loss", "outer": "nesterov"},
+    "11 local steps, average": {"local_steps": 11},
+    "11 local steps, nesterov": {"local_steps": 11, "outer": "nesterov"},
+    "64 local steps, average": {"local_steps": 64},
+    "64 by loss, average": {"local_steps": 64, "steps_by": "loss"},
+}
+BY_DEFAULT: Final = tuple(SCHEMES)[:3]
+
+
+def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str, Any]:
+    """Validation bits at the end, bytes and rounds."""
+    train, valid = load_text()
+    valid_set = windows(valid[:40_000], LENGTH)
+
+    def script(job: Job, _stage: Stage) -> Result:
+        torch.manual_seed(seed)
+        model = CharTransformer(length=LENGTH, width=48)
+        adamw = torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=4e-3)
+        model, optimizer = job.prepare(model, adamw, max_grad_norm=1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, steps)
+        )
+        loader = job.loader(windows(train, LENGTH), batch_size=batch_size, shuffle=True)
+        done = 0
+        while done < steps:
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = bits_per_char(model(x), y)
+                loss.backward()
+                job.report(loss)
+                optimizer.step()
+                schedule.step()
+                done += 1
+                if done == steps:
+                    break
+        job.barrier()
+        bits = validation_bits(model, valid_set, job.device) if job.is_chief else 0.0
+        return {"bits": bits, "clock": job.clock}
+
+    settings = {"seed": seed, "chunk_bytes": "auto", **SCHEMES[scheme]}
+    groups = tuple((worker,) for worker in range(GROUPS))
+    case = Case(name="rounds", script=script, servers=1, groups=groups, settings=settings)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_virtually(case, Path(folder) / "run")
+        summary = outcome.summary
+        result = outcome.results[0]
+    return {
+        "scheme": scheme,
+        "seed": seed,
+        "steps": steps,
+        "bits": result["bits"],
+        "rounds": result["clock"],
+        "rounds_cut": summary["rounds_cut"],
+        "bytes": summary["bytes_pushed"] + summary["bytes_pulled"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=BY_DEFAULT)
+    given = parser.parse_args()
+    rows = []
+    for scheme in given.schemes:
+        for seed in range(given.seeds):
+            rows.append(run(scheme, seed, given.steps))
+            print(json.dumps(rows[-1]), flush=True)
+    base = rows[: given.seeds]
+    bits = statistics.median(each["bits"] for each in base)
+    num_bytes = statistics.median(each["bytes"] for each in base)
+    print(
+        f"\n| scheme | bits | against {given.schemes[0]} | bytes | times fewer |\n"
+        "|---|---|---|---|---|"
+    )
+    for scheme in given.schemes:
+        mine = [each for each in rows if each["scheme"] == scheme]
+        its = statistics.median(each["bits"] for each in mine)
+        sent = statistics.median(each["bytes"] for each in mine)
+        print(
+            f"| {scheme} | {its:.4f} | {100 * (its / bits - 1):+.1f} % | {sent:.3g} | "
+            f"{num_bytes / sent:.1f} |"
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

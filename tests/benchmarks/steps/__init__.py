@@ -1,0 +1,1 @@
+"""What an exchange and a training step cost, over the network and on one host."""

@@ -1,0 +1,1 @@
+"""`psdist bench`, over MPI."""

@@ -1,0 +1,1 @@
+"""Checkpoints and going on with them, over MPI."""

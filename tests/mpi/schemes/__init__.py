@@ -1,0 +1,1 @@
+"""Modes, codecs and backup groups that change within a run, over MPI."""

@@ -1,0 +1,96 @@
+"""Modes that change within a run, under mpirun: by a schedule, and by the script.
+
+tests/support/programs/schemes/modes_script.py is the script.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.commands import check
+from tests.support.mpirun import REPOSITORY, Completed, run_mpi
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = str(REPOSITORY / "tests" / "support" / "programs" / "schemes" / "modes_script.py")
+QUIET = {"PSDIST_PROGRESS": "off", "PYTHONPATH": str(REPOSITORY)}
+
+
+def run_script(folder: Path, *options: str, passed: tuple[str, ...]) -> Completed:
+    words = ["-m", "psdist", "run", "--record", "--group", "rank", "--servers", "2", *options]
+    words += ["--run-dir", str(folder / "run"), SCRIPT, str(folder), *passed]
+    return run_mpi(4, words, timeout_s=120, env=QUIET)
+
+
+def seen(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("seen.*"))]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+    return told
+
+
+def test_a_schedule_rules_each_round_and_workers_end_alike_in_sync(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "--schedule", "0: sync; 4: ssp:1; 6: sync", passed=("9",))
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    first, second = seen(tmp_path)
+    assert first["modes"] == [["sync", None]] * 4 + [["ssp", 1]] * 2 + [["sync", None]] * 3
+    assert first["weights"] == second["weights"]
+    assert summary(tmp_path)["modes"] == [
+        {"round": 0, "mode": "sync", "staleness": None, "why": "schedule"},
+        {"round": 4, "mode": "ssp", "staleness": 1, "why": "schedule"},
+        {"round": 6, "mode": "sync", "staleness": None, "why": "schedule"},
+    ]
+
+
+def test_a_script_sets_the_mode_and_the_check_proves_every_round(tmp_path: Path) -> None:
+    options = ("--mode", "async", "--set", "set_mode=allowed")
+    done = run_script(tmp_path, *options, passed=("12", "4=sync", "8=ssp:2"))
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    first, second = seen(tmp_path)
+    assert first["modes"] == second["modes"]
+    assert first["modes"][3:9] == [["async", None], *[["sync", None]] * 4, ["ssp", 2]]
+    began, in_sync, at_last = summary(tmp_path)["modes"]
+    assert began == {"round": 0, "mode": "async", "staleness": None, "why": "settings"}
+    assert in_sync["mode"] == "sync"
+    assert in_sync["round"] == 5  # parameters for iteration 4 were there when the script asked
+    assert (at_last["mode"], at_last["staleness"], at_last["round"]) == ("ssp", 2, 9)
+    assert "the script, in collective" in at_last["why"]
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "mode sync from iteration 5 on (the script, in collective" in log
+
+
+def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "--mode", "auto", passed=("150", "slow=25"))
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    assert seen(tmp_path)[0]["modes"] == [["auto", None]] * 150
+    began, *changes = summary(tmp_path)["modes"]
+    assert began == {"round": 0, "mode": "sync", "staleness": None, "why": "settings"}
+    assert (changes[0]["mode"], changes[0]["staleness"]) == ("ssp", 3)
+    assert "ms with bounded staleness" in changes[0]["why"]
+    lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
+    assert sum("changed" in json.loads(line) for line in lines) == len(changes)
+
+
+@pytest.mark.slow
+def test_psdist_moves_the_bound_while_now_this_group_is_slow_and_now_that_one(
+    tmp_path: Path,
+) -> None:
+    options = ("--mode", "ssp", "--staleness", "0", "--set", "staleness_to=6")
+    done = run_script(tmp_path, *options, passed=("60", "slow=25"))
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    assert seen(tmp_path)[0]["modes"] == [["ssp", 6]] * 60
+    began, *changes = summary(tmp_path)["modes"]
+    assert began == {"round": 0, "mode": "ssp", "staleness": 0, "why": "settings"}
+    assert {each["mode"] for each in changes} == {"ssp"}
+    assert 0 < changes[0]["staleness"] <= 6
+    assert "with staleness 0, " in changes[0]["why"]

@@ -1,0 +1,1 @@
+"""Seeded schedules with codecs and their copies."""

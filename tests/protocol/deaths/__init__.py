@@ -1,0 +1,1 @@
+"""Seeded schedules with deaths, joins, spares and shards made anew."""

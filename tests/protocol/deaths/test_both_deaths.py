@@ -1,0 +1,188 @@
+"""Workers and servers die in one run, where servers have buddies: rules hold, whoever lives
+finishes, and what was acknowledged is in the final parameters once.
+
+More by hand: ``python -m tests.protocol.deaths.test_both_deaths 5000``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psdist.errors import PsdistError
+from psdist.history.records import EventKind
+from psdist.protocol.control import Bury
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.deaths import Deaths
+from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.replication.copies import ShardCopy
+from tests.support.virtual.both_deaths import play_with_both_deaths, taken_over
+from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.surviving import deaths_of, prove_survival
+
+SEEDS = range(28)
+MANY = range(2000, 2300)
+FOUND = (443, 250, 532, 10120, 10149)
+"""A checkpoint whose copy the dead server's buddy had, and not that its collective was over (443);
+a first chunk in progress that was chosen with groups of the dead counted (250); a leader that had
+left, said so to a server that died, and died as well (532); an update that was inherited, of which
+nobody active was left to share it (10120); answers to what was sent again, more at a time than the
+window takes (10149)."""
+
+
+def play_and_prove(seeds: Any, **broken: Any) -> Counter[str]:
+    """What was met, and how often."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        job = play_with_both_deaths(seed, **broken)
+        try:
+            prove_survival(job)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        died, taken = deaths_of(job), taken_over(job)
+        met[job.schedule.mode] += bool(died and taken)
+        met["two servers"] += len(taken) > 1
+        met["chief"] += bool(0 in died and taken)
+        for each in job.sets:
+            for log in each.history().servers:
+                kinds = log.events["kind"]
+                if (kinds == EventKind.TAKEOVER).any() and (kinds == EventKind.DEATH).any():
+                    is_first = np.argmax(kinds == EventKind.TAKEOVER) > np.argmax(
+                        kinds == EventKind.DEATH
+                    )
+                    met["worker first" if is_first else "server first"] += 1
+    return met
+
+
+def test_the_living_finish_and_every_rule_holds() -> None:
+    met = play_and_prove(SEEDS)
+    for what in ("sync", "ssp", "async", "two servers", "chief", "worker first", "server first"):
+        assert met[what], met
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found(seed: int) -> None:
+    play_and_prove([seed])
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    play_and_prove(MANY)
+
+
+def play_an_inheritance() -> VirtualJob:
+    """Worker 0 has pushed all of iteration 1, for which worker 2 takes long, and dies. When all
+    servers have taken that in, server 1 dies with what it has received."""
+    schedule = Schedule(
+        seed=5,
+        servers=3,
+        group_sizes=(1, 1, 1),
+        iterations=(4, 4, 4),
+        collectives=((),) * 3,
+        compute_s=(1e-5, 1e-5, 5.0),
+        num_chunks=6,
+        receive_buffers=12,
+        has_buddies=True,
+    )
+    job = VirtualJob(schedule, is_watched=False, max_deaths=9)
+    registrar = job.registrar
+
+    def is_received() -> bool:
+        chunks = job.core(1)._chunks
+        pushes = (chunk.gathering.pushes.get(0) for chunk in chunks.values())
+        return bool(chunks) and all(push is not None and push.clock == 1 for push in pushes)
+
+    job.network.run(until=is_received)
+    job.network.crash(worker_id(0))
+    job.network.run(until=lambda: registrar.out and not registrar._deaths.is_settling)
+    job.network.crash(server_id(1))
+    job.run()
+    return job
+
+
+def test_what_a_dead_server_had_inherited_and_not_applied_died_with_it() -> None:
+    job = play_an_inheritance()
+    prove_survival(job)
+    assert taken_over(job) == [1]
+    history = job.history()
+    lost = 0
+    for log in history.servers:
+        events = log.events
+        inherited = events[events["kind"] == EventKind.INHERIT]
+        assert len(inherited)
+        applied = events[events["kind"] == EventKind.APPLY]
+        for chunk, group, clock in inherited[["chunk", "group", "clock"]].tolist():
+            where = (applied["chunk"] == chunk) & (applied["group"] == group)
+            is_contained = bool((applied["clock"][where] == clock).any())
+            assert is_contained == (log.server != 1)
+            lost += not is_contained
+    assert lost == len(job.core(1)._chunks)
+
+
+def forget_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerCore, "_take_out_dead", lambda _core: None)
+
+
+def tell_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_again(_deaths: Deaths, _server: int) -> list[SendControl]:
+        return []
+
+    monkeypatch.setattr(Deaths, "ask_again", ask_again)
+
+
+def let_nobody_depart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registrar, "_depart", lambda _registrar, _worker: [])
+
+
+def log_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardCopy, "_bury", lambda _copy, _record: None)
+
+
+def keep_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = ShardPicture.apply
+
+    def forgetful(picture: ShardPicture, record: Any) -> None:
+        apply(picture, record)
+        picture.is_kept = False
+
+    monkeypatch.setattr(ShardPicture, "apply", forgetful)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seeds"),
+    [
+        (forget_the_dead, SEEDS),
+        (tell_nobody_again, SEEDS),
+        (let_nobody_depart, (532,)),
+        (log_no_deaths, SEEDS),
+        (keep_twice, (443,)),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_mistake_is_noticed(plant: Any, seeds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, PsdistError)):
+        play_and_prove(seeds)
+
+
+def test_a_generation_that_was_taken_in_is_not_taken_in_again() -> None:
+    """The registrar asks who goes on for a dead server whatever that may not have heard."""
+    job = play_with_both_deaths(1)
+    prove_survival(job)
+    for loop in job.servers:
+        for hosted in loop.hosted:
+            for each in hosted.sets:
+                generation = each.core.generation
+                again = Bury(generation=generation, dead=[0])
+                assert each.core._on_bury(REGISTRAR, again) == []
+
+
+if __name__ == "__main__":
+    print(play_and_prove(range(int(sys.argv[1]))))

@@ -1,0 +1,107 @@
+"""Spares keep second copies and go on in dead servers' places: under seeded schedules, on the
+virtual network, with real tensors. Whoever lives finishes, every update that was acknowledged is in
+the final parameters once, and in sync the parameters are those of the run without deaths.
+
+More by hand: ``python -m tests.protocol.deaths.test_spares FIRST LAST [registrar]``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from psdist.protocol.control import CopyLost
+from psdist.protocol.ids import REGISTRAR, server_id, spare_id
+from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.refills import by_hand, play_and_prove
+from tests.support.virtual.spares import play_with_spares
+from tests.support.virtual.surviving import prove_survival
+
+SEEDS = (6, 14, 20, 38, 39, 42, 48, 50, 55)
+"""Of the first seventy those that are quick and have met all that can be met."""
+SEEDS_WITH_REGISTRAR = (10, 19, 26, 33, 38, 42, 48, 67)
+"""As these."""
+MANY = range(1000, 1200)
+
+
+def test_servers_and_spares_die_and_the_others_go_on() -> None:
+    met = play_and_prove(play_with_spares, SEEDS)
+    for what in (
+        *("survived", "served by a spare at the end", "2 deaths", "same bits"),
+        *("idle spare", "a spare that keeps", "a spare that is filled", "a spare that serves"),
+    ):
+        assert met[what], met
+
+
+def test_the_registrar_dies_among_them() -> None:
+    met = play_and_prove(play_with_spares, SEEDS_WITH_REGISTRAR, registrar_dies=True)
+    for what in (
+        *("registrar", "registrar while filling", "survived", "ended", "same bits"),
+        *("a spare that keeps", "a spare that is filled", "a spare that serves"),
+    ):
+        assert met[what], met
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    play_and_prove(play_with_spares, MANY)
+    play_and_prove(play_with_spares, MANY, registrar_dies=True)
+
+
+def with_one_spare() -> VirtualJob:
+    schedule = Schedule(
+        seed=3,
+        servers=5,
+        spares=1,
+        iterations=(60, 60),
+        num_chunks=10,
+        mode="ssp",
+        has_buddies=True,
+    )
+    return VirtualJob(schedule, is_watched=False, max_deaths=9)
+
+
+def until_whole(job: VirtualJob) -> None:
+    """Server 3 dies: the shards of 2 and 3 have their second copies in the spare then."""
+    job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
+    job.network.crash(server_id(3))
+    takeovers = job.registrar._takeovers
+    job.network.run(until=lambda: 3 in takeovers._names and not takeovers.alone)
+    assert [takeovers._shards[each].keeper for each in (2, 3)] == [spare_id(0), spare_id(0)]
+
+
+def test_that_a_spare_s_copy_is_lost_is_said_by_the_deputy_where_the_registrar_dies_first() -> None:
+    """Else who serves the shard would let nothing go any more."""
+    job = with_one_spare()
+    until_whole(job)
+    job.network.crash(spare_id(0))
+    office = job.office
+    assert office is not None
+
+    def is_about_to() -> bool:
+        actions = (each for _, actions in office._pending for each in actions)
+        return any(isinstance(getattr(each, "message", None), CopyLost) for each in actions)
+
+    job.network.run(until=is_about_to)
+    job.network.crash(REGISTRAR)
+    job.run()
+    assert job.has_succeeded
+    prove_survival(job)
+    assert not job.registrar.alone
+
+
+def test_a_spare_hears_of_a_set_that_is_described_once_it_keeps_a_copy() -> None:
+    job = with_one_spare()
+    until_whole(job)
+    replication = job.servers[2]._replication
+    assert replication is not None
+    built = replication._built[0]
+    replication.on_built(1, built.partition, built.owners, built.setup)
+    spare = job.spares[0]
+    job.network.run(until=lambda: spare._num_described == 2)
+    kept = spare._replication
+    assert kept is not None
+    assert [len(each.owners) for each in kept._built] == [len(built.owners)] * 2
+
+
+if __name__ == "__main__":
+    by_hand(play_with_spares)

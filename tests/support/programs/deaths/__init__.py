@@ -1,0 +1,1 @@
+"""Programs of which ranks are killed."""

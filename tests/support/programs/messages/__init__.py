@@ -1,0 +1,1 @@
+"""Programs that send messages over the transport, without a training."""

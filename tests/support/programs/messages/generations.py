@@ -1,0 +1,80 @@
+"""Control messages over MPI that come too early or too late for the job that their receiver is in.
+
+    mpirun -n 2 python -m tests.support.programs.messages.generations
+
+A Failure is handed out at once, and behind what was sent before it: it marks how far a receiver has
+looked. The server says what it was given.
+"""
+
+from __future__ import annotations
+
+import os
+
+from psdist.config.sources import resolve
+from psdist.protocol.control import Control, Failure, Resume
+from psdist.protocol.events import ControlArrived
+from psdist.protocol.ids import server_id, worker_id
+from psdist.ranks.context import RankContext, connect
+
+
+def main() -> None:
+    context = connect(resolve(command_line={}, environment=os.environ))
+    assert context.comm is not None
+    if context.me == worker_id(0):
+        send(context)
+    else:
+        receive(context)
+    context.close()
+
+
+def send(context: RankContext) -> None:
+    say(context, 0)
+    context.advance()
+    say(context, 1)
+    context.advance()
+    say(context, 2)
+    mark(context)
+    read(context)  # the server is in generation 3 now
+    say(context, 3)
+    mark(context)
+
+
+def receive(context: RankContext) -> None:
+    print("in 0:", read(context), flush=True)
+    context.advance()
+    print("in 1:", [seq_of(context.transport.poll()), context.transport.poll()], flush=True)
+    context.advance()
+    print("in 2:", [seq_of(context.transport.poll()), context.transport.poll()], flush=True)
+    context.advance()  # further than the worker
+    mark(context, worker_id(0))
+    print("in 3:", read(context), flush=True)
+
+
+def say(context: RankContext, seq: int) -> None:
+    context.transport.send_control(server_id(0), Resume(seq=seq))
+
+
+def mark(context: RankContext, peer: int = server_id(0)) -> None:
+    context.transport.send_control(peer, Failure(heading="", text="", exit_status=0))
+
+
+def read(context: RankContext) -> list[int]:
+    """What is given up to the mark."""
+    given: list[int] = []
+    while True:
+        event = context.transport.poll()
+        if isinstance(event, ControlArrived) and isinstance(event.message, Failure):
+            return given
+        if isinstance(event, ControlArrived):
+            given.append(seq_of(event))
+
+
+def seq_of(event: object) -> int:
+    assert isinstance(event, ControlArrived)
+    message: Control = event.message
+    assert isinstance(message, Resume)
+    return message.seq
+
+
+if __name__ == "__main__":
+    main()

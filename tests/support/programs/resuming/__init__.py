@@ -1,0 +1,1 @@
+"""Trainings that are stopped and go on."""

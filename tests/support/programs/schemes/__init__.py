@@ -1,0 +1,1 @@
+"""Trainings whose mode, codec or speed changes."""

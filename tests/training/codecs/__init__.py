@@ -1,0 +1,1 @@
+"""Trainings with codecs, and what keeps them right."""

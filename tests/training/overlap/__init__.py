@@ -1,0 +1,1 @@
+"""Trainings whose communication overlaps with computing."""

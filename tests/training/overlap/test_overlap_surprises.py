@@ -1,0 +1,143 @@
+"""What a script does late, or out of psdist's sight, while its gradients leave during backward."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from psdist.job import Job
+from tests.support.programs.training.cases import Result, Script, Stage
+from tests.support.programs.training.problems import flat, relative_distance
+from tests.training.overlap.test_overlap import (
+    APART,
+    BATCH,
+    LATE,
+    NUM_CHUNKS,
+    PROBLEM,
+    STEPS,
+    WATCHED,
+    Linear,
+    Pause,
+    Turn,
+    both,
+    late,
+    linear,
+    parameters,
+    run,
+    training,
+)
+
+Way = Literal["scaled", "unscaled before", "overflow", "overflow of one"]
+
+
+def scaled(way: Way, *, at: int = 6) -> Script:
+    """From iteration ``at`` on a GradScaler takes part. The loss is linear in the parameters."""
+
+    def script(job: Job, stage: Stage) -> Result:
+        torch.manual_seed(1)
+        model: nn.Module = Linear()
+        made = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = job.prepare(model, made)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step, (x, _) in enumerate(
+            PROBLEM.batches(size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers)
+        ):
+            optimizer.zero_grad()
+            loss = Pause.apply(model(x), lambda: stage.sleep(1e-3)).sum()
+            if step < at:
+                loss.backward()
+                optimizer.step()
+                continue
+            scaler.scale(loss).backward()
+            first, *_ = model.parameters()
+            has_overflow = way == "overflow" or (way == "overflow of one" and job.worker == 1)
+            if has_overflow and step == at:
+                assert first.grad is not None
+                first.grad.view(-1)[0] = math.inf
+            if way != "scaled":
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        return {"parameters": flat(model), "clock": job.clock}
+
+    return script
+
+
+@pytest.mark.parametrize("way", ["scaled", "unscaled before", "overflow"])
+@pytest.mark.parametrize("at", [WATCHED, 6])
+def test_a_scaler_that_comes_late_is_made_good_and_what_it_leaves_out_is_taken_back(
+    at: int, way: Way, tmp_path: Path
+) -> None:
+    auto = run(scaled(way, at=at), tmp_path / "auto")
+    off = run(scaled(way, at=at), tmp_path / "off", overlap="off")
+    assert auto.summary["early_pushes"] > 0
+    assert auto.summary["overlap_corrections"] == len(APART)
+    assert auto.results[0]["clock"] == off.results[0]["clock"] == STEPS
+    assert relative_distance(parameters(auto), parameters(off)) < 1e-6
+
+
+def test_of_an_iteration_that_one_worker_leaves_out_what_has_left_weighs_as_it_did(
+    tmp_path: Path,
+) -> None:
+    """The others do not count for more, as they would without overlap: that is the check's."""
+    auto = run(scaled("overflow of one"), tmp_path / "auto")
+    assert auto.summary["overlap_corrections"] == auto.checked().num_corrections == len(APART)
+    parameters(auto)
+
+
+def test_what_is_written_to_a_parameter_that_gets_no_gradient_is_replaced(tmp_path: Path) -> None:
+    """The server sends the version once more that it has sent before."""
+
+    def freeze(turn: Turn) -> None:
+        for parameter in list(turn.model.parameters())[:2]:
+            parameter.requires_grad_(turn.step < 5)
+
+    def write(turn: Turn) -> None:
+        if turn.step == 7:
+            with torch.no_grad():
+                for parameter in list(turn.model.parameters())[:2]:
+                    parameter.mul_(0.5)
+
+    auto, _ = both(training(before=freeze, between=write), tmp_path)
+    assert auto.summary["early_pushes"] == 3 * NUM_CHUNKS * (STEPS - WATCHED)
+
+
+def test_batches_of_passes_that_were_not_seen_count(tmp_path: Path) -> None:
+    """A forward pass of a part of the model tells psdist nothing."""
+
+    def script(job: Job, _stage: Stage) -> Result:
+        torch.manual_seed(3)
+        model: Any = nn.Sequential(PROBLEM.model())
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in PROBLEM.batches(
+            size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers
+        ):
+            job._sets.trainers[0].on_batch(BATCH, BATCH)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model[0](x), y).backward()
+            optimizer.step()
+        return {"parameters": flat(model), "clock": job.clock}
+
+    auto, off = both(script, tmp_path)
+    assert auto.summary["samples"] == off.summary["samples"] == 3 * BATCH * STEPS
+    assert auto.summary["early_pushes"] > 0
+
+
+@pytest.mark.parametrize("name", ["clamped", "clipped in the job"])
+def test_a_change_of_one_worker_alone_is_that_workers_correction(name: str, tmp_path: Path) -> None:
+    def of_one(turn: Turn) -> None:
+        if turn.job.worker == 1:
+            late(LATE[name])(turn)
+
+    auto = run(linear(of_one), tmp_path / "auto")
+    off = run(linear(of_one), tmp_path / "off", overlap="off")
+    assert auto.summary["overlap_corrections"] == 1
+    chunks = auto.summary["chunks"]
+    rest = STEPS - WATCHED
+    assert auto.summary["early_pushes"] == chunks * (2 * rest + (6 + 1 - WATCHED))
+    assert relative_distance(parameters(auto), parameters(off)) < 1e-6

@@ -1,0 +1,1 @@
+"""Trainings with rounds of local steps."""
