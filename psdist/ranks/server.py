@@ -626,6 +626,8 @@ class Reporter:
             self._files.do(action)
         elif isinstance(action, Death):
             self._deaths.declared(action)
+            for worker in (action.worker, *action.left):
+                self._tell_parent_of_death(self._context.roles.worker_ranks[worker])
         elif isinstance(action, Survived):
             self._deaths.survived(action)
         elif isinstance(action, Decided):

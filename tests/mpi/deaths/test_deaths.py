@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.support.mpirun import REPOSITORY, Completed, Mpi, run_mpi
+from tests.support.mpirun import REPOSITORY, Completed, Mpi, run_mpi, run_program
 
 pytestmark = pytest.mark.mpi
 
@@ -35,14 +35,19 @@ def run_dying(
     mpi: Mpi = "openmpi",
     launcher_args: tuple[str, ...] = ULFM,
     kills: str = "",
+    is_parent: bool = False,
     **settings: object,
 ) -> Completed:
+    """``is_parent``: started by `psdist run -n`, and not by mpirun itself."""
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", group]
     words += ["--servers", str(servers)]
     settings = {"max_deaths": 2, "chunk_bytes": 4096, "progress": "off", **settings}
     words += [f"--set={key}={value}" for key, value in settings.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "ITERATIONS": "30"}
     env["KILLS"] = kills
+    if is_parent:
+        words += ["-n", str(ranks), str(PROGRAM)]
+        return run_program([sys.executable, *words], timeout_s=TIMEOUT_S, env=env)
     return run_mpi(
         ranks, [*words, str(PROGRAM)], timeout_s=TIMEOUT_S, mpi=mpi, env=env,
         launcher_args=launcher_args,
@@ -204,10 +209,18 @@ def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_one_more_than_max_deaths_ends_the_job_with_one_line(tmp_path: Path) -> None:
-    done = run_dying("1 forward 4,2 forward 9", tmp_path, max_deaths=1)
+@pytest.mark.parametrize("is_parent", [False, True], ids=["mpirun", "psdist-run-n"])
+def test_one_more_than_max_deaths_ends_the_job_with_one_line(
+    is_parent: bool, tmp_path: Path
+) -> None:
+    """`psdist run -n` names the second of the dead as well, but not the first: it was survived."""
+    dies = "1 forward 4,2 forward 9"
+    done = run_dying(dies, tmp_path, max_deaths=1, is_parent=is_parent)
     assert done.returncode == 1, done.text
-    (line,) = [line for line in done.stderr.splitlines() if "error" in line and "psdist" in line]
+    line, *more = [each for each in done.stderr.splitlines() if re.match("psdist: .*error", each)]
+    assert [re.findall("before that (worker [0-9])", each) for each in more] == (
+        [["worker 2"]] if is_parent else []
+    )
     assert re.search(
         r"psdist: server 0 \(.*\): error: worker 2 \(.*\) has died; which is death 2, and "
         r"max_deaths = 1: restart the job, or set max_deaths higher$",
