@@ -5,11 +5,12 @@
     python -m tests.benchmarks.deaths.kill_matrix --table FILE [FILE ...]
 
 Three servers with buddies, the deputy among them, and three workers (five on the four hosts of the
-Slurm test cluster; root, docs/tests.md) train tests/support/programs/deaths/struck_script.py under
-``mpirun --with-ft ulfm``; tests/support/strikes.py says what the phases are and who is killed. A
-job that has not ended with status 0 is started again, once, with the same words. Of each cell is
-told how the jobs have ended, whether `psdist check` proves the record, and the seconds from the
-kill until all workers that live have made another iteration. ``--json`` adds to what the file has.
+Slurm test cluster, which is brought up and taken down; root, docs/tests.md) train
+tests/support/programs/deaths/struck_script.py under ``mpirun --with-ft ulfm``;
+tests/support/strikes.py says what the phases are and who is killed. A job that has not ended with
+status 0 is started again, once, with the same words. Of each cell is told how the jobs have ended,
+whether `psdist check` proves the record, and the seconds from the kill until all workers that live
+have made another iteration. ``--json`` adds to what the file has.
 
 Exit status 0 where every cell ended as docs/failures.md says: the first job with status 0, or
 where a rank dies that registers, the second; proved; and no process was left.
@@ -30,6 +31,7 @@ from pathlib import Path
 from psdist.commands.check import check_run
 from psdist.errors import PsdistError
 from psdist.history.writers import read_histories
+from tests.benchmarks.placing.taken_cluster import taken_cluster
 from tests.support.mpirun import REPOSITORY, run_mpi
 from tests.support.slurm.cluster import SlurmCluster
 from tests.support.strikes import NEVER, PHASES, VARIABLE, VICTIMS, mark_of
@@ -216,8 +218,7 @@ def job_script(folder: Path, plays: Sequence[Cell]) -> str:
     return "\n".join([*lines, ""])
 
 
-def play_on_four(plays: Sequence[Cell]) -> list[Played]:
-    cluster = SlurmCluster()
+def play_on_four(plays: Sequence[Cell], cluster: SlurmCluster) -> list[Played]:
     folder = cluster.directory("matrix")
     script = folder / "job.sbatch"
     script.write_text(job_script(folder, plays))
@@ -308,7 +309,10 @@ def main() -> int:
     if given.missing:
         had = {each.cell for each in load(given.json) if each.is_good and each.hosts == given.hosts}
         plays = [each for each in plays if each not in had]
-    found = play_on_four(plays) if given.hosts > 1 else []
+    found: list[Played] = []
+    if given.hosts > 1 and plays:
+        with taken_cluster(shape="1gbit") as cluster:
+            found = play_on_four(plays, cluster)
     for cell in plays if given.hosts == 1 else []:
         folder = Path(tempfile.mkdtemp(prefix="psdist-kills-"))
         found.append(play(cell, folder))
