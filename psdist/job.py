@@ -30,6 +30,7 @@ from psdist.config.by_loss import reads_losses
 from psdist.config.codec_rounds import is_auto, is_controlled
 from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, schedule_of
+from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
 from psdist.controller.steps import Term
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
@@ -738,7 +739,7 @@ class Job:
         sets = self._prepared_between_steps("optimizer_state")
         why = "this is the state of one: job.optimizer_state(optimizer)"
         chosen = sets.set_of(optimizer, "optimizer_state", why)
-        if self._config.local_steps > 1:
+        if steps_on_workers(self._config):
             raise UsageError(
                 "job.optimizer_state with local steps: the optimizer steps on each worker, and its "
                 "state is there: optimizer.state_dict()"

@@ -28,6 +28,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of_codecs
 from psdist.config.combinations import text_of
 from psdist.config.modes import is_mixed, judging_mode
+from psdist.config.outer import steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
@@ -68,9 +69,11 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
 from psdist.workers.rounds.outer import make_outer
+from psdist.workers.rounds.sums import AccumulatingTrainer
 from psdist.workers.rounds.trainer import Rounds
 from psdist.workers.script.state import ScriptModel
 from psdist.workers.standing import Standing
@@ -515,7 +518,7 @@ class ParameterSets:
                 self._at_end.append(handle.remove)
         if self._passes is not None and all(each.module is not model for each in self.models):
             self._at_end += [handle.remove for handle in self._passes.attach(model)]
-        if not self._has_rounds:
+        if not self._steps_here:
             for optimizer in optimizers:
                 optimizer.state.clear()  # the servers have it
         known = [each for each in self.models if each.module is model]
@@ -688,15 +691,20 @@ class ParameterSets:
         if never:
             overlap = "off"
         may_overlap = overlap != "off" and not why_not
-        rounds, has_ended = None, partial(self._end_iteration, index)
+        make: Callable[..., Trainer] = Trainer
+        has_ended = partial(self._end_iteration, index)
         served: ServedOptimizer
-        if self._has_rounds:
-            # The trainer is made below: it is looked up when a step is made.
+        # The trainer is made below: it is looked up when a step is made.
+        if self._steps_here:
             served = LocalOptimizer(optimizer, step=self._step_of(index))
-            rounds = self._rounds(served, max_norm)
-            has_ended = partial(self._tell_standing, index)
+            make = self._local_trainer(served, max_norm)
+            max_norm = 0.0  # of what is pushed
         else:
             served = ServedOptimizer(optimizer, step=self._step_of(index))
+            if self._has_rounds:
+                make = self._accumulating_trainer(served)
+        if self._has_rounds:
+            has_ended = partial(self._tell_standing, index)
         trainer = make_trainer(
             loop,
             self._group,
@@ -706,11 +714,11 @@ class ParameterSets:
             wire=wire_of(config),
             parameters=description.parameters,
             look_for_changes=lambda flat, clock: watch.look(
-                flat, clock=clock, is_local=self._has_rounds
+                flat, clock=clock, is_local=self._steps_here
             ),
             hyperparameters=lambda: packed_hyperparameters(on_servers),
             on_nonfinite=config.on_nonfinite,
-            max_norm=0.0 if rounds is not None else max_norm,
+            max_norm=max_norm,
             clips_itself=clips_itself,
             history=history,
             on_iteration=has_ended,
@@ -722,7 +730,7 @@ class ParameterSets:
             first_clock=first_clock,
             module=model,
             is_pipelined=is_pipelined,
-            rounds=rounds,
+            make=make,
             may_miss=config.backup > 0,
             on_missed=self._on_missed,
         )
@@ -731,7 +739,7 @@ class ParameterSets:
             partition=partition.encode(),
             optimizer=description.optimizer,
             hyper=packed_hyperparameters(on_servers),
-            max_norm=0.0 if rounds is not None or is_own_norm else max_norm,
+            max_norm=0.0 if is_own_norm else max_norm,
             state=pack_states(state),
             restore=first.checkpoint if first is not None else "",
         )
@@ -787,13 +795,17 @@ class ParameterSets:
     def _has_rounds(self) -> bool:
         return self._config.local_steps > 1
 
+    @property
+    def _steps_here(self) -> bool:
+        return steps_on_workers(self._config)
+
     def _on_servers(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """What servers run for it: itself, or with local steps the outer optimizer."""
-        return make_outer(self._config.outer, optimizer) if self._has_rounds else optimizer
+        """What servers run for it: itself, or where it steps on workers the outer optimizer."""
+        return make_outer(self._config.outer, optimizer) if self._steps_here else optimizer
 
     def _lines_of_rounds(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
         """On what all workers must agree, of optimizers that step on each of them."""
-        if not self._has_rounds:
+        if not self._steps_here:
             return []
         return [
             f"local optimizer {canonical_name(type(each))}: "
@@ -802,15 +814,25 @@ class ParameterSets:
             for each in optimizers
         ]
 
-    def _rounds(self, optimizer: LocalOptimizer, max_norm: float) -> Rounds:
+    def _local_trainer(self, optimizer: LocalOptimizer, max_norm: float) -> Callable[..., Trainer]:
         roles = self._context.roles
-        return Rounds(
-            length=self._length or EqualSteps(self._config.local_steps),
+        return partial(
+            LocalTrainer,
+            rounds=self._rounds(optimizer, max_norm),
             step=optimizer.step_here,
-            hyperparameters=lambda: packed_hyperparameters(optimizer),
             # Groups weigh alike, and together as much as all workers, of which a step that servers
             # make on arrival has its share.
             weight=roles.num_workers / len(roles.groups) / self._group.size,
+        )
+
+    def _accumulating_trainer(self, optimizer: ServedOptimizer) -> Callable[..., Trainer]:
+        rounds = self._rounds(optimizer, max_norm=0.0)
+        return partial(AccumulatingTrainer, rounds=rounds, steps=self._config.local_steps)
+
+    def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:
+        return Rounds(
+            length=self._length or EqualSteps(self._config.local_steps),
+            hyperparameters=lambda: packed_hyperparameters(optimizer),
             max_norm=max_norm,
             on_step=self._on_iteration,
         )

@@ -29,7 +29,6 @@ from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
-from psdist.workers.rounds.trainer import LocalTrainer, Rounds
 from psdist.workers.traced import TracedLoop
 from psdist.workers.trainer import Trainer
 
@@ -79,7 +78,7 @@ def make_trainer(
     first_clock: int = 0,
     module: torch.nn.Module | None = None,
     is_pipelined: bool = False,
-    rounds: Rounds | None = None,
+    make: Callable[..., Trainer] = Trainer,
     may_miss: bool = False,
     on_missed: Callable[[int], None] = lambda _rounds: None,
 ) -> Trainer:
@@ -90,9 +89,9 @@ def make_trainer(
     the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
     none of them for ascending; ``beside``: another end of ``group``, over which gradients are
     reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from;
-    ``module``: whose parameters are awaited where they are read, after step(); ``rounds``: of
-    several local steps each, of a trainer that clips nothing and sends nothing early; the rest,
-    ``may_miss`` and ``on_missed`` too, as in :class:`Trainer`.
+    ``module``: whose parameters are awaited where they are read, after step(); ``make``: what
+    makes the trainer of all that, another one where iterations are rounds of several steps; the
+    rest, ``may_miss`` and ``on_missed`` too, as in :class:`Trainer`.
     """
     flat = FlatModel(partition, parameters, allocate=group.allocate)
     sums = None
@@ -133,4 +132,4 @@ def make_trainer(
         "may_miss": may_miss,
         "on_missed": on_missed,
     }
-    return Trainer(**options) if rounds is None else LocalTrainer(rounds=rounds, **options)
+    return make(**options)

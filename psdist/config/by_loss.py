@@ -23,6 +23,11 @@ OTHERS: Final = (
     Other({"push_codec": "int8"}, ""),
     Other({"pull_codec": "fp16"}, ""),
     Other({"outer": "nesterov"}, ""),
+    Other(
+        {"outer": "accumulate"},
+        "there is nothing in which groups drift apart, which shorter rounds are for",
+        "outer = average",
+    ),
     Other({"max_deaths": 1}, "deaths were not tried with it yet", "max_deaths = 0"),
     Other(
         {"replication": "buddy", "servers": 2},

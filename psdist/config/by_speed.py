@@ -26,6 +26,7 @@ OTHERS: Final = (
     Other({"push_codec": "int8"}, ""),
     Other({"pull_codec": "fp16"}, ""),
     Other({"outer": "nesterov"}, ""),
+    Other({"outer": "accumulate"}, ""),
     Other({"max_deaths": 1}, "what a dead group was dealt would be lost", "max_deaths = 0"),
     Other(
         {"replication": "buddy", "servers": 2},

@@ -6,7 +6,8 @@
 
 ``average`` brings every group to the mean of where the groups are (Local SGD: Stich, 2019);
 ``nesterov`` is the outer optimizer of DiLoCo (Douillard et al., 2023), by default with its lr 0.7
-and momentum 0.9. It imports nothing of psdist.
+and momentum 0.9. ``accumulate`` is none of these: nothing steps on workers, whose gradients of a
+round are added up, and servers run the script's own optimizer. It imports nothing of psdist.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from psdist.config.settings import RunConfig
 
 MOST_CHARACTERS: Final = 200
+ACCUMULATE: Final = "accumulate"
 
 _CLASSES: Final = MappingProxyType(
     {
@@ -28,11 +33,16 @@ _CLASSES: Final = MappingProxyType(
     }
 )
 ALLOWED: Final = (
-    "average, nesterov[:lr=0.7,momentum=0.9], or an optimizer with its numbers "
-    "(sgd:lr=0.9,momentum=0.5, adam:lr=0.001, ...)"
+    "average, nesterov[:lr=0.7,momentum=0.9], an optimizer with its numbers "
+    "(sgd:lr=0.9,momentum=0.5, adam:lr=0.001, ...), or accumulate"
 )
 _OPTION: Final = re.compile(r"([a-z_][a-z_0-9]{0,31})=([-+.0-9a-zA-Z]{1,32})")
 _WORDS: Final = MappingProxyType({"true": True, "false": False})
+
+
+def steps_on_workers(config: RunConfig) -> bool:
+    """Whether the script's optimizer steps there, and another one on servers."""
+    return config.local_steps > 1 and config.outer != ACCUMULATE
 
 
 @dataclass(frozen=True)

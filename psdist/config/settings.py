@@ -32,8 +32,8 @@ from psdist.config.modes import (
     schedule_of,
 )
 from psdist.config.on_server_death import contradiction_of_rebuild
+from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
-from psdist.config.outer import parse_outer
 from psdist.config.stale import contradiction_of_stale
 from psdist.config.substitutes import contradiction_of_spares
 from psdist.errors import ProtocolError
@@ -78,7 +78,8 @@ def _require_interval(value: str) -> str:
 
 
 def _require_outer(value: str) -> str:
-    parse_outer(value)
+    if value != ACCUMULATE:
+        parse_outer(value)
     return value
 
 
@@ -211,7 +212,8 @@ class RunConfig(BaseModel):
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
         allowed=OUTER_ALLOWED,
-        description="With local_steps: what servers make of where the groups have come to.",
+        description="With local_steps: what servers make of where the groups have come to; "
+        "accumulate: gradients are added up instead, and servers run the script's optimizer.",
     )
     servers: _Count | Literal["auto"] = _setting(
         "auto",

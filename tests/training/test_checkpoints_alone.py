@@ -86,8 +86,11 @@ def test_a_resumed_run_ends_with_the_same_bits(runs: ForkedRuns, kept: Path, aga
     assert checked.returncode == 0, checked.text
 
 
-def test_so_does_one_with_rounds_of_local_steps(runs: ForkedRuns, tmp_path: Path) -> None:
-    rounds = ("--record", "--local-steps", "2", "--outer", "nesterov")
+@pytest.mark.parametrize("outer", ["nesterov", "accumulate"])
+def test_so_does_one_with_rounds_of_local_steps(
+    outer: str, runs: ForkedRuns, tmp_path: Path
+) -> None:
+    rounds = ("--record", "--local-steps", "2", "--outer", outer)
     given = ("loop=epochs", "steps=13")
     whole = tmp_path / "whole"
     assert train(runs, whole, *given, f"out={whole}.safetensors", words=rounds).returncode == 0

@@ -1,5 +1,6 @@
-"""Rounds of several local steps: the script's optimizer on each worker, another one on the servers.
+"""Rounds of several local steps, and one exchange for all of them.
 
-``trainer`` is the iteration with rounds, ``outer`` makes the servers' optimizer, ``inner`` is what
-the script holds. With ``local_steps = 1`` nothing of this is made.
+``trainer`` is the iteration in rounds; ``differences`` lets the script's optimizer step on each
+worker (``outer`` makes the servers', ``inner`` is what the script holds), ``sums`` adds gradients
+up. With ``local_steps = 1`` nothing of this is made.
 """

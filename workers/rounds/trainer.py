@@ -1,36 +1,25 @@
-"""A worker's iterations in rounds: several steps of the script's optimizer here, then one exchange.
+"""A worker's iterations in rounds: several steps, then one exchange.
 
-A *round* is what the clock counts. Its steps reduce gradients in the group, as every step does, and
-run the script's own optimizer on each worker, so that all workers of a group stay equal. At its end
-each pushes, of its slice, the difference
-
-    anchor - parameters
-
-where the anchor is what the last replies brought: to the servers' optimizer a gradient (Local SGD,
-Stich 2019; as a pseudo-gradient of an outer optimizer: Reddi et al. 2020, DiLoCo 2023). The replies
-are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which weigh
-alike.
+A *round* is what the clock counts. Its steps reduce gradients in the group, as every step does;
+what else they are says a class that is derived from this one: ``differences``, where the script's
+optimizer steps here, or ``sums``, where gradients are added up. At its end each worker pushes, of
+its slice, what came of the round; with the replies begins the next one.
 
 A round ends when its length says so (psdist.workers.rounds.lengths), and earlier before every
 collective, ``pull`` and the end of the script: others may wait for it, and what they would read is
 not on the servers yet.
-
-    trainer = LocalTrainer(rounds=Rounds(length=EqualSteps(16), ...), ...)       # as a Trainer
 """
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import torch
-
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.workers.loop import Wait
-from psdist.workers.model.bits import same_bits
 from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.lengths import RoundLength
 from psdist.workers.step_table import Row, in_group, set_of
@@ -40,21 +29,17 @@ from psdist.workers.trainer import NON_FINITE_REMEDY, Trainer, WorkerStatistics
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     length: RoundLength
-    step: Callable[[], Any]
-    """One step of the script's optimizer on this worker, with the gradients in ``p.grad``."""
     hyperparameters: Callable[[], bytes]
-    """Of that optimizer, packed: the workers of a group must agree on them."""
-    weight: float
-    """Of what this worker brings to its group's difference."""
+    """Of the script's optimizer, packed: the workers of a group must agree on them in each step."""
     max_norm: float
     """To which every step clips the group's gradient; 0: it does not."""
     on_step: Callable[[], None]
     """A step has ended, of which a round has several."""
 
 
-class LocalTrainer(Trainer):
+class RoundTrainer(Trainer):
     def __init__(self, *, rounds: Rounds, **options: Any) -> None:
-        """``options``: those of a :class:`Trainer` that clips nothing and sends nothing early; its
+        """``options``: those of a :class:`Trainer` that sends nothing early; its
         ``hyperparameters()`` are those of the servers' optimizer."""
         super().__init__(**options)
         self._rounds = rounds
@@ -67,18 +52,38 @@ class LocalTrainer(Trainer):
         self._spans = [
             partition.spans(chunks) for chunks in partition.slices(group.size, options["order"])
         ]
-        self._places = {
-            piece: (buffer.index, start)
-            for buffer in partition.buffers
-            for piece, start in buffer.piece_starts
-        }
-        self._anchor = [flat.clone() for flat in self._flat.values]
         self._ready: Reduced | None = None
         """Of gradients that job.clip_grad_norm_ has reduced already."""
 
     def on_batch(self, num_samples: int, nominal: float) -> None:
         super().on_batch(num_samples, nominal)
         self._rounds.length.use_batch()
+
+    # -- what a round is made of -----------------------------------------------------------------
+
+    @abstractmethod
+    def _before_step(self) -> None:
+        """Raises :class:`UsageError` where the round may not begin with what is in memory."""
+
+    @abstractmethod
+    def _take(self, reduced: Reduced) -> None:
+        """A step, with the group's gradient."""
+
+    @abstractmethod
+    def _before_cut(self, call: str) -> None:
+        """Raises :class:`UsageError` where the round may not end here."""
+
+    @abstractmethod
+    def _make_push(self) -> Row:
+        """What came of the round is in the flat gradients; what its group must know of it."""
+
+    @abstractmethod
+    def _reduce_round(self, table: Sequence[Row], mine: Row) -> Generator[Wait, None, Reduced]:
+        """This worker's slice of them becomes the group's. ``table``: of all its workers."""
+
+    @abstractmethod
+    def _after_replies(self) -> None:
+        """What is in memory now is what the servers have sent."""
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -111,7 +116,7 @@ class LocalTrainer(Trainer):
         may_be_skipped = clip_to is not None
         self._rounds.length.require_batches()
         self._look_for_changes(self._flat, self.clock)
-        self._require_anchor()
+        self._before_step()
         self._batches.use_unseen()
         self._values.record_use(self.clock)
         max_norm = self._rounds.max_norm if clip_to is None else clip_to
@@ -154,11 +159,15 @@ class LocalTrainer(Trainer):
             self._flat.give_gradients(reduced.absent)
         return reduced
 
+    @property
+    def _untouched(self) -> frozenset[int]:
+        """Pieces of which no worker of the group has had a gradient in this round."""
+        return frozenset(range(len(self._partition.pieces))) - self._touched
+
     def _end_step(self, reduced: Reduced, *, is_skipped: bool) -> Generator[Wait, None, None]:
         if not is_skipped:
-            self._rounds.step()
+            self._take(reduced)
             self._touched.update(set(range(len(self._partition.pieces))) - reduced.absent)
-            self._flat.note_values()
         self._batches.end_iteration()
         self._in_round += 1
         self._num_steps += 1
@@ -199,78 +208,28 @@ class LocalTrainer(Trainer):
     # -- the end of a round --------------------------------------------------------------------
 
     def _end_round(self, call: str, *, is_cut: bool = True) -> Generator[Wait, None, None]:
-        """Push the difference to the anchor; what comes back is the next one. ``is_cut``: some of
-        the round's steps were not made."""
+        """Push what came of it; with the replies begins the next one. ``is_cut``: some of the
+        round's steps were not made."""
         if not self._in_round:
             return
         self._loop.begin_waiting(self.clock)
-        if is_cut and (written := self._flat.written_by_others()):
-            raise UsageError(
-                f"{call}: parameter {self._partition.pieces[written[0]].name} was written since "
-                "the last optimizer.step(), in the middle of a round of local steps, which ends "
-                f"here, after {self._in_round}; call job.pull(), which "
-                "ends it, before the script writes to parameters (averaged weights for an "
-                "evaluation, load_state_dict)"
-            )
-        mine = Row(
-            weight=self._rounds.weight,
-            set_index=self._loop.core.set_index,
-            hyper=self._hyperparameters(),
-            is_finite=self._make_difference(),
-        )
+        if is_cut:
+            self._before_cut(call)
+        mine = self._make_push()
         table = yield from self._steps.gather(mine)
-        is_finite = all(row.is_finite for row in table)
-        if not is_finite and self._on_nonfinite == "error":
+        if not all(row.is_finite for row in table) and self._on_nonfinite == "error":
             raise NonFiniteGradientError(
-                f"round {self.clock}: after {self._in_round} local steps parameters hold NaN or "
-                f"infinity; nothing was pushed. {NON_FINITE_REMEDY}"
+                f"round {self.clock}: after {self._in_round} local steps what came of them holds "
+                f"NaN or infinity; nothing was pushed. {NON_FINITE_REMEDY}"
             )
-        everything = frozenset(range(len(self._partition.pieces)))
-        reduced = Reduced(
-            weight=mine.weight,
-            group_weight=sum(row.weight for row in table) if is_finite else 0.0,
-            hyper=mine.hyper,
-            absent=everything - self._touched,
-            is_skipped=not is_finite,
-        )
+        reduced = yield from self._reduce_round(table, mine)
         self._rounds.length.end_round(self.clock)
         self._in_round = 0
         self._num_cut += is_cut
         self._touched.clear()
-        self._loop.core.forget_values(self._mine)  # what replies may be relative to is the anchor
         yield from self._exchange(reduced)
         self._rounds.length.exchanged()
-        self._drop_anchor()
-
-    def _make_difference(self) -> bool:
-        """This worker's slice of the flat gradients becomes anchor - parameters; whether that is
-        finite."""
-        for index in self._mine:
-            chunk = self._partition.chunks[index]
-            stretch = slice(chunk.start, chunk.start + chunk.length)
-            anchor = self._anchor[chunk.buffer][stretch]
-            values = self._flat.values[chunk.buffer][stretch]
-            torch.sub(anchor, values, out=self._flat.gradient_part(chunk))
-        return not self._flat.non_finite_in([self._partition.chunks[each] for each in self._mine])
-
-    def _drop_anchor(self) -> None:
-        """What is in memory now is what the servers have sent."""
-        for anchor, values in zip(self._anchor, self._flat.values, strict=True):
-            anchor.copy_(values)
-
-    def _require_anchor(self) -> None:
-        """A round begins with the servers' values."""
-        if self._in_round:
-            return
-        for piece in self._flat.written_by_others():
-            buffer, start = self._places[piece]
-            stretch = slice(start, start + math.prod(self._partition.pieces[piece].shape))
-            if not same_bits(self._anchor[buffer][stretch], self._flat.values[buffer][stretch]):
-                raise UsageError(
-                    f"round {self.clock}: parameter {self._partition.pieces[piece].name} was "
-                    "written since the last replies; call job.push(), which makes what the chief "
-                    "has in memory the servers' values and every worker's"
-                )
+        self._after_replies()
 
     # -- what ends a round early ---------------------------------------------------------------
 
@@ -281,7 +240,7 @@ class LocalTrainer(Trainer):
 
     def bring(self) -> Iterator[Wait]:
         yield from chain(self._end_round("job.pull"), super().bring())
-        self._drop_anchor()
+        self._after_replies()
 
     def close(self) -> None:
         for wait in self._end_round("finish"):

@@ -1,0 +1,91 @@
+"""Rounds at unchanged parameters: gradients are added up, and servers run the script's optimizer.
+
+What a round pushes is the mean of all its gradients, g_i of a batch of weight w_i, over steps and
+the group's workers,
+
+    sum_i w_i g_i / sum_i w_i
+
+as if one iteration had been of all these samples (gradient accumulation). It weighs sum_i w_i / H:
+a round of H full batches as much as an iteration of one, a round that is cut so much less. The
+group reduces once a round; in each step its workers only say whether it counts.
+
+    trainer = AccumulatingTrainer(rounds=..., steps=16, ...)    # as a Trainer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+
+from psdist.errors import UsageError
+from psdist.workers.loop import Wait
+from psdist.workers.reduction import Reduced
+from psdist.workers.rounds.trainer import RoundTrainer
+from psdist.workers.step_table import Row
+
+
+class AccumulatingTrainer(RoundTrainer):
+    def __init__(self, *, steps: int, **options: Any) -> None:
+        """``steps``: H, of a whole round."""
+        super().__init__(**options)
+        self._steps_of_round = steps
+        self._sums = [
+            torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
+            for flat in self._flat.gradients
+        ]
+        """w_i g_i of this worker, as the flat gradients; of float16 and bfloat16 in float32."""
+        self._weight = 0.0
+        """w_i of this worker."""
+
+    def clip(self, max_norm: float) -> float:
+        raise UsageError(
+            f"job.clip_grad_norm_({max_norm:g}) with outer = accumulate: a step's gradient is one "
+            "of several, of which servers get the mean; job.prepare(max_grad_norm="
+            f"{max_norm:g}) clips that"
+        )
+
+    def _before_step(self) -> None:
+        """Values that the script writes are replaced, as without rounds."""
+
+    def _before_cut(self, call: str) -> None: ...
+
+    def _reduce_in_group(
+        self, table: Sequence[Row], mine: Row, *, gives_back: bool
+    ) -> Generator[Wait, None, Reduced]:
+        """What is reduced is the round's sum."""
+        del gives_back
+        yield from ()
+        is_usable = all(row.is_finite and not row.is_skipped for row in table)
+        return Reduced(
+            weight=mine.weight,
+            group_weight=sum(row.weight for row in table),
+            hyper=mine.hyper,
+            absent=frozenset.intersection(*(row.absent for row in table if not row.has_ended)),
+            is_skipped=not is_usable,
+        )
+
+    def _take(self, reduced: Reduced) -> None:
+        for total, flat in zip(self._sums, self._flat.gradients, strict=True):
+            total.add_(flat, alpha=reduced.weight)
+        self._weight += reduced.weight
+
+    def _make_push(self) -> Row:
+        for total, flat in zip(self._sums, self._flat.gradients, strict=True):
+            flat.copy_(total.div_(self._weight or 1.0))
+            total.zero_()
+        weight, self._weight = self._weight / self._steps_of_round, 0.0
+        return Row(
+            weight=weight,
+            set_index=self._loop.core.set_index,
+            hyper=self._hyperparameters(),
+            is_finite=not self._flat.non_finite(),
+            max_norm=self._clips_to,
+            absent=self._untouched,
+        )
+
+    def _reduce_round(self, table: Sequence[Row], mine: Row) -> Generator[Wait, None, Reduced]:
+        return (yield from self._reduction.run(table, mine, clock=self.clock))
+
+    def _after_replies(self) -> None: ...
