@@ -50,9 +50,11 @@ def test_an_old_python_and_one_without_venv_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_the_quickstart_trains_and_proves_its_run_from_any_directory(tmp_path: Path) -> None:
-    # An environment that slurm/venv.sh did not make would be made anew, which downloads torch.
-    if not Path(sys.prefix, "complete").exists():
-        pytest.skip(f"{sys.prefix} was not made by slurm/venv.sh; tests/run.sh makes one")
+    # An environment that slurm/venv.sh did not make would be made anew, which downloads torch; and
+    # one that it made for another clone would be this one's from then on.
+    stamp = Path(sys.prefix, "complete")
+    if not stamp.exists() or not stamp.read_text().startswith(f"{REPOSITORY} torch"):
+        pytest.skip(f"{sys.prefix} was not made by slurm/venv.sh for this clone; tests/run.sh does")
     run_dir = tmp_path / "run of mine"
     env = {"VENV": sys.prefix, "PSDIST_RUN_DIR": str(run_dir), "PATH": os.environ["PATH"]}
     env["PYTHONPATH"] = ""  # as a user's: nothing of tests/support/startup
