@@ -17,7 +17,13 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.membership import Standing
-from psdist.servers.rebuilding import Rebuilding, RebuildingOptions, RebuiltShard
+from psdist.servers.rebuilding import (
+    FoundState,
+    Rebuilding,
+    RebuildingOptions,
+    RebuiltShard,
+    WantedChunks,
+)
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.executor import ShardSpec
 from tests.support.virtual.job import Schedule, VirtualJob
@@ -180,15 +186,40 @@ def test_groups_join_where_a_checkpoint_has_them() -> None:
 
 
 def test_the_optimizers_state_is_a_checkpoints_where_that_has_the_set() -> None:
-    def found(has_set: bool) -> Any:
-        return "step-00000004", lambda _set, _cut, chunk: (f"state of {chunk}",) * has_set
-
-    made = made_by(make(find_state=lambda: found(True))[0])
+    search = Search()
+    made = made_by(make(find_state=search.begin)[0])
+    assert search.wanted == {0: (PARTITION, MINE)}
     memory: Any = made.sets[0].executor
     assert made.checkpoint == "step-00000004"
     assert memory.told[:2] == [(1, "state of 1"), (1, values_of(1))]
-    memory = made_by(make(find_state=lambda: found(False))[0]).sets[0].executor
+    search.found = FoundState("step-00000004", {})
+    memory = made_by(make(find_state=search.begin)[0]).sets[0].executor
     assert len(memory.told) == 3
+
+
+def test_it_waits_for_that_state() -> None:
+    search = Search()
+    search.is_over = False
+    rebuilding, _ = make(find_state=search.begin)
+    tell(rebuilding)
+    rebuilding.begin(REBUILD)
+    assert rebuilding.take_made() is None
+    search.is_over = True
+    assert rebuilding.take_made() is not None
+
+
+class Search:
+    """A checkpoint has state of all chunks."""
+
+    def __init__(self) -> None:
+        regions: Any = {(0, chunk): (f"state of {chunk}",) for chunk in MINE}
+        self.found = FoundState("step-00000004", regions)
+        self.is_over = True
+        self.wanted: WantedChunks = {}
+
+    def begin(self, wanted: WantedChunks) -> Search:
+        self.wanted = wanted
+        return self
 
 
 def test_what_cannot_be_is_refused() -> None:
