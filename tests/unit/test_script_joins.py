@@ -12,6 +12,7 @@ import torch
 
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
+from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import ScriptJoins, require_followable
 
 
@@ -61,6 +62,22 @@ def test_what_the_chief_writes_the_spare_reads(tmp_path: Path) -> None:
     assert spare.context.joined == {3}
     assert torch.equal(told.pop("buffer"), STATE["buffer"])  # type: ignore[call-overload]
     assert told == {"clock": 12, "nested": [{"lr": 0.1}]}
+
+
+def test_a_spare_has_trained_when_an_iteration_has_ended() -> None:
+    """From then on its failure is the job's."""
+    told: list[str] = []
+    context = SimpleNamespace(has_trained=False)
+    checkpoints: Any = SimpleNamespace(
+        _followed=None,
+        _context=context,
+        _files=SimpleNamespace(tell=lambda: told.append("files")),
+        _loaders=SimpleNamespace(end_iteration=lambda: told.append("loaders")),
+    )
+    ScriptCheckpoints.end_iteration(checkpoints)
+    assert context.has_trained
+    assert checkpoints.has_trained
+    assert told == ["files", "loaders"]
 
 
 def test_others_than_the_chief_bring_their_clocks_alone(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.membership import Standing
+from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.rebuilding import (
     FoundState,
     Rebuilding,
@@ -236,9 +237,13 @@ def test_what_cannot_be_is_refused() -> None:
 # -- in a loop -------------------------------------------------------------------------------------
 
 
-def small_job(*, is_rebuilt: bool = True) -> VirtualJob:
+def small_job(*, is_rebuilt: bool = True, iterations: int = 2) -> VirtualJob:
     schedule = Schedule(
-        seed=3, servers=2, iterations=(2, 2), collectives=((1,), (1,)), is_rebuilt=is_rebuilt
+        seed=3,
+        servers=2,
+        iterations=(iterations,) * 2,
+        collectives=((1,), (1,)),
+        is_rebuilt=is_rebuilt,
     )
     return VirtualJob(schedule, is_watched=False)
 
@@ -282,6 +287,29 @@ def test_what_a_reply_tells_of_is_in_the_file_before_it_leaves() -> None:
     job.run()
     assert num_flushed > 10
     assert not num_behind
+
+
+def turning(loop: ServerLoop, **_more: Any) -> Iterator[None]:
+    """As :meth:`ServerLoop.run`, an actor."""
+    while not loop.is_finished:
+        if not loop.turn():
+            yield None
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["actor", "run"])
+def test_a_server_goes_on_with_the_shard_when_all_is_here(
+    turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if turns:
+        monkeypatch.setattr(ServerLoop, "actor", turning)
+    job = small_job(iterations=8)
+    job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 1)
+    job.network.crash(server_id(1))
+    job.network.run()
+    assert not job.network.unfinished
+    assert [loop.transport.me for loop in job.servers[0].hosted] == [server_id(1)]
+    assert [worker.clock for worker in job.workers] == [8, 8]
+    assert any(isinstance(each, ServerRebuilt) for each in job.reported)
 
 
 @pytest.mark.parametrize(
