@@ -140,8 +140,14 @@ def test_who_comes_when_the_job_is_over_is_told_nothing(tmp_path: Path) -> None:
     assert spare.context.joined == set()
 
 
-def test_a_state_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wait_timeout_s", "shown_s"), [(0.05, 600.0), (600.0, 0.05)])
+def test_a_state_that_is_not_there_is_an_error(
+    wait_timeout_s: float, shown_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon: others wait."""
+    monkeypatch.setattr("psdist.script_joins._SHOWN_S", shown_s)
     spare = Meeting(tmp_path, worker=3)
+    spare.context.config.wait_timeout_s = wait_timeout_s
     spare.welcome = SimpleNamespace(worker=3, state="state-1-0-1")
     with pytest.raises(CheckpointError, match="state-1-0-1"):
         spare.joins.come()

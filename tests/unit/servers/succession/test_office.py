@@ -276,21 +276,22 @@ def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
     assert pair.lose(worker_id(1)) == [SendControl(DEPUTY, Stop()), Over()]
 
 
-GROUPS = ((0,), (1, 2))
-OUT = worker_id(2)
-"""Lives when worker 1 has died."""
-SURVIVE = Survive(generation=1, dead=[1], chief=0)
+GROUPS = ((0, 1), (2,))
+OUT = worker_id(1)
+"""Lives when worker 0 has died."""
+LIVE = worker_id(2)
+SURVIVE = Survive(generation=1, dead=[0], chief=2)
 
 
 def bury_one() -> Pair:
-    """Of two groups: worker 1 has died, and worker 2 with it is out."""
+    """Of two groups: worker 0 has died, and worker 1 with it is out."""
     pair = Pair(GROUPS)
     for worker in range(3):
         enter_prepare = Enter(worker=worker, seq=1, name="prepare", payload=PREPARED)
         pair.say(worker_id(worker), enter_prepare)
     for server in range(NUM_SERVERS):
         pair.say(server_id(server), Resumed(seq=1, server=server))
-    pair.lose(worker_id(1))
+    pair.lose(worker_id(0))
     for server in range(NUM_SERVERS):
         told = pair.say(server_id(server), Buried(generation=1, server=server, reached=[0]))
     assert SendControl(OUT, SURVIVE) in told
@@ -299,8 +300,8 @@ def bury_one() -> Pair:
 
 def test_who_is_out_is_waited_for_until_it_has_heard_so() -> None:
     pair = bury_one()
-    assert not any(isinstance(each, Over) for each in finish(pair, workers=[0]))
-    pair.say(worker_id(0), ReceivedUpTo(count=3))
+    assert not any(isinstance(each, Over) for each in finish(pair, workers=[2]))
+    pair.say(LIVE, ReceivedUpTo(count=3))
     assert pair.say(server_id(2), ReceivedUpTo(count=4)) == [], "it may have heard of nothing"
     assert pair.lose(OUT) == [SendControl(DEPUTY, Stop()), Over()], "its process has ended"
 
@@ -308,8 +309,8 @@ def test_who_is_out_is_waited_for_until_it_has_heard_so() -> None:
 def test_who_is_out_and_has_ended_is_owed_nothing() -> None:
     pair = bury_one()
     pair.lose(OUT)
-    finish(pair, workers=[0])
-    pair.say(worker_id(0), ReceivedUpTo(count=3))
+    finish(pair, workers=[2])
+    pair.say(LIVE, ReceivedUpTo(count=3))
     told = pair.say(server_id(2), ReceivedUpTo(count=4))
     assert told == [SendControl(DEPUTY, Stop()), Over()]
 
@@ -318,15 +319,17 @@ def test_who_is_out_hears_so_of_the_deputy() -> None:
     """Before that ends: its line had been closed when it was said."""
     pair = bury_one()
     second = pair.second
+    told_of_all = {each.peer: each.message for each in second.announcements()}
+    assert told_of_all[OUT] == Succeeds(heard=1, is_over=False), "the rest is still to be said"
     succeed(pair)
-    for peer in (DEPUTY, server_id(2), worker_id(0)):
+    for peer in (DEPUTY, server_id(2), LIVE):
         second.handle(peer, Follows(received=second._lines._of(peer).num_received))
     second.handle(DEPUTY, TakenOver(server=0))
-    second.handle(worker_id(0), Done(worker=0, statistics={}))
+    second.handle(LIVE, Done(worker=2, statistics={}))
     for server in range(NUM_SERVERS):
         ended = second.handle(server_id(server), Finished(server=server, statistics={}))
     assert any(isinstance(each, Complete) for each in ended)
-    assert not any(isinstance(each, Over) for each in ended), "worker 2 does not know whom to ask"
+    assert not any(isinstance(each, Over) for each in ended), "worker 1 does not know whom to ask"
     told = second.handle(OUT, Follows(received=1))
     assert told[0] == SendControl(OUT, SURVIVE)
     assert told[-2:] == [SendControl(DEPUTY, Stop()), Over()]
@@ -334,11 +337,11 @@ def test_who_is_out_hears_so_of_the_deputy() -> None:
 
 def test_who_is_out_hears_so_where_the_job_was_complete() -> None:
     pair = bury_one()
-    finish(pair, workers=[0])
+    finish(pair, workers=[2])
     told = {each.peer: each.message for each in pair.second.announcements()}
-    assert told[OUT] == Succeeds(heard=1, is_over=True, generation=1, dead=[1], chief=0)
-    assert told[worker_id(0)] == Succeeds(heard=2, is_over=True)
-    assert worker_id(1) not in told
+    assert told[OUT] == Succeeds(heard=1, is_over=True, generation=1, dead=[0], chief=2)
+    assert told[LIVE] == Succeeds(heard=2, is_over=True)
+    assert worker_id(0) not in told
 
 
 def test_without_its_deputy_the_registrar_ends() -> None:
