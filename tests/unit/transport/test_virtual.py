@@ -167,24 +167,24 @@ def test_nothing_passes_a_cut_before_that_is_over() -> None:
     one, other, third, dead = map(network.endpoint, PEERS)
     network.cut([one.me, third.me], 1.0)
     network.crash(dead.me)
-    one.move(dead.me, other.me)  # whose process is on the other side
-    hosted = network.hosted_endpoint(other.me, dead.me)
+    for each in (one, other):
+        each.move(dead.me, third.me)
+    hosted = network.hosted_endpoint(third.me, dead.me)
     said = Progress(worker=0, clock=0, samples=0)
-    for peer in (other.me, third.me, dead.me):
-        one.send_control(peer, said)
-    other.send_control(one.me, said)
-    told = ControlArrived(one.me, said)
+    for sender, peer in ((one, third), (one, other), (other, one), (one, dead), (other, dead)):
+        sender.send_control(peer.me, said)
+    told, told_across = ControlArrived(one.me, said), ControlArrived(other.me, said)
     lost = PeerLost(dead.me, "worker 1")
     network.run(until=lambda: network.now_s > 2e-5)
     assert network.now_s == 1.0, "what is behind the cut comes then"
-    assert third.poll() == told
-    assert third.poll() is None
+    assert [third.poll(), third.poll()] == [told, None]
+    assert [hosted.poll(), hosted.poll()] == [told, None], "its process is on that side"
     assert other.poll() == lost
     network.run()
     assert other.poll() == told
-    assert [hosted.poll(), hosted.poll()] == [lost, told], "its host had heard of the first"
+    assert hosted.poll() == told_across
     assert third.poll() == lost
-    assert [one.poll(), one.poll()] == [lost, ControlArrived(other.me, said)]
+    assert [one.poll(), one.poll()] == [lost, told_across]
 
 
 def test_a_payload_that_is_accepted_during_a_cut_comes_behind_it() -> None:
