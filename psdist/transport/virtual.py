@@ -6,13 +6,15 @@ pairs keep their order, different pairs overtake one another. Payload bytes are 
 delivered, not when they are sent: memory changed under an open send arrives changed, exactly as
 MPI would do it (and is reported, unless ``verify_open_sends`` is off). As under MPI, a sender may
 learn long after the receiver that a message has arrived (``LinkModel.sent_s``). Endpoints die by
-``crash``, as under MPI with ULFM.
+``crash``, as under MPI with ULFM; ``cut`` parts them for a while.
 
     network = VirtualNetwork(seed=7)
     network.spawn(server_id(0), server_actor(network.endpoint(server_id(0))))
     network.run()
 
 Frames may have no memory: then sizes alone travel, for simulations of large clusters.
+
+Longer than other modules: deaths and cuts concern all that the network has under way.
 """
 
 from __future__ import annotations
