@@ -206,7 +206,7 @@ class ScriptCheckpoints:
         """One of any set has ended."""
         if self._followed is not None:
             self._followed.end_iteration()
-        self.has_trained = True
+        self.has_trained = self._context.has_trained = True
         self._files.tell()
         self._loaders.end_iteration()
 

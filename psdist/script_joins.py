@@ -31,6 +31,8 @@ from psdist.workers.loop import WorkerLoop
 logger = logging.getLogger("psdist")
 
 _LOOK_S: Final = 0.02
+_SHOWN_S: Final = 60.0
+"""A file system of several hosts shows a file after so long at most; others wait meanwhile."""
 
 
 class ScriptJoins:
@@ -96,9 +98,10 @@ class ScriptJoins:
             return None
         self._context.joined.add(welcome.worker)
         path = self._path(welcome.state)
-        deadline = time.monotonic() + self._context.config.wait_timeout_s
+        patience_s = min(_SHOWN_S, self._context.config.wait_timeout_s)
+        deadline = time.monotonic() + patience_s
         while not path.exists() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)  # a file system of several hosts may show it late
+            time.sleep(_LOOK_S)
         found = tree.unpack(*read_values(path))
         if not isinstance(found, dict):
             raise CheckpointError(f"{path} is no state of a script")

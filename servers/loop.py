@@ -236,6 +236,7 @@ class ServerLoop:
                             yield cost_s
                 continue
             has_copied = False
+            self._go_on_with_rebuilt()
             for loop in (self, *self.hosted):
                 loop._tell_of_file()
                 loop._go_on_filling()
@@ -275,6 +276,7 @@ class ServerLoop:
         if not has_handled:
             self._tell_of_file()
             self._go_on_filling()
+            self._go_on_with_rebuilt()
             self._reserve_snapshot()
             has_handled = self._go_on_copying()
         if self._is_asked_to_finish:
@@ -623,7 +625,7 @@ class ServerLoop:
         return hosted
 
     def _rebuild(self, peer: int, message: Rebuild | HeldVersions | HeldValues) -> None:
-        """Make the shard of a server that has died anew, and go on with it when all is here."""
+        """What the shard of a server that has died is made anew of."""
         rebuilding = self._rebuilding
         if isinstance(message, Rebuild):
             self._require_registrar(peer, message, is_meant=rebuilding is not None)
@@ -636,7 +638,11 @@ class ServerLoop:
             rebuilding.begin(message)
         else:
             rebuilding.on_told(peer, message)
-        if (made := rebuilding.take_made()) is None:
+
+    def _go_on_with_rebuilt(self) -> None:
+        """Between messages: with a shard of which all is here, if there is one."""
+        rebuilding = self._rebuilding
+        if rebuilding is None or (made := rebuilding.take_made()) is None:
             return
         options, server = rebuilding.options, made.server
         made_sets = dict(enumerate(made.sets))  # others may come later

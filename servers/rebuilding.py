@@ -7,14 +7,15 @@ psdist.servers.protocol.rebuilding.
     rebuilding = Rebuilding(transport, options, server_options, make_executor)
     rebuilding.on_built(set_index, partition, owners, setup)       # of every set, from the start
     rebuilding.begin(Rebuild(server=1, ...))
-    rebuilding.on_told(peer, message)       # the sets of the shard with the last of all values
+    rebuilding.on_told(peer, message)
+    rebuilding.take_made()          # its sets, behind the last of all values and of its state
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory
@@ -33,8 +34,34 @@ from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.regions import Keeper, Region
 from psdist.transport.base import Transport
 
-FindRegions: TypeAlias = Callable[[int, Partition, int], Sequence[Region]]
-"""(set index, partition, chunk) -> what a checkpoint has of the chunk."""
+WantedChunks: TypeAlias = Mapping[int, tuple[Partition, Sequence[int]]]
+"""By set."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundState:
+    checkpoint: str
+    regions: Mapping[tuple[int, int], Sequence[Region]]
+    """By set and chunk; nothing of a set that the checkpoint does not have."""
+
+
+class StateSearch(Protocol):
+    """What the newest checkpoint has of some chunks is looked for beside what the server does."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def found(self) -> FoundState | None:
+        """None where there is no checkpoint. Raises what has kept it from being read."""
+        ...
+
+
+class NoState:
+    """Where there are no checkpoints; see :class:`StateSearch`."""
+
+    is_over = True
+    found = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +79,8 @@ class RebuildingOptions:
     make_keeper: Callable[[int], Keeper | None]
     """Where the checkpoints of such a server go."""
     first_clocks: Callable[[int], FirstClocks | None] = lambda _set_index: None
-    find_state: Callable[[], tuple[str, FindRegions] | None] = lambda: None
-    """The newest checkpoint that there is: its name, and what it has of a chunk (nothing of a set
-    that it does not have); None where there is none."""
+    find_state: Callable[[WantedChunks], StateSearch] = lambda _wanted: NoState()
+    """Begins to look for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +117,8 @@ class _Shard:
     values: dict[tuple[int, int], Frame]
     """By set and chunk."""
     begun: Rebuild | None = None
+    search: StateSearch | None = None
+    """For the optimizer's state, once begun."""
 
 
 class Rebuilding:
@@ -129,6 +157,13 @@ class Rebuilding:
         if shard.begun is not None:
             raise InvariantError(f"told twice to make the shard of server {message.server} anew")
         shard.begun = message
+        shard.search = self.options.find_state(
+            {
+                index: (each.partition, mine)
+                for index, each in enumerate(self._described)
+                if (mine := _mine(each, message.server))
+            }
+        )
 
     def _shard(self, server: int) -> _Shard:
         """What workers tell may come before the registrar's word."""
@@ -167,22 +202,23 @@ class Rebuilding:
     def take_made(self) -> RebuiltShard | None:
         """A shard of which everything is here, if there is one; once."""
         for server, shard in self._shards.items():
-            if shard.begun is not None and shard.collecting.is_complete:
+            if shard.begun is None or shard.search is None:
+                continue
+            if shard.collecting.is_complete and shard.search.is_over:
                 del self._shards[server]
-                return self._make(shard, shard.begun)
+                return self._make(shard, shard.begun, shard.search.found)
         return None
 
-    def _make(self, shard: _Shard, begun: Rebuild) -> RebuiltShard:
+    def _make(self, shard: _Shard, begun: Rebuild, found: FoundState | None) -> RebuiltShard:
         server, options = begun.server, self.server_options(begun.server)
-        found = self.options.find_state()
         sets = list[RebuiltSet]()
         for index, each in enumerate(self._described):
             setup = replace(each.setup, state=b"")  # which the chief had sent the dead one
             mine = _mine(each, server)
             executor = self._make_executor(shard_spec(options, setup, each.partition, mine))
             for chunk in mine:
-                if found is not None and (regions := found[1](index, each.partition, chunk)):
-                    executor.restore(chunk, regions)
+                if found is not None and (index, chunk) in found.regions:
+                    executor.restore(chunk, found.regions[index, chunk])
                 executor.load(Load(chunk, shard.values[index, chunk]))
             sets.append(
                 RebuiltSet(
@@ -192,9 +228,8 @@ class Rebuilding:
                     log=self._begin_log(shard.collecting, index, mine, begun),
                 )
             )
-        return RebuiltShard(
-            server, sets, shard.collecting.num_lost, found[0] if found is not None else ""
-        )
+        checkpoint = found.checkpoint if found is not None else ""
+        return RebuiltShard(server, sets, shard.collecting.num_lost, checkpoint)
 
     def _picture(
         self, collecting: Collecting, index: int, mine: Sequence[int], resumed_up_to: int

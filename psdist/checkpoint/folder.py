@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from psdist.checkpoint import index as indexes
 from psdist.checkpoint.disk import DISK, Disk
 from psdist.checkpoint.index import Index, encode
-from psdist.checkpoint.reading import Checkpoint
+from psdist.checkpoint.reading import Checkpoint, Elements
 from psdist.checkpoint.strict import quoted, read_text
 from psdist.errors import CheckpointError
 
@@ -141,9 +141,12 @@ class Folder:
             return ""
         return name if _NAME.fullmatch(name) else ""
 
-    def newest_good(self, tell: Callable[[str], None]) -> Checkpoint | None:
+    def newest_good(
+        self, tell: Callable[[str], None], *, wanted: Sequence[Elements] | None = None
+    ) -> Checkpoint | None:
         """What ``latest`` names where that is whole, else the newest other one that is; every file
-        is read. ``tell`` gets a line for each that is not whole: which file, and why."""
+        is read, or those that have something of ``wanted`` (:meth:`Checkpoint.verify`). ``tell``
+        gets a line for each that is not whole: which file, and why."""
         names = self._newest_first()
         latest = self.latest()
         if names and not latest:
@@ -153,7 +156,7 @@ class Folder:
         for name in names:
             try:
                 checkpoint = Checkpoint.open(self.path / name)
-                checkpoint.verify()
+                checkpoint.verify(wanted)
             except CheckpointError as error:
                 tell(f"checkpoint {name} is not used: {error}")
                 continue

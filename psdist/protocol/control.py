@@ -800,10 +800,14 @@ class ReceivedUpTo(Control):
 class Succeeds(Control):
     """Deputy to everybody: the registrar has died, and I am it from now on. ``heard``: so many of
     your messages are known here. ``is_over``: the job was complete, which makes this
-    :class:`Stop`."""
+    :class:`Stop`; ``generation``, ``dead``, ``chief``: to a worker that was out by then, and may
+    not have heard so, :class:`Survive`."""
 
     heard: int
     is_over: bool
+    generation: int = 0
+    dead: _Numbers = dataclasses.field(default_factory=list)
+    chief: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -206,7 +206,11 @@ class RegistrarLine:
             self._refuse(peer, "says that it is the registrar's successor")
         if message.is_over:
             self._is_over = True
-            return [ControlArrived(REGISTRAR, Stop())]
+            said: list[Control] = [Stop()]
+            if message.dead:
+                generation, chief = message.generation, message.chief
+                said.insert(0, Survive(generation=generation, dead=message.dead, chief=chief))
+            return [ControlArrived(REGISTRAR, each) for each in said]
         self._succession = message
         return self._follow(message) if self._dead_registrar else []
 

@@ -169,6 +169,8 @@ class RankContext:
     """On a substitute that was asked to take a dead worker's place: the message."""
     joined: set[int] = field(default_factory=set)
     """On the registrar: substitutes that have joined a job; on one of them it itself."""
+    has_trained: bool = False
+    """On a substitute that has joined: whether it has made an iteration."""
 
     def __post_init__(self) -> None:
         self._endpoint = self.transport
@@ -387,9 +389,12 @@ class RankContext:
 
     def fail(self, text: str, status: int) -> NoReturn:
         """End the job: ``text`` is printed once, by the registrar if that still answers. A spare
-        that has not joined ends alone: the job goes on as before."""
+        that has not joined ends alone: the job goes on as before; and so does one that has, before
+        its first iteration: that is the death of a worker."""
         if self._may_end_alone and not is_interruption(text, status):
-            self.end_buried(f"{text}\npsdist: this spare ends, and the job goes on without it")
+            has_joined = worker_of(self.me) in self.joined
+            how = ", as without a worker that has died" if has_joined else ""
+            self.end_buried(f"{text}\npsdist: this spare ends, and the job goes on without it{how}")
         self._ignore_interrupts()
         self.take_over()
         flush_output()
@@ -419,9 +424,9 @@ class RankContext:
 
     @property
     def _may_end_alone(self) -> bool:
-        """Whether the job needs this rank for nothing, and has all that it needs."""
+        """Whether the job has nothing of this rank's, and has all that it needs."""
         has_servers = all(is_worker(peer) for peer in self.transport.lost)
-        return self.is_substitute and worker_of(self.me) not in self.joined and has_servers
+        return self.is_substitute and not self.has_trained and has_servers
 
     def end_buried(self, text: str) -> NoReturn:
         """End this rank alone, with status 0: its group is out of the job, which goes on. Not by

@@ -51,7 +51,7 @@ from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
-from psdist.ranks.checkpointing.states import newest_state
+from psdist.ranks.checkpointing.states import StateSearch
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue
 from psdist.ranks.lobby import wait_for_job
@@ -283,7 +283,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             ),
             make_keeper=make_keeper,
             first_clocks=context.first_clocks,
-            find_state=lambda: newest_state(context.folder),
+            find_state=partial(StateSearch, context.folder),
         )
     if is_spare(server):
         assert replication is not None

@@ -6,13 +6,15 @@ pairs keep their order, different pairs overtake one another. Payload bytes are 
 delivered, not when they are sent: memory changed under an open send arrives changed, exactly as
 MPI would do it (and is reported, unless ``verify_open_sends`` is off). As under MPI, a sender may
 learn long after the receiver that a message has arrived (``LinkModel.sent_s``). Endpoints die by
-``crash``, as under MPI with ULFM.
+``crash``, as under MPI with ULFM; ``cut`` parts them for a while.
 
     network = VirtualNetwork(seed=7)
     network.spawn(server_id(0), server_actor(network.endpoint(server_id(0))))
     network.run()
 
 Frames may have no memory: then sizes alone travel, for simulations of large clusters.
+
+Longer than other modules: deaths and cuts concern all that the network has under way.
 """
 
 from __future__ import annotations
@@ -97,6 +99,8 @@ class VirtualNetwork:
         """Address -> id, where they differ,"""
         self._host_of: dict[int, int] = {}
         """and whose process it is."""
+        self._cuts: list[tuple[frozenset[int], float]] = []
+        """Processes, and until when nothing passes between them and the others."""
         self._open: dict[int, dict[_Ticket, None]] = {}
         """By receiver, in order: payloads that have not arrived yet."""
         self.now_s = 0.0
@@ -158,13 +162,27 @@ class VirtualNetwork:
         for other in self._endpoints:
             delay_s = self._delay(self._link(peer, other)) + self._random.random() * notice_s
             last_s = max(self._last_delivery.get((each, other), 0.0) for each in here)
-            noticed_at_s[other] = max(self.now_s + delay_s, last_s)
+            noticed_at_s[other] = max(self.now_s + delay_s, last_s, self._cut_until_s(peer, other))
         self._dead.update(here)
         for address in here:
             for ticket in self._open.pop(address, {}):
                 self._at(noticed_at_s[ticket.sender], partial(self._give_back, ticket))
         for other, at_s in noticed_at_s.items():
             self._at(at_s, partial(self._lose, other, peer))
+
+    def cut(self, peers: Collection[int], duration_s: float) -> None:
+        """For so long nothing passes between the processes of ``peers`` and the others, words of
+        deaths neither: it arrives behind that. Nobody hears of the cut itself."""
+        self._cuts = [each for each in self._cuts if each[1] > self.now_s]
+        self._cuts.append((frozenset(peers), self.now_s + duration_s))
+
+    def _cut_until_s(self, address: int, other: int) -> float:
+        """When something that leaves now passes between them: not before."""
+        one, another = self._host_of.get(address, address), self._host_of.get(other, other)
+        return max(
+            (until_s for side, until_s in self._cuts if (one in side) != (another in side)),
+            default=0.0,
+        )
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
         """Deliver events until nothing is under way any more, or ``until`` holds."""
@@ -233,7 +251,8 @@ class VirtualNetwork:
         takes_s = self._delay(link) + ticket.num_bytes / link.bytes_per_s
         if link.payload_s:
             takes_s += self._random.random() * link.payload_s
-        self._at(self.now_s + takes_s, lambda: self._arrive(receiver, ticket, frame))
+        at_s = max(self.now_s, self._cut_until_s(ticket.sender, receiver)) + takes_s
+        self._at(at_s, lambda: self._arrive(receiver, ticket, frame))
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -294,7 +313,7 @@ class VirtualNetwork:
             return
         delay_s = self._delay(self._link(sender, peer))
         earliest_s = self._last_delivery.get((sender, peer), 0.0)
-        at_s = max(self.now_s + delay_s, earliest_s)
+        at_s = max(self.now_s + delay_s, earliest_s, self._cut_until_s(sender, peer))
         self._last_delivery[sender, peer] = at_s
         self._at(at_s, happen)
 

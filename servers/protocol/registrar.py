@@ -57,6 +57,7 @@ from psdist.protocol.control import (
     Resumed,
     RoundTook,
     Stop,
+    Survive,
     TakenOver,
     Welcome,
     WhoIsAbsent,
@@ -804,6 +805,16 @@ class Registrar:
         """Workers that are not in the job: the dead and the others of their groups, who are in it
         no more, and substitutes that have not joined."""
         return frozenset(self._deaths.out | self._deaths.waiting)
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """Those of them that were in the job."""
+        return frozenset(self._deaths.out)
+
+    @property
+    def survived(self) -> Survive:
+        """What workers were told last of who is dead."""
+        return self._deaths.settled
 
     @property
     def not_joined(self) -> frozenset[int]:

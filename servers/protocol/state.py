@@ -234,10 +234,11 @@ class ServerCore:
                 wait_every=self._wait_every,
             )
             return self._backed
-        kind = Gathered if policy.applying is Applying.GATHERED else OnArrival
-        updates = kind(membership=self._membership, replies=self._replies)
-        updates.has_stale_lr = self._has_stale_lr
-        return updates
+        if policy.applying is Applying.GATHERED:
+            return Gathered(membership=self._membership, replies=self._replies)
+        return OnArrival(
+            membership=self._membership, replies=self._replies, has_stale_lr=self._has_stale_lr
+        )
 
     # -- the way in ---------------------------------------------------------------------------
 

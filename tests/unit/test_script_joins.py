@@ -12,6 +12,7 @@ import torch
 
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
+from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import ScriptJoins, require_followable
 
 
@@ -61,6 +62,22 @@ def test_what_the_chief_writes_the_spare_reads(tmp_path: Path) -> None:
     assert spare.context.joined == {3}
     assert torch.equal(told.pop("buffer"), STATE["buffer"])  # type: ignore[call-overload]
     assert told == {"clock": 12, "nested": [{"lr": 0.1}]}
+
+
+def test_a_spare_has_trained_when_an_iteration_has_ended() -> None:
+    """From then on its failure is the job's."""
+    told: list[str] = []
+    context = SimpleNamespace(has_trained=False)
+    checkpoints: Any = SimpleNamespace(
+        _followed=None,
+        _context=context,
+        _files=SimpleNamespace(tell=lambda: told.append("files")),
+        _loaders=SimpleNamespace(end_iteration=lambda: told.append("loaders")),
+    )
+    ScriptCheckpoints.end_iteration(checkpoints)
+    assert context.has_trained
+    assert checkpoints.has_trained
+    assert told == ["files", "loaders"]
 
 
 def test_others_than_the_chief_bring_their_clocks_alone(tmp_path: Path) -> None:
@@ -123,8 +140,14 @@ def test_who_comes_when_the_job_is_over_is_told_nothing(tmp_path: Path) -> None:
     assert spare.context.joined == set()
 
 
-def test_a_state_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wait_timeout_s", "shown_s"), [(0.05, 600.0), (600.0, 0.05)])
+def test_a_state_that_is_not_there_is_an_error(
+    wait_timeout_s: float, shown_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon: others wait."""
+    monkeypatch.setattr("psdist.script_joins._SHOWN_S", shown_s)
     spare = Meeting(tmp_path, worker=3)
+    spare.context.config.wait_timeout_s = wait_timeout_s
     spare.welcome = SimpleNamespace(worker=3, state="state-1-0-1")
     with pytest.raises(CheckpointError, match="state-1-0-1"):
         spare.joins.come()

@@ -41,7 +41,6 @@ from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.closing import Closed, Closing, Rounds
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.protocol.chunks.gathering import Gathered
-from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, TOO_FAR
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.membership import Membership
@@ -249,26 +248,15 @@ class Backed(Gathered):
 
     # -- from the push to the step -------------------------------------------------------------
 
-    def slots_needed(self, index: int, group: int | None) -> int:
-        if group is None:
-            return ADDS
-        chunk = self._chunks[index]
-        if self._rounds.has_missed(group, chunk.sent.get(group, -1)):
-            return ADDS
-        if self._turn(chunk) != group:
-            return EARLY if self._is_near(chunk) else TOO_FAR
-        if chunk.gathering.accumulator is not None:
-            return ADDS
-        if self._frontier.chunk is chunk:
-            return FRONTIER
-        return STARTS if self._is_near(chunk) else TOO_FAR
+    def _is_past(self, chunk: ChunkState, group: int) -> bool:
+        return self._rounds.has_missed(group, chunk.sent.get(group, -1))
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         self._rounds.has_pushed(push.group, push.clock)
         return super().on_arrived(chunk, push)
 
     def _turn(self, chunk: ChunkState) -> int | None:
-        """Whose update is folded next; None where nobody's is, or it is not known yet."""
+        """None, too, where it is not known yet."""
         closed = self._closed.get(rounds_of(chunk))
         if closed is None:
             return None
@@ -285,23 +273,10 @@ class Backed(Gathered):
             if group not in closed.groups and group not in closed.missed
         )
 
-    def proceed(self, chunk: ChunkState) -> list[Action]:
-        actions: list[Action] = []
-        while (closed := self._closed.get(rounds_of(chunk))) is not None:
-            if self._is_waiting_for_stop(chunk, closed):
-                return actions
-            group = self._turn(chunk)
-            if group is None:
-                step = self._step(chunk)
-                if step is None:
-                    return actions
-                actions += step
-                continue
-            push = chunk.take_push(group)
-            if push is None:
-                return actions + self.pool.reconsider(chunk.index, group)
-            actions += self._fold(chunk, push)
-        return actions
+    def _is_gathered(self, chunk: ChunkState) -> bool:
+        """Whether who contributes to the round that the chunk is in is known."""
+        closed = self._closed.get(rounds_of(chunk))
+        return closed is not None and not self._is_waiting_for_stop(chunk, closed)
 
     def _require_agreement(self, first: Push, push: Push) -> None:
         """None is asked for: schedulers of a group that has missed rounds are behind."""

@@ -47,16 +47,24 @@ class Gathered(Updates):
         if group is None:
             return ADDS
         chunk = self._chunks[index]
-        if chunk.contained_offers and group in chunk.contained_offers:
+        if self._is_past(chunk, group):
             return ADDS
         chunk.clock.catch_up()
-        if chunk.next_in_turn() != group:
+        if self._turn(chunk) != group:
             return EARLY if self._is_near(chunk) else TOO_FAR
         if chunk.gathering.accumulator is not None:
             return ADDS
         if self._frontier.chunk is chunk:
             return FRONTIER
         return STARTS if self._is_near(chunk) else TOO_FAR
+
+    def _is_past(self, chunk: ChunkState, group: int) -> bool:
+        """Whether the push that the group offers is of a round that the chunk is through."""
+        return group in chunk.contained_offers
+
+    def _turn(self, chunk: ChunkState) -> int | None:
+        """Whose update is folded next; None where nobody's is."""
+        return chunk.next_in_turn()
 
     def _is_near(self, chunk: ChunkState) -> bool:
         return self._frontier.is_within(self._reach, chunk)
@@ -69,7 +77,7 @@ class Gathered(Updates):
     def proceed(self, chunk: ChunkState) -> list[Action]:
         actions: list[Action] = []
         while self._is_gathered(chunk) and (
-            (group := chunk.next_in_turn()) is not None or chunk.gathering.pushes
+            (group := self._turn(chunk)) is not None or chunk.gathering.pushes
         ):
             if group is None:
                 step = self._step(chunk)

@@ -40,10 +40,11 @@ def contribution_of(push: Push) -> Contribution:
 class Updates(ABC):
     """The pushes of one server, from their offer to their step."""
 
-    has_stale_lr = False
-    """Whether the lr of an update is divided by how stale it is (stale_lr)."""
-
-    def __init__(self, *, membership: Membership, replies: Replies) -> None:
+    def __init__(
+        self, *, membership: Membership, replies: Replies, has_stale_lr: bool = False
+    ) -> None:
+        """``has_stale_lr``: the lr of an update is divided by how stale it is (ssp, async)."""
+        self._has_stale_lr = has_stale_lr
         self._membership = membership
         self._replies = replies
         self._chunks: dict[int, ChunkState] = {}
@@ -129,7 +130,7 @@ class Updates(ABC):
         """lr / tau, after Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning"
         (arXiv 1511.05950). tau: the steps that others have made since the parameters that the
         gradient was computed on, for each of them; 1 or less where all groups are as fast."""
-        if not self.has_stale_lr:
+        if not self._has_stale_lr:
             return lr_scale
         behind = chunk.version - chunk.given[push.peer]
         others = max(1, self._membership.num_active_groups - 1)

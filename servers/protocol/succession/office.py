@@ -19,15 +19,16 @@ Files and words to people are the registrar's, too. It says with each note how f
 deputy does the rest when it succeeds, a part of it perhaps for the second time.
 
 The end: when the job is complete all are stopped, the deputy last, when all others have told that
-they know. If the registrar dies before, the deputy stops them all. (The deputy's own server is last
-as well where it has become the registrar: who has not heard of that could not be stopped any more.)
+they know. Nor is a worker left that lives and is out: it has heard so, and its process has ended.
+If the registrar dies before, the deputy stops them all. (The deputy's own server is last as well
+where it has become the registrar: who has not heard of that could not be stopped any more.)
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from psdist.errors import ProtocolError, PsdistError
@@ -45,7 +46,15 @@ from psdist.protocol.control import (
     decode_control,
     encode_control,
 )
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, server_id, spare_id, worker_id
+from psdist.protocol.ids import (
+    REGISTRAR,
+    describe_peer,
+    is_worker,
+    server_id,
+    spare_id,
+    worker_id,
+    worker_of,
+)
 from psdist.protocol.registrar_line import SAID_BY_REGISTRAR, TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
@@ -97,8 +106,8 @@ class Office:
         self.moves: list[Move] = []
         """All that there were."""
         self.is_complete = False
-        self._stopping: list[int] = []
-        """Who must know that before the deputy is told:"""
+        self._awaited: list[int] = []
+        """Who must know that, or have ended, before the deputy is told:"""
         self._last: list[SendControl] = []
         self._is_over = False
         self._is_shard_lost = False
@@ -233,14 +242,15 @@ class Office:
         stops = [each for each in stops if each.peer != self._deputy]
         for each in stops:
             self._say(each)
-        self._stopping = [each.peer for each in stops]
+        left_out = map(worker_id, sorted(self.registrar.left_out))
+        self._awaited = [*(each.peer for each in stops), *left_out]
         return [*told, *stops, *self._end()]
 
     def _end(self) -> list[OfficeAction]:
-        """When everybody else knows that the job is complete."""
+        """When everybody else knows that the job is complete, or has ended."""
         if not self.is_complete or self._is_over:
             return []
-        if not self._lines.has_received_all(self._stopping):
+        if not self._lines.has_received_all(self._awaited):
             return []
         self._is_over = True
         for each in self._last:
@@ -276,12 +286,20 @@ class Office:
 
     def announcements(self) -> list[SendControl]:
         """What the deputy says to everybody, under its own id, when the registrar has died."""
-        over = self.is_complete
         return [
-            SendControl(peer, Succeeds(heard=self._lines.num_heard(peer), is_over=over))
+            SendControl(peer, self._succeeds(peer))
             for peer in self._peers
             if peer not in self._dead or any(server_id(each.server) == peer for each in self.moves)
         ]
+
+    def _succeeds(self, peer: int) -> Succeeds:
+        """For ``peer``; with how it ends where it is out, and nobody will tell it."""
+        succeeds = Succeeds(heard=self._lines.num_heard(peer), is_over=self.is_complete)
+        is_left_out = is_worker(peer) and worker_of(peer) in self.registrar.left_out
+        if not (self.is_complete and is_left_out):
+            return succeeds
+        told = self.registrar.survived
+        return replace(succeeds, generation=told.generation, dead=told.dead, chief=told.chief)
 
     def succeed(
         self, who: str, *, lost: Mapping[int, str]

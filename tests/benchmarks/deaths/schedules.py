@@ -20,6 +20,7 @@ from time import perf_counter
 
 from tests.protocol.deaths import (
     test_both_deaths,
+    test_cuts,
     test_deaths,
     test_mode_deaths,
     test_registrar_deaths,
@@ -40,6 +41,7 @@ KINDS: dict[str, Callable[[range], Counter[str]]] = {
     "servers and spares, the registrar": partial(SPARES, registrar_dies=True),
     "workers, and the mode changes": test_mode_deaths.play_and_prove,
     "workers and substitutes, and the mode changes": test_mode_deaths.play_and_prove_joins,
+    "cuts of the network": test_cuts.play_and_prove,
 }
 
 

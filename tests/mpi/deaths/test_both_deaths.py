@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.mpi.deaths.test_deaths import run_dying, summary_of
+from tests.mpi.deaths.test_deaths import TIMEOUT_S, ULFM, plan_of_pairs, run_dying, summary_of
+from tests.support.mpirun import REPOSITORY, run_mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -41,3 +43,26 @@ def test_the_others_train_on(mode: str, dies: str, kills: str, tmp_path: Path) -
     assert report.proved, (report.violations, report.notes)
     chief = min({0, 1, 2} - {dead})
     assert f"worker {chief} chief True clock 30" in done.stdout, done.text
+
+
+@pytest.mark.slow
+def test_who_hears_late_that_it_is_out_ends_well(tmp_path: Path) -> None:
+    """The registrar and one worker of a group are killed at once, and the other worker of it looks
+    up when the rest of the job is over."""
+    plan = plan_of_pairs(tmp_path / "plan.json", servers=2)
+    settings = {"replication": "buddy", "max_deaths": 2, "placement": plan, "chunk_bytes": 8192}
+    words = ["-m", "psdist", "run", "--record", "--mode", "async", "--servers", "2"]
+    words += [f"--set={key}={value}" for key, value in settings.items()]
+    program = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "late_to_hear.py"
+    done = run_mpi(
+        6, [*words, str(program)], timeout_s=TIMEOUT_S, launcher_args=ULFM,
+        env={"PSDIST_RUN_DIR": str(tmp_path / "run")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.text
+    assert "error" not in done.text, done.text
+    assert done.stdout.index("worker 0 clock 12") < done.stdout.index("worker 2 looks up"), (
+        done.text
+    )
+    (line,) = [each for each in done.stderr.splitlines() if "this worker ends" in each]
+    assert re.search(r"psdist: worker 2 \(.*\): worker 3 \(.*\), of the same group, has died", line)
+    assert summary_of(tmp_path)["exit"] == "completed"

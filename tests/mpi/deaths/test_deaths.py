@@ -168,23 +168,23 @@ def test_a_plain_script_whose_status_mpi_would_hide_is_refused(wish: str, tmp_pa
     assert "Traceback" not in done.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", ["shared_memory", "torch"])
-def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:
-    """Two groups of two workers, which only a plan makes on one host of one socket."""
-    host = socket.gethostname()
-    of_all: dict[str, Any] = {"host": host, "cores": [], "cpus": [], "package": 0, "numa": 0}
-    of_all |= {"gpu": "", "nic": ""}
-    ranks = [{"rank": 0, "role": "server", "index": 0, "group": -1, **of_all}]
+def plan_of_pairs(path: Path, *, servers: int) -> Path:
+    """Two groups of two workers."""
+    of_all: dict[str, Any] = {"host": socket.gethostname(), "cores": [], "cpus": []}
+    of_all |= {"package": 0, "numa": 0, "gpu": "", "nic": ""}
+    ranks = [
+        {"rank": each, "role": "server", "index": each, "group": -1, **of_all}
+        for each in range(servers)
+    ]
     ranks += [
-        {"rank": 1 + each, "role": "worker", "index": each, "group": each // 2, **of_all}
+        {"rank": servers + each, "role": "worker", "index": each, "group": each // 2, **of_all}
         for each in range(4)
     ]
     plan = {
         "format": "psdist plan",
         "version": 2,
         "ranks": ranks,
-        "weights": [1.0],
+        "weights": [1 / servers] * servers,
         "links": [],
         "model_bytes": 1e9,
         "placement": "auto",
@@ -197,10 +197,16 @@ def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_pa
         "cards_s": 0.0,
         "groups_s": 0.0,
     }
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    done = run_dying(
-        "0 forward 9", tmp_path, ranks=5, placement=tmp_path / "plan.json", group_tier=tier
-    )
+    path.write_text(json.dumps(plan))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["shared_memory", "torch"])
+def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:
+    """Two groups of two workers, which only a plan makes on one host of one socket."""
+    plan = plan_of_pairs(tmp_path / "plan.json", servers=1)
+    done = run_dying("0 forward 9", tmp_path, ranks=5, placement=plan, group_tier=tier)
     (death,) = prove(done, tmp_path, [0], [30])["deaths"]
     assert death["left"] == [1]
     (line,) = [line for line in done.stderr.splitlines() if "this worker ends" in line]

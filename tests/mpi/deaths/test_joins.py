@@ -127,6 +127,22 @@ def test_places_are_taken_one_after_the_other_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_spare_that_cannot_go_on_when_it_has_joined_dies_and_the_next_takes_the_place(
+    tmp_path: Path,
+) -> None:
+    done = run("1 loading 5,1 torn 0", tmp_path, spares=2, joins=2)
+    first, second = prove(done, tmp_path, places=[1, 1])
+    assert (first["worker"], second["worker"]) == (3, 4)
+    said = re.findall(
+        r"^psdist: worker 3, a spare \(.*\): error.*joins/state-.*", done.stderr, re.M
+    )
+    assert len(said) == 1, done.text
+    assert "this spare ends, and the job goes on without it, as without a worker" in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [each["worker"] for each in summary["deaths"]] == [1, 3]
+
+
+@pytest.mark.slow
 def test_without_a_spare_left_the_others_train_on(tmp_path: Path) -> None:
     done = run("0 loading 5,1 loading 30", tmp_path)
     assert done.returncode == 0, done.text

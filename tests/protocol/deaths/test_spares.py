@@ -41,6 +41,13 @@ def test_the_registrar_dies_among_them() -> None:
         assert met[what], met
 
 
+def test_who_is_out_hears_so_before_the_deputy_ends() -> None:
+    """Of two groups one worker of one, and the registrar, die: the job of the other is over before
+    the last worker of the first has heard who the registrar is, and that its group is out."""
+    met = play_and_prove(play_with_spares, [20429], registrar_dies=True)
+    assert met["registrar"], met
+
+
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(play_with_spares, MANY)

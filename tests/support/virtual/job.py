@@ -73,7 +73,7 @@ from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office, OfficeAction
-from psdist.servers.rebuilding import FindRegions, RebuildingOptions
+from psdist.servers.rebuilding import RebuildingOptions, WantedChunks
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
@@ -86,7 +86,7 @@ from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.virtual import VirtualGroup
-from tests.support.virtual.checkpoints import MemoryKeeper, Parts
+from tests.support.virtual.checkpoints import MemoryKeeper, MemorySearch, Parts
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.schedule import Schedule, small_partition
 from tests.support.virtual.self_checks import check_server_after_every_event
@@ -421,7 +421,7 @@ class VirtualJob(SetOfJob):
                 on_registrar=self.reported.append,
                 make_set=make_set,
                 replication=self._replication(make_policy) if schedule.has_buddies else None,
-                rebuilding=self._rebuilding(make_policy) if schedule.is_rebuilt else None,
+                rebuilding=self._rebuilding(server, make_policy) if schedule.is_rebuilt else None,
                 standby=self._standby() if server_id(server) == self.deputy else None,
             )
             self.servers.append(loop)
@@ -557,7 +557,7 @@ class VirtualJob(SetOfJob):
             make_keeper=lambda server: MemoryKeeper(self.schedule.seed - 1 - server),
         )
 
-    def _rebuilding(self, make_policy: Callable[[int], Policy]) -> RebuildingOptions:
+    def _rebuilding(self, server: int, make_policy: Callable[[int], Policy]) -> RebuildingOptions:
         def make_core(
             server: int, set_index: int, resumed_up_to: int, picture: ShardPicture | None
         ) -> ServerCore:
@@ -570,24 +570,27 @@ class VirtualJob(SetOfJob):
                 index
             ].make_rebuilt_history(server, number, position),
             make_keeper=self._later_keeper,
-            find_state=self._newest_state,
+            find_state=partial(self._newest_state, server),
         )
 
     def _later_keeper(self, server: int) -> MemoryKeeper:
         self.later_keepers.append(MemoryKeeper(self.schedule.seed - 1 - server))
         return self.later_keepers[-1]
 
-    def _newest_state(self) -> tuple[str, FindRegions] | None:
-        """As of the registrar's files: of the last checkpoint that it has called complete."""
+    def _newest_state(self, server: int, wanted: WantedChunks) -> MemorySearch:
+        """As of the registrar's files: of the last checkpoint that it has called complete. It is
+        there a while later."""
         complete = [each for each in self.reported if isinstance(each, CompleteCheckpoint)]
-        if not complete:
-            return None
-        name = complete[-1].checkpoint
+        name = complete[-1].checkpoint if complete else ""
         parts: Parts = {}
         for keeper in (*self.keepers, *self.later_keepers):
             for kept in keeper.checkpoints:
                 parts |= kept.parts if kept.name == name else {}
-        return name, MemoryKeeper(0, parts).regions
+        search = MemorySearch(name, parts, wanted)
+        pick = random.Random(f"{self.schedule.seed} search {server}")
+        delay_s = pick.choice([0.0, 1e-4, 1e-2]) * pick.random()
+        self.network.schedule(delay_s, server_id(server), search.end)
+        return search
 
     def _make_core(
         self,

@@ -18,6 +18,7 @@ from psdist.protocol.control import (
     ReceivedUpTo,
     Stop,
     Succeeds,
+    Survive,
     WhoIsAbsent,
 )
 from psdist.protocol.events import ControlArrived, PeerLost
@@ -137,6 +138,15 @@ def test_the_end_is_told_by_the_deputy_where_the_registrar_could_not() -> None:
     line.handle(DEATH)
     assert line.handle(succeeds(0, is_over=True)) == [ControlArrived(REGISTRAR, Stop())]
     assert line.handle(DEPUTYS_DEATH) == [DEPUTYS_DEATH], "which has ended, as this rank will"
+
+
+def test_who_may_not_have_heard_that_it_is_out_hears_it_before_the_end() -> None:
+    line = line_of_worker()
+    line.handle(DEATH)
+    told = Succeeds(heard=0, is_over=True, generation=2, dead=[1], chief=3)
+    survive = Survive(generation=2, dead=[1], chief=3)
+    ended = [ControlArrived(REGISTRAR, survive), ControlArrived(REGISTRAR, Stop())]
+    assert hear(line, told, DEPUTY) == ended
 
 
 def test_nobody_else_is_obeyed() -> None:

@@ -213,8 +213,12 @@ class EndedError(Exception):
     """In place of the end of the process."""
 
 
-def test_a_spare_that_fails_before_it_has_joined_ends_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_a_spare_that_fails_before_it_has_trained_ends_alone(
+    has_joined: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def end(status: int) -> None:
         raise EndedError(status)
@@ -223,16 +227,19 @@ def test_a_spare_that_fails_before_it_has_joined_ends_alone(
     network = Network()
     context = context_of(network, tmp_path, monkeypatch)
     context.replace = Replace(worker=1)
+    if has_joined:
+        context.joined.add(2)
     with pytest.raises(EndedError) as ended:
         context.fail("error: no such file", 1)
     assert ended.value.args == (0,)
     assert network.sent == []
     told = capfd.readouterr().err
     assert "worker 2, a spare (rank 3 on n1): error: no such file\n" in told
-    assert "this spare ends, and the job goes on without it" in told
+    how = ", as without a worker that has died" * has_joined
+    assert f"psdist: this spare ends, and the job goes on without it{how}\n" in told
 
 
-@pytest.mark.parametrize("why", ["joined", "server", "signal"])
+@pytest.mark.parametrize("why", ["trained", "server", "signal"])
 def test_a_spare_that_fails_otherwise_ends_the_job(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,8 +249,8 @@ def test_a_spare_that_fails_otherwise_ends_the_job(
     network = Network()
     context = context_of(network, tmp_path, monkeypatch)
     monkeypatch.setattr("os._exit", lambda status: pytest.fail(f"it ended alone with {status}"))
-    if why == "joined":
-        context.joined.add(2)
+    context.joined.add(2)
+    context.has_trained = why == "trained"
     network.lost = {server_id(0): "server 0"} if why == "server" else {worker_id(1): "worker 1"}
     text, status = interruption(15) if why == "signal" else ("error: no such file", 1)
     monkeypatch.setattr(network, "send_control", told)

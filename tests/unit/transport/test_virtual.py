@@ -7,7 +7,8 @@ import random
 import pytest
 
 from psdist.errors import InvariantError
-from psdist.protocol.events import Event, Frame, Offered, PeerLost, Sent
+from psdist.protocol.control import Progress
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.transport.base import Transport
@@ -157,3 +158,49 @@ def test_frames_that_the_dead_has_not_received_come_back() -> None:
     assert sorted(map(id, sent)) == sorted(map(id, frames))
     assert PeerLost(server_id(0), "server 0") in events
     assert not poll_all(server), "nothing reaches the dead"
+
+
+def test_nothing_passes_a_cut_before_that_is_over() -> None:
+    """Messages and words of deaths, also of who goes on elsewhere; what stays on one side comes at
+    once."""
+    network = VirtualNetwork(link=LinkModel(latency_s=1e-5, jitter_s=0.0))
+    one, other, third, dead = map(network.endpoint, PEERS)
+    network.cut([one.me, third.me], 1.0)
+    network.crash(dead.me)
+    for each in (one, other):
+        each.move(dead.me, third.me)
+    hosted = network.hosted_endpoint(third.me, dead.me)
+    said = Progress(worker=0, clock=0, samples=0)
+    for sender, peer in ((one, third), (one, other), (other, one), (one, dead), (other, dead)):
+        sender.send_control(peer.me, said)
+    told, told_across = ControlArrived(one.me, said), ControlArrived(other.me, said)
+    lost = PeerLost(dead.me, "worker 1")
+    network.run(until=lambda: network.now_s > 2e-5)
+    assert network.now_s == 1.0, "what is behind the cut comes then"
+    assert [third.poll(), third.poll()] == [told, None]
+    assert [hosted.poll(), hosted.poll()] == [told, None], "its process is on that side"
+    assert other.poll() == lost
+    network.run()
+    assert other.poll() == told
+    assert hosted.poll() == told_across
+    assert third.poll() == lost
+    assert [one.poll(), one.poll()] == [lost, told_across]
+
+
+def test_a_payload_that_is_accepted_during_a_cut_comes_behind_it() -> None:
+    network = VirtualNetwork(link=LinkModel(latency_s=1e-5, jitter_s=0.0))
+    sender, receiver = network.endpoint(server_id(0)), network.endpoint(worker_id(0))
+    send_numbered(sender, worker_id(0), 0)
+    network.run()
+    offer = receiver.poll()
+    assert isinstance(offer, Offered)
+    network.cut([server_id(0)], 1.0)
+    frame = Frame(memoryview(bytearray(offer.num_bytes)))
+    receiver.accept(offer.ticket, frame)
+    network.run(until=lambda: network.now_s > 0.5)
+    assert network.now_s >= 1.0
+    assert isinstance(receiver.poll(), Arrived)
+    network.cut([server_id(0)], -1.0)
+    send_numbered(sender, worker_id(0), 1)
+    network.run()
+    assert network.now_s < 1.1

@@ -9,6 +9,7 @@ in iteration 12; each plan is carried out once.
     checkpoint   it makes a checkpoint behind the iteration, and has not written its file
     collective   it waits in a job.mean behind the epoch in which the iteration was
     joining      it is a spare that has just been told that it has joined
+    torn         likewise, but it is not killed: of what the chief has written it finds a part
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 import psdist
+from psdist import script_joins
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.script_joins import ScriptJoins
 from psdist.workers.loop import WorkerLoop
@@ -74,7 +76,7 @@ class Samples(torch.utils.data.Dataset[int]):
 def main() -> None:
     now: dict[str, Any] = {"clock": -1, "pushes": 0}
     send_push, make = WorkerLoop._send_push, WorkerCheckpoints.make
-    come = ScriptJoins.come
+    come, read = ScriptJoins.come, script_joins.read_values
 
     def dying_push(self: WorkerLoop, action: Any) -> None:
         send_push(self, action)
@@ -88,12 +90,21 @@ def main() -> None:
         return make(self, *arguments)
 
     def dying_come(self: ScriptJoins) -> Any:
-        found = come(self)
-        (RUN_DIR / f"joined-{self._loop.core.seat.worker}").touch()
+        try:
+            found = come(self)
+        finally:
+            (RUN_DIR / f"joined-{self._loop.core.seat.worker}").touch()
         if found is not None and (mark := plan_of(job, "joining", 0)):
             die(mark)
         return found
 
+    def read_torn(path: Path) -> Any:
+        if mark := plan_of(job, "torn", 0):
+            mark.touch()
+            path.write_bytes(path.read_bytes()[:100])
+        return read(path)
+
+    script_joins.read_values = read_torn
     WorkerLoop._send_push = dying_push  # type: ignore[method-assign]
     WorkerCheckpoints.make = dying_make  # type: ignore[method-assign,assignment]
     ScriptJoins.come = dying_come  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.chunks.chunk_state import PendingReply
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER
 from psdist.servers.protocol.state import ServerCore
 
 
@@ -412,3 +413,13 @@ def test_a_suspension_that_is_too_late_is_the_leaders_all_the_same() -> None:
     (fail,) = core.handle(ControlArrived(worker_id(1), late))
     assert isinstance(fail, Fail)
     assert core.handle(ControlArrived(worker_id(0), late)) == []
+
+
+def test_a_push_that_the_chunk_contains_takes_a_slot_out_of_its_turn() -> None:
+    """It comes again behind the death of the server that it was sent to, and goes at once."""
+    core = server("sync")
+    needed = core._updates.slots_needed
+    assert needed(0, 1) == EARLY
+    core._chunks[0].contained_offers.add(1)
+    assert needed(0, 1) == ADDS
+    assert needed(0, 0) == FRONTIER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,14 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.membership import Standing
-from psdist.servers.rebuilding import Rebuilding, RebuildingOptions, RebuiltShard
+from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
+from psdist.servers.rebuilding import (
+    FoundState,
+    Rebuilding,
+    RebuildingOptions,
+    RebuiltShard,
+    WantedChunks,
+)
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.executor import ShardSpec
 from tests.support.virtual.job import Schedule, VirtualJob
@@ -180,15 +187,40 @@ def test_groups_join_where_a_checkpoint_has_them() -> None:
 
 
 def test_the_optimizers_state_is_a_checkpoints_where_that_has_the_set() -> None:
-    def found(has_set: bool) -> Any:
-        return "step-00000004", lambda _set, _cut, chunk: (f"state of {chunk}",) * has_set
-
-    made = made_by(make(find_state=lambda: found(True))[0])
+    search = Search()
+    made = made_by(make(find_state=search.begin)[0])
+    assert search.wanted == {0: (PARTITION, MINE)}
     memory: Any = made.sets[0].executor
     assert made.checkpoint == "step-00000004"
     assert memory.told[:2] == [(1, "state of 1"), (1, values_of(1))]
-    memory = made_by(make(find_state=lambda: found(False))[0]).sets[0].executor
+    search.found = FoundState("step-00000004", {})
+    memory = made_by(make(find_state=search.begin)[0]).sets[0].executor
     assert len(memory.told) == 3
+
+
+def test_it_waits_for_that_state() -> None:
+    search = Search()
+    search.is_over = False
+    rebuilding, _ = make(find_state=search.begin)
+    tell(rebuilding)
+    rebuilding.begin(REBUILD)
+    assert rebuilding.take_made() is None
+    search.is_over = True
+    assert rebuilding.take_made() is not None
+
+
+class Search:
+    """A checkpoint has state of all chunks."""
+
+    def __init__(self) -> None:
+        regions: Any = {(0, chunk): (f"state of {chunk}",) for chunk in MINE}
+        self.found = FoundState("step-00000004", regions)
+        self.is_over = True
+        self.wanted: WantedChunks = {}
+
+    def begin(self, wanted: WantedChunks) -> Search:
+        self.wanted = wanted
+        return self
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -205,9 +237,13 @@ def test_what_cannot_be_is_refused() -> None:
 # -- in a loop -------------------------------------------------------------------------------------
 
 
-def small_job(*, is_rebuilt: bool = True) -> VirtualJob:
+def small_job(*, is_rebuilt: bool = True, iterations: int = 2) -> VirtualJob:
     schedule = Schedule(
-        seed=3, servers=2, iterations=(2, 2), collectives=((1,), (1,)), is_rebuilt=is_rebuilt
+        seed=3,
+        servers=2,
+        iterations=(iterations,) * 2,
+        collectives=((1,), (1,)),
+        is_rebuilt=is_rebuilt,
     )
     return VirtualJob(schedule, is_watched=False)
 
@@ -251,6 +287,29 @@ def test_what_a_reply_tells_of_is_in_the_file_before_it_leaves() -> None:
     job.run()
     assert num_flushed > 10
     assert not num_behind
+
+
+def turning(loop: ServerLoop, **_more: Any) -> Iterator[None]:
+    """As :meth:`ServerLoop.run`, an actor."""
+    while not loop.is_finished:
+        if not loop.turn():
+            yield None
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["actor", "run"])
+def test_a_server_goes_on_with_the_shard_when_all_is_here(
+    turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if turns:
+        monkeypatch.setattr(ServerLoop, "actor", turning)
+    job = small_job(iterations=8)
+    job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 1)
+    job.network.crash(server_id(1))
+    job.network.run()
+    assert not job.network.unfinished
+    assert [loop.transport.me for loop in job.servers[0].hosted] == [server_id(1)]
+    assert [worker.clock for worker in job.workers] == [8, 8]
+    assert any(isinstance(each, ServerRebuilt) for each in job.reported)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from psdist.errors import PeerLostError, ProtocolError, ServersLostError
+from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
+    Buried,
     Collected,
     Control,
     Done,
@@ -25,6 +28,7 @@ from psdist.protocol.control import (
     Resumed,
     Stop,
     Succeeds,
+    Survive,
     TakenOver,
     TakeOver,
     WhoIsAbsent,
@@ -42,17 +46,20 @@ DEPUTY = server_id(1)
 DEAD = "server 0 (rank 0 on n1)"
 
 
-def office(*, is_active: bool = True, max_deaths: int = 0) -> Office:
+def office(*, is_active: bool = True, groups: Sequence[Sequence[int]] = ()) -> Office:
+    """With ``groups`` workers may die."""
+    num_workers = sum(map(len, groups)) or NUM_WORKERS
     registrar = Registrar(
-        num_workers=NUM_WORKERS,
+        num_workers=num_workers,
         num_servers=NUM_SERVERS,
         buddies=(1, 2, 0),
-        max_deaths=max_deaths,
+        groups=groups,
+        max_deaths=len(groups),
     )
     return Office(
         registrar,
         deputy=DEPUTY,
-        num_workers=NUM_WORKERS,
+        num_workers=num_workers,
         num_servers=NUM_SERVERS,
         is_active=is_active,
     )
@@ -61,8 +68,8 @@ def office(*, is_active: bool = True, max_deaths: int = 0) -> Office:
 class Pair:
     """Registrar and deputy; the network between them is as fast as a test wants."""
 
-    def __init__(self) -> None:
-        self.first, self.second = office(), office(is_active=False)
+    def __init__(self, groups: Sequence[Sequence[int]] = ()) -> None:
+        self.first, self.second = office(groups=groups), office(is_active=False, groups=groups)
         self.notes: list[Noted] = []
         self.done: list[OfficeAction] = []
 
@@ -71,6 +78,13 @@ class Pair:
         actions = self.first.handle(peer, message)
         self.notes += [each.message for each in sent(actions) if isinstance(each.message, Noted)]
         return [each for each in actions if not is_note(each)]
+
+    def lose(self, peer: int) -> list[OfficeAction]:
+        """``peer`` has died."""
+        (note,) = sent(self.first.on_lost(peer, f"peer {peer}"))
+        assert isinstance(note.message, Noted)
+        self.notes = [note.message]
+        return self.settle()
 
     def settle(self) -> list[OfficeAction]:
         """What follows when the deputy has answered all."""
@@ -111,8 +125,8 @@ def run_collective(pair: Pair) -> list[OfficeAction]:
     return pair.say(server_id(last), Resumed(seq=1, server=last))
 
 
-def finish(pair: Pair) -> list[OfficeAction]:
-    for worker in range(NUM_WORKERS):
+def finish(pair: Pair, workers: Sequence[int] = range(NUM_WORKERS)) -> list[OfficeAction]:
+    for worker in workers:
         pair.say(worker_id(worker), Done(worker=worker, statistics={}))
     for server in range(NUM_SERVERS - 1):
         pair.say(server_id(server), Finished(server=server, statistics={}))
@@ -259,10 +273,75 @@ def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
     finish(pair)
     pair.say(worker_id(0), ReceivedUpTo(count=1))
     pair.say(server_id(2), ReceivedUpTo(count=2))
-    (note,) = sent(pair.first.on_lost(worker_id(1), "worker 1"))
-    assert isinstance(note.message, Noted)
-    pair.notes = [note.message]
-    assert pair.settle() == [SendControl(DEPUTY, Stop()), Over()]
+    assert pair.lose(worker_id(1)) == [SendControl(DEPUTY, Stop()), Over()]
+
+
+GROUPS = ((0, 1), (2,))
+OUT = worker_id(1)
+"""Lives when worker 0 has died."""
+LIVE = worker_id(2)
+SURVIVE = Survive(generation=1, dead=[0], chief=2)
+
+
+def bury_one() -> Pair:
+    """Of two groups: worker 0 has died, and worker 1 with it is out."""
+    pair = Pair(GROUPS)
+    for worker in range(3):
+        enter_prepare = Enter(worker=worker, seq=1, name="prepare", payload=PREPARED)
+        pair.say(worker_id(worker), enter_prepare)
+    for server in range(NUM_SERVERS):
+        pair.say(server_id(server), Resumed(seq=1, server=server))
+    pair.lose(worker_id(0))
+    for server in range(NUM_SERVERS):
+        told = pair.say(server_id(server), Buried(generation=1, server=server, reached=[0]))
+    assert SendControl(OUT, SURVIVE) in told
+    return pair
+
+
+def test_who_is_out_is_waited_for_until_it_has_heard_so() -> None:
+    pair = bury_one()
+    assert not any(isinstance(each, Over) for each in finish(pair, workers=[2]))
+    pair.say(LIVE, ReceivedUpTo(count=3))
+    assert pair.say(server_id(2), ReceivedUpTo(count=4)) == [], "it may have heard of nothing"
+    assert pair.lose(OUT) == [SendControl(DEPUTY, Stop()), Over()], "its process has ended"
+
+
+def test_who_is_out_and_has_ended_is_owed_nothing() -> None:
+    pair = bury_one()
+    pair.lose(OUT)
+    finish(pair, workers=[2])
+    pair.say(LIVE, ReceivedUpTo(count=3))
+    told = pair.say(server_id(2), ReceivedUpTo(count=4))
+    assert told == [SendControl(DEPUTY, Stop()), Over()]
+
+
+def test_who_is_out_hears_so_of_the_deputy() -> None:
+    """Before that ends: its line had been closed when it was said."""
+    pair = bury_one()
+    second = pair.second
+    told_of_all = {each.peer: each.message for each in second.announcements()}
+    assert told_of_all[OUT] == Succeeds(heard=1, is_over=False), "the rest is still to be said"
+    succeed(pair)
+    for peer in (DEPUTY, server_id(2), LIVE):
+        second.handle(peer, Follows(received=second._lines._of(peer).num_received))
+    second.handle(DEPUTY, TakenOver(server=0))
+    second.handle(LIVE, Done(worker=2, statistics={}))
+    for server in range(NUM_SERVERS):
+        ended = second.handle(server_id(server), Finished(server=server, statistics={}))
+    assert any(isinstance(each, Complete) for each in ended)
+    assert not any(isinstance(each, Over) for each in ended), "worker 1 does not know whom to ask"
+    told = second.handle(OUT, Follows(received=1))
+    assert told[0] == SendControl(OUT, SURVIVE)
+    assert told[-2:] == [SendControl(DEPUTY, Stop()), Over()]
+
+
+def test_who_is_out_hears_so_where_the_job_was_complete() -> None:
+    pair = bury_one()
+    finish(pair, workers=[2])
+    told = {each.peer: each.message for each in pair.second.announcements()}
+    assert told[OUT] == Succeeds(heard=1, is_over=True, generation=1, dead=[0], chief=2)
+    assert told[LIVE] == Succeeds(heard=2, is_over=True)
+    assert worker_id(0) not in told
 
 
 def test_without_its_deputy_the_registrar_ends() -> None:
@@ -274,9 +353,9 @@ def test_without_its_deputy_the_registrar_ends() -> None:
 def test_the_deputy_stops_all_where_the_registrar_could_not() -> None:
     pair = Pair()
     finish(pair)
-    assert {each.message for each in pair.second.announcements()} == {
-        Succeeds(heard=each, is_over=True) for each in (1,)
-    }
+    said = pair.second.announcements()
+    assert len(said) == NUM_WORKERS + NUM_SERVERS - 1
+    assert all(each.message == Succeeds(heard=1, is_over=True) for each in said)
     undone, actions = succeed(pair)
     assert any(isinstance(each, Complete) for each in undone)
     assert actions == []

@@ -1,0 +1,107 @@
+"""sync with backup groups, on a server that another one tells who contributes to a round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psdist.protocol.control import CloseRound, Register, Settings, Setup, Suspend
+from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
+from psdist.protocol.header import CodecCode, Dtype, Header, Kind
+from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.payloads import PayloadRule
+from psdist.servers.protocol.actions import Accept, Built, HeldBlocks, LeftOut, StartSum, Step
+from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.state import ServerCore
+
+MINE = 1
+"""The chunk that this server has; the other server has chunk 0, which all send first."""
+
+
+class Backed:
+    def __init__(self) -> None:
+        groups = [(0,), (1,), (2,)]
+        self.core = ServerCore(
+            server=0, policy=policy_for("sync", staleness=0), groups=groups, backup=1, wait_every=9
+        )
+        self.core.handle(
+            ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b""))
+        )
+        sizes = (4, 4)
+        rule = PayloadRule(
+            codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,) * 2, smallest=sizes,
+            largest=sizes,
+        )  # fmt: skip
+        built = Built(
+            [MINE],
+            [Frame(capacity=4) for _ in range(4)],
+            initials=rule,
+            pushes=rule,
+            num_pieces=1,
+            num_optimizer_groups=1,
+            blocks=HeldBlocks([1, 0], [1, 1]),
+        )
+        self.core.handle(built)
+        hyper = pack_hyperparameters([{"lr": 0.1}])
+        for group in range(3):
+            self.tell(group, Register(group=group, workers=[group], clock=0))
+            self.tell(group, Settings(version=1, hyper=hyper, absent=[]))
+
+    def tell(self, worker: int, message: Any) -> list[Any]:
+        return self._checked(ControlArrived(worker_id(worker), message))
+
+    def close(self, *groups: int, missed: int, number: int = 0) -> list[Any]:
+        closed = CloseRound(number=number, round=number, groups=list(groups), missed=[missed])
+        return self._checked(ControlArrived(server_id(1), closed))
+
+    def offer(self, group: int) -> list[Any]:
+        return self._checked(Offered(worker_id(group), Kind.PUSH, MINE, 4, "ticket"))
+
+    def arrive(self, group: int, slot: Frame) -> list[Any]:
+        header = Header(
+            kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=MINE, length=4, settings=1,
+            weight=1.0, dtype=Dtype.FLOAT32,
+        )  # fmt: skip
+        return self._checked(Arrived(worker_id(group), header, slot))
+
+    def _checked(self, event: Any) -> list[Any]:
+        actions = self.core.handle(event)
+        self.core.check_invariants()
+        return actions
+
+
+def kinds(actions: list[Any]) -> list[type]:
+    return [type(each) for each in actions]
+
+
+def test_a_round_waits_for_the_word_that_a_group_has_stopped() -> None:
+    """The server that decides knows it already: every log shows who was waited for."""
+    backed = Backed()
+    (accept,) = backed.offer(0)
+    assert backed.arrive(0, accept.slot) == [], "who contributes is not known"
+    assert backed.close(0, missed=1) == [], "group 2 counts here"
+    told = backed.tell(2, Suspend(group=2, clock=0, seq=1))
+    assert {StartSum, Step} <= set(kinds(told))
+
+
+def test_an_update_that_is_too_late_takes_a_slot_at_once_and_is_dropped() -> None:
+    backed = Backed()
+    backed.close(0, 1, missed=2)
+    (accept,) = backed.offer(2)
+    assert isinstance(accept, Accept), "out of turn"
+    dropped = backed.arrive(2, accept.slot)
+    assert LeftOut in kinds(dropped)
+    assert not {StartSum, Step} & set(kinds(dropped))
+    (first,) = backed.offer(0)
+    backed.arrive(0, first.slot)
+    (second,) = backed.offer(1)
+    assert Step in kinds(backed.arrive(1, second.slot))
+
+
+def test_a_late_update_needs_no_turn_where_few_slots_are_free() -> None:
+    backed = Backed()
+    backed.close(0, 1, missed=2)
+    backed.offer(2)
+    early = backed.core._updates.slots_needed(MINE, 1)
+    late = backed.core._updates.slots_needed(MINE, 2)
+    assert late < early
