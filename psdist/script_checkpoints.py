@@ -231,8 +231,14 @@ class ScriptCheckpoints:
     def on_end_of_pass(self, a_pass: Pass) -> None:
         """As at a boundary, and the pass has nothing more, unless somebody who has died had not
         brought all of its part."""
-        if not self.script.is_resuming and self._returns.is_due_at_end():
+        if self.script.is_resuming or not self._returns.is_on:
+            return
+        self._sets.take_over()
+        self._returns.wait_for_deaths()
+        if self._returns.is_due:
             self._hold_if_wanted(a_pass)
+        else:
+            self._sets.resume()
 
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
         clock = self._clocks[0]

@@ -46,11 +46,12 @@ class ScriptReturns:
         self._collective = collective
         self._config = context.config
         # A spare has a dead one's part; what was unseen before it came stays so.
-        self._is_on = (
+        self.is_on = (
             context.survives_workers
             and context.config.samples_of_dead == "return"
             and not context.roles.num_substitutes
         )
+        """Whether samples of the dead go back at all."""
         self._settled: frozenset[int] = frozenset()
         """Of the dead, of whom was decided."""
 
@@ -61,14 +62,12 @@ class ScriptReturns:
     @property
     def is_due(self) -> bool:
         """Whether somebody has died of whom nothing was decided."""
-        return self._is_on and bool(self._dead)
+        return self.is_on and bool(self._dead)
 
-    def is_due_at_end(self) -> bool:
-        """As ``is_due``, where this worker's pass would be over: also of a death that is known to
-        a server whose answer this worker has trained with."""
-        if self._is_on:
-            self._loop.wait_for_deaths()
-        return self.is_due
+    def wait_for_deaths(self) -> None:
+        """Where this worker's pass would be over: until it knows of each death of which a server
+        knew that has answered. Whose loop it is must be clear."""
+        self._loop.wait_for_deaths()
 
     def give_up(self) -> None:
         """Somebody's script has finished: there is no meeting any more."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -344,3 +345,73 @@ def test_whoever_dies_when_nobody_sees_a_sample_twice_and_all_make_as_many_itera
     assert {*problems} <= {NO_ITERATION}
     for what in ("returned", "whole", "lost", "between passes", "of several deaths"):
         assert met[what] > 1, met
+
+
+def train(worker: Worker, num_batches: int) -> list[int]:
+    """The samples of so many batches, or of all that the pass has."""
+    found: list[int] = []
+    for _ in range(num_batches):
+        batch = worker.take()
+        if batch is None:
+            break
+        found += batch
+        worker.end_iteration()
+    return found
+
+
+def kill_one(samples: list[int], **options: Any) -> tuple[list[Worker], list[int]]:
+    """Three workers of which the first dies after one batch of a pass, and the others go on with
+    what is left, up to its fifth batch; and all that was seen."""
+    workers = [Worker.of(each, 3, samples, **options) for each in range(3)]
+    seen = [*train(workers[0], 1), *train(workers[1], 2), *train(workers[2], 2)]
+    returns = Returns()
+    returns.on_buried({0: (1,)})
+    told = unpack_return(returns.decide({each: workers[each].standing() for each in (1, 2)}))
+    assert isinstance(told, Return)
+    for worker in workers[1:]:
+        worker.told.append(told)
+        seen += train(worker, 3)
+    return workers[1:], seen
+
+
+OPTIONS: dict[str, Any] = {"batch_size": 2, "shuffle": True, "drop_last": False}
+
+
+def test_loaders_tell_their_length_in_the_pass_and_of_the_next_one() -> None:
+    samples = list(range(32))
+    (first, second), seen = kill_one(samples, **OPTIONS)
+    assert [len(first.loader), len(second.loader)] == [8, 8]  # 2 of 6, 5 of 4 and one of 2
+    assert first.at is not None
+    assert first.at.num_batches == 8
+    seen += train(first, 99) + train(second, 99)
+    assert sorted(seen) == samples
+    assert len(first.loader) == 8
+    assert sorted(train(first, 99) + train(second, 99)) == samples
+    assert first.lengths == second.lengths == [8, 8]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_checkpoint_in_a_pass_that_was_cut_has_what_is_left(num_workers: int) -> None:
+    samples = list(range(50))
+    (first, second), seen = kill_one(samples, **OPTIONS)
+    tree = first.loaders.seen.collect(at=first.at)
+    assert tree["passes"][0]["consumed"] is None
+    assert tree == second.loaders.seen.collect(at=second.at)
+    later = [Worker.of(each, num_workers, samples, **OPTIONS) for each in range(num_workers)]
+    for worker in later:
+        assert worker.loaders.seen.restore(tree, is_moved=True) == []
+    seen += [sample for worker in later for sample in train(worker, 2)]
+    # And once more, in a run whose workers all live.
+    assert later[0].at is not None
+    tree = later[0].loaders.seen.collect(at=later[0].at)
+    again = [Worker.of(each, num_workers, samples, **OPTIONS) for each in range(num_workers)]
+    for worker in again:
+        assert worker.loaders.seen.restore(tree, is_moved=False) == []
+    half = [sample for worker in again for sample in train(worker, 1)]
+    assert again[0].at is not None
+    tree = again[0].loaders.seen.collect(at=again[0].at)
+    last = Worker.of(0, 1, samples, **OPTIONS)
+    last.loaders.seen.restore(tree, is_moved=True)
+    seen += half + train(last, 99)
+    assert sorted(seen) == samples
+    assert len(train(last, 99)) == 50
