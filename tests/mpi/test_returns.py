@@ -64,7 +64,7 @@ def prove(done: Completed, path: Path, *, dead: set[int]) -> tuple[Seen, dict[in
         pytest.param("2 9 step", 3, "rank", {}, (), id="in the last iteration", marks=SLOW),
         pytest.param("2 0 end", 3, "rank", {}, (), id="between epochs", marks=SLOW),
         pytest.param("1 12 step,0 14 forward", 4, "rank", {}, (), id="two", marks=SLOW),
-        pytest.param("3 5 step", 4, "2", {}, (), id="a group of two", marks=SLOW),
+        pytest.param("3 5 forward", 4, "2", {}, (), id="a group of two", marks=SLOW),
         pytest.param(
             "1 12 step", 3, "rank", {"LOADER_PROCESSES": "2"}, (), id="loader processes", marks=SLOW
         ),
