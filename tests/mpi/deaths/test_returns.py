@@ -16,7 +16,7 @@ from tests.support.seen import Seen
 
 pytestmark = pytest.mark.mpi
 
-PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "returns.py"
+PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "returns.py"
 TIMEOUT_S = 240
 SLOW = pytest.mark.slow
 SAMPLES = 120
