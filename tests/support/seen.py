@@ -1,4 +1,4 @@
-"""What the workers of tests/support/programs/deaths/returns.py have seen: every sample of each epoch once.
+"""What workers of tests/support/programs/deaths/returns.py have seen: each sample once an epoch.
 
 seen = Seen.read(folder)
 seen.prove(samples=120, dead=[1])        # how many samples of each epoch nobody has seen
