@@ -169,10 +169,9 @@ def test_a_plain_script_whose_status_mpi_would_hide_is_refused(wish: str, tmp_pa
     assert "Traceback" not in done.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", ["shared_memory", "torch"])
-def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:
-    """Two groups of two workers, which only a plan makes on one host of one socket."""
+def two_groups_of_two(path: Path) -> Path:
+    """A plan of one server and four workers: only one makes such groups on one host of one
+    socket."""
     host = socket.gethostname()
     of_all: dict[str, Any] = {"host": host, "cores": [], "cpus": [], "package": 0, "numa": 0}
     of_all |= {"gpu": "", "nic": ""}
@@ -198,10 +197,15 @@ def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_pa
         "cards_s": 0.0,
         "groups_s": 0.0,
     }
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    done = run_dying(
-        "0 forward 9", tmp_path, ranks=5, placement=tmp_path / "plan.json", group_tier=tier
-    )
+    (path / "plan.json").write_text(json.dumps(plan))
+    return path / "plan.json"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["shared_memory", "torch"])
+def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:
+    plan = two_groups_of_two(tmp_path)
+    done = run_dying("0 forward 9", tmp_path, ranks=5, placement=plan, group_tier=tier)
     (death,) = prove(done, tmp_path, [0], [30])["deaths"]
     assert death["left"] == [1]
     (line,) = [line for line in done.stderr.splitlines() if "this worker ends" in line]

@@ -11,6 +11,7 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
+from tests.mpi.deaths.test_deaths import two_groups_of_two
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 from tests.support.seen import Seen
 
@@ -33,7 +34,8 @@ def run_returning(
     settings: tuple[str, ...] = (),
 ) -> Completed:
     (path / "seen").mkdir(exist_ok=True)
-    words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", group, "--servers", "1"]
+    words = ["-m", "psdist", "run", "--record", "--mode", mode, "--servers", "1"]
+    words += [f"--group={group}"] if group != "plan" else [f"--placement={two_groups_of_two(path)}"]
     settings = ("max_deaths=3", "chunk_bytes=4096", "progress=off", *settings)
     words += [f"--set={each}" for each in settings]
     told = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "SEEN": str(path / "seen")}
@@ -64,7 +66,7 @@ def prove(done: Completed, path: Path, *, dead: set[int]) -> tuple[Seen, dict[in
         pytest.param("2 9 step", 3, "rank", {}, (), id="in the last iteration", marks=SLOW),
         pytest.param("2 0 end", 3, "rank", {}, (), id="between epochs", marks=SLOW),
         pytest.param("1 12 step,0 14 forward", 4, "rank", {}, (), id="two", marks=SLOW),
-        pytest.param("3 5 forward", 4, "2", {}, (), id="a group of two", marks=SLOW),
+        pytest.param("3 5 forward", 4, "plan", {}, (), id="a group of two", marks=SLOW),
         pytest.param(
             "1 12 step", 3, "rank", {"LOADER_PROCESSES": "2"}, (), id="loader processes", marks=SLOW
         ),
@@ -85,7 +87,7 @@ def test_every_sample_is_seen_once_but_what_the_dead_were_at(
     dead = {int(each.split()[0]) for each in dies.split(",")}
     seen, missing = prove(done, tmp_path, dead=dead)
     in_flight = {sample for batch in seen.in_flight.values() for sample in batch}
-    left = range(workers - len(dead) - (group == "2"))
+    left = range(workers - len(dead) - (group == "plan"))
     for epoch, samples in missing.items():
         others = set(samples) - in_flight
         assert len(others) < len(left), f"epoch {epoch}: {samples}"
