@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from psdist.errors import ProtocolError
+from psdist.protocol.returns import RETURN as RETURN_CALL
 from psdist.protocol.returns import (
     DataStanding,
     Return,
@@ -20,6 +21,7 @@ from psdist.protocol.returns import (
 )
 from psdist.script_returns import ScriptReturns
 from psdist.workers.data.seen import Pass
+from psdist.workers.group.channel import CALLS
 
 STANDING = DataStanding(12, 1, 0, True, 2, 10, (2,))
 RETURN = Return(
@@ -180,6 +182,10 @@ def test_who_has_come_and_died_since_is_of_the_next_meeting() -> None:
     job.core.dead |= {1, 2}
     job.returns.meet(None, [2])
     assert job.returns.is_due
+
+
+def test_workers_of_a_group_may_meet_in_it() -> None:
+    assert RETURN_CALL in CALLS
 
 
 def test_an_answer_that_is_none_is_the_protocols_end() -> None:
