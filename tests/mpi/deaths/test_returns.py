@@ -55,7 +55,8 @@ def prove(done: Completed, path: Path, *, dead: set[int]) -> tuple[Seen, dict[in
     report = check_run(path / "run", read_histories(path / "run"))
     assert report.proved, (report.violations, report.notes)
     seen = Seen.read(path / "seen")
-    return seen, seen.prove(samples=SAMPLES, dead=dead)
+    out = dead.union(*(each["left"] for each in summary["deaths"]))
+    return seen, seen.prove(samples=SAMPLES, dead=out)
 
 
 @pytest.mark.parametrize(
