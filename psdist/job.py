@@ -194,6 +194,7 @@ class Job:
             collective=self._collective,
             is_training=self._is_training,
             on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
+            on_end_of_pass=lambda a_pass: self._checkpoints.on_end_of_pass(a_pass),
             num_epochs=lambda: self._checkpoints.epochs.current,
             global_batch=context.config.global_batch,
             dealing=self._dealing() if self._by_speed is not None else None,

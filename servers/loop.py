@@ -364,7 +364,7 @@ class ServerLoop:
         answer = Buried(
             generation=message.generation,
             server=self._options.server,
-            reached=[each.core.reached_by_dead for each in self.sets],
+            reached=[clock for each in self.sets for clock in each.core.reached_by(message.dead)],
         )
         return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
 

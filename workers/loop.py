@@ -671,6 +671,13 @@ class WorkerLoop:
         yield Wait(lambda: steps.is_known(term), f"{who} to say how many local steps groups make")
         return steps.take(term)
 
+    def wait_for_deaths(self) -> None:
+        """Until this worker has heard of the deaths that servers knew of when they answered."""
+        self.turn()
+        core = self.core
+        if core.is_death_untold:
+            self.carry_on(Wait(lambda: not core.is_death_untold, "word of who has died"))
+
     def begin_waiting(self, clock: int) -> None:
         """A step after ``clock`` iterations begins, or what else may wait for other workers."""
         self._do(self.core.meetings.begin(self.core.set_index, clock))

@@ -372,6 +372,12 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
         description="How many workers may die while the others train on (Open MPI, ULFM).",
     )
+    samples_of_dead: Literal["return", "drop"] = _setting(
+        "return",
+        allowed="return or drop",
+        description="With max_deaths: what workers that die had not seen of an epoch; return: it "
+        "is dealt to those who live (so an epoch has more iterations); drop: nobody sees it.",
+    )
     min_groups: _Count = _setting(
         1,
         allowed=_COUNT,

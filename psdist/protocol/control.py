@@ -613,8 +613,8 @@ class Bury(Control):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buried(Control):
     """A server to the registrar: the groups of the dead are out of every chunk's clocks here, and
-    what had arrived of them is decided. ``reached``: by set the most updates of such a group that a
-    chunk contains, or will contain."""
+    what had arrived of them is decided. ``reached``: by set, and in each by those who are dead in
+    :class:`Bury`, the most updates of its group that a chunk contains, or will contain."""
 
     generation: int
     server: int

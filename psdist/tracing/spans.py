@@ -79,6 +79,7 @@ NAMES: Final = {
 COLLECTIVES: Final = (
     *("prepare", "save", "mean", "barrier", "push", "optimizer_state"),
     *("any", "all", "loader", "finish", "start", "pull", "checkpoint", "written", "set_mode"),
+    "return",
 )
 
 WAITS: Final = (

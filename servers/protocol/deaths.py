@@ -147,6 +147,23 @@ class Deaths:
             return []
         return [SendControl(server_id(server), self._told)]
 
+    def reached(self, message: Buried) -> dict[int, tuple[int, ...]]:
+        """By worker that is out, what a server has told of its group: by set, how far it has come.
+        Nothing in another generation than the newest, which :meth:`on_buried` refuses."""
+        dead = self._told.dead
+        if not dead or message.generation != self.generation:
+            return {}
+        if len(message.reached) % len(dead):
+            raise ProtocolError(
+                f"the registrar: server {message.server} sent Buried with {len(message.reached)} "
+                f"clocks of {len(dead)} workers"
+            )
+        return {
+            member: tuple(message.reached[index :: len(dead)])
+            for index, worker in enumerate(dead)
+            for member in self._group_of[worker]
+        }
+
     def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:
         """A server has taken it in; with the last one workers are told."""
         if message.generation != self.generation or server not in self._awaited:

@@ -19,7 +19,7 @@ Longer than other modules: a collective, from its first worker to its end or err
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NoReturn
@@ -72,6 +72,7 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.modes import SET_MODE, unpack_mode
+from psdist.protocol.returns import RETURN, unpack_standing
 from psdist.protocol.substitutes import JOIN, unpack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import (
@@ -95,6 +96,7 @@ from psdist.servers.protocol.modes import (
 )
 from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
+from psdist.servers.protocol.returns import Returns
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
 
@@ -211,6 +213,7 @@ class Registrar:
             substitutes=substitutes,
         )
         self._joins = Joins(substitutes)
+        self._returns = Returns()
         self._modes = ModeChanges(num_servers=num_servers)
         self._takes_set_mode = takes_set_mode
         self._decided = Decided(
@@ -404,7 +407,7 @@ class Registrar:
                 + (", which is not over" if is_waiting else "")
                 + (", and its script has finished" if message.worker in self.done else ""),
             )
-        unpack = {CHECKPOINT: unpack_clocks, JOIN: unpack_join}.get(message.name)
+        unpack = _UNPACK.get(message.name)
         if unpack is not None and unpack(message.payload) is None:
             _refuse(peer, f"entered a {message.name} with what are no clocks")
         self._entered[message.worker] = message.seq
@@ -414,7 +417,7 @@ class Registrar:
         if collective is None:
             if message.name == JOIN:
                 self._meetings.is_join_due = False
-            is_of_meeting = message.name in (WRITTEN, JOIN) or (
+            is_of_meeting = message.name in (WRITTEN, JOIN, RETURN) or (
                 message.name == CHECKPOINT and self._meetings.take_met()
             )
             collective = Collective(message.name, is_of_meeting=is_of_meeting)
@@ -531,6 +534,10 @@ class Registrar:
             return self._begin_change(seq, collective)
         if collective.name == JOIN:
             return self._admit(seq, collective)
+        if collective.name == RETURN:
+            live = self._deaths.live
+            payloads = {worker: collective.entered[worker].payload for worker in live}
+            collective.answer = self._returns.decide(payloads)
         if collective.name == WRITTEN and self._checkpoints.is_busy:
             self._held = seq
             return []
@@ -626,6 +633,7 @@ class Registrar:
             [of_worker.get(worker, lowest) for worker in range(self._num_workers)]
         )
         collective.checkpoint = begun.checkpoint
+        collective.answer = begun.checkpoint.encode()
         return [begun, *self._resume(seq, begun.checkpoint)]
 
     def _begin_change(self, seq: int, collective: Collective) -> list[RegistrarAction]:
@@ -705,10 +713,10 @@ class Registrar:
         if collective.name == "prepare":
             brought = {enter.payload for enter in collective.entered.values()}
             self._is_ready = brought == {PREPARED}
-        if collective.checkpoint:
+        if collective.answer:
             answer = Collected(
                 seq=message.seq,
-                payloads=[collective.checkpoint.encode()],
+                payloads=[collective.answer],
                 runs=[0, self._num_workers],
                 values=b"",
                 error="",
@@ -861,8 +869,10 @@ class Registrar:
         return [SendControl(server_id(each), departed) for each in self._takeovers.taken]
 
     def _on_buried(self, message: Buried) -> list[RegistrarAction]:
+        reached = self._deaths.reached(message)
         actions: list[RegistrarAction] = [*self._deaths.on_buried(message.server, message)]
-        self._joins.on_buried(message.reached)
+        self._joins.on_buried([*map(max, zip(*reached.values(), strict=True))])
+        self._returns.on_buried(reached)
         if self._deaths.is_settling:
             return actions
         # Behind Survive: whoever hears of what follows knows who is dead.
@@ -888,6 +898,13 @@ class Registrar:
                 actions += self._fail_if_a_script_has_finished(seq, collective)
                 actions += self._resume_if_all_have_come(seq, collective)
         return actions + self._finish_if_all_are_done()
+
+
+_UNPACK: Final[dict[str, Callable[[bytes], object]]] = {
+    CHECKPOINT: unpack_clocks,
+    JOIN: unpack_join,
+    RETURN: unpack_standing,
+}
 
 
 def is_plain(value: Any, *, depth: int = 8) -> bool:

@@ -21,7 +21,7 @@ Longer than other modules: every event that a server takes is in one table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from math import inf
 from typing import Any, NoReturn
@@ -621,13 +621,17 @@ class ServerCore:
             actions += self._go_on(chunk)
         return actions + self._updates.on_stopped()
 
-    @property
-    def reached_by_dead(self) -> int:
-        """The most updates of a group that has died which a chunk contains, or will contain."""
-        dead = [*filter(self._membership.is_dead, range(self._membership.num_groups))]
+    def reached_by(self, dead: Iterable[int]) -> list[int]:
+        """Of each of these workers the most updates of its group that a chunk contains, or will
+        contain; 0 of one whose group has not died."""
         clocks = [chunk.clock for chunk in self._chunks.values()]
-        ends = (each.inherited.get(group, each.done[group]) for each in clocks for group in dead)
-        return max(ends, default=0)
+        found = []
+        for worker in dead:
+            group = self._membership.group_of[worker_id(worker)]
+            is_dead = self._membership.is_dead(group)
+            ends = (each.inherited.get(group, each.done[group]) for each in clocks if is_dead)
+            found.append(max(ends, default=0))
+        return found
 
     def _on_dead(self, event: Any) -> list[Action]:
         """Whoever is out of the job says nothing that counts. A slot is free again."""

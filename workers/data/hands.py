@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import mul
-from typing import Any
+from typing import Any, ClassVar
 
 from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
 from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 
 
@@ -154,6 +155,8 @@ class HandBatches:
     """As :class:`psdist.workers.data.loader.PlannedBatches`, dealt by hands. How many batches a
     pass has is known when it is over."""
 
+    CAN_BE_CUT: ClassVar = False
+
     def __init__(
         self,
         dataset: Any,
@@ -179,11 +182,11 @@ class HandBatches:
         self._known: dict[int, Sequence[int]] = {}
         """Steps by block of this pass, from that on whose batches are being handed out."""
 
-    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
-        assert not start
-        assert not skip  # such runs go on from no checkpoint
+    def start_pass(self, a_pass: Pass) -> None:
+        assert not a_pass.start
+        assert not a_pass.seen  # such runs go on from no checkpoint
         self.require_joint_batches()
-        self._epoch = epoch
+        self._epoch = a_pass.epoch
         self._number += 1
         self._known = {}
 
@@ -201,6 +204,9 @@ class HandBatches:
 
     def consumed(self, *, start: int, seen: int) -> None:
         """Groups may be in different hands: nobody knows."""
+
+    def rest(self, seen: int) -> None:
+        """Nor do they this."""
 
     def _steps(self, number: int, known: dict[int, Sequence[int]], block: int) -> Sequence[int]:
         if block not in known:

@@ -17,10 +17,11 @@ Longer than other modules: a pass from its order of samples to its end, and wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
@@ -28,6 +29,7 @@ from psdist.errors import UsageError
 from psdist.workers.data.ending import ends_with_its_rank
 from psdist.workers.data.hands import HandBatches, refuse_dealing
 from psdist.workers.data.position import length_of
+from psdist.workers.data.returned import Cut, PassLayout, Spans
 from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
@@ -45,6 +47,10 @@ class Watch(Protocol):
 
     def before_batch(self, a_pass: Pass) -> None:
         """The script asks for the next one; what it has done with the last one is over."""
+        ...
+
+    def before_end(self, a_pass: Pass) -> None:
+        """The script asks for the next one, and there is none, unless it comes of this."""
         ...
 
     def leaves_out(self, a_pass: Pass) -> bool:
@@ -67,6 +73,8 @@ class Watch(Protocol):
 class Unwatched:
     def before_batch(self, a_pass: Pass) -> None: ...
 
+    def before_end(self, a_pass: Pass) -> None: ...
+
     def leaves_out(self, a_pass: Pass) -> bool:  # noqa: ARG002 - nobody misses a round
         return False
 
@@ -84,6 +92,9 @@ OnBatch = Callable[[int, float], None]
 """Called with (samples of this worker in the batch, samples of a full one) before the batch is
 handed out."""
 
+NextCuts = Callable[[], Sequence[Cut]]
+"""Where the pass that comes next is cut already."""
+
 REFUSED_OPTIONS = {
     "sampler": "the workers share the samples out among themselves; give a DataLoader that has the "
     "sampler to job.prepare, or pass torch.utils.data.Subset(dataset, indices) as the dataset",
@@ -99,9 +110,12 @@ REFUSED_OPTIONS = {
 class Batches(Protocol):
     """The index lists of one worker, pass by pass; a batch sampler of torch's."""
 
-    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
-        """What follows is of this epoch: of its order of samples what lies behind ``start``, of the
-        batches that this is cut into what lies behind the first ``skip``."""
+    CAN_BE_CUT: ClassVar[bool]
+    """Whether what is left of a pass may be dealt anew."""
+
+    def start_pass(self, a_pass: Pass) -> None:
+        """What follows is of this pass: of its epoch's order of samples what lies behind ``start``,
+        of the batches that this is cut into what lies behind the first ``seen``."""
         ...
 
     def has_any(self) -> bool:
@@ -111,6 +125,10 @@ class Batches(Protocol):
     def consumed(self, *, start: int, seen: int) -> int | None:
         """What of the epoch's order all workers have seen after ``seen`` batches of such a pass;
         what ``start`` may be; None where nobody knows."""
+        ...
+
+    def rest(self, seen: int) -> Spans | None:
+        """What they have not seen, where ``consumed`` does not say it."""
         ...
 
     def sizes(self) -> Iterator[tuple[int, float]]:
@@ -127,6 +145,8 @@ class Batches(Protocol):
 class PlannedBatches:
     """By the plan: every sample once, in the order of the dataset or of (seed, epoch)."""
 
+    CAN_BE_CUT: ClassVar = True
+
     def __init__(
         self,
         dataset: Any,
@@ -138,6 +158,7 @@ class PlannedBatches:
         seed: int,
         worker: int,
         num_workers: int,
+        next_cuts: NextCuts = lambda: (),
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
@@ -147,28 +168,43 @@ class PlannedBatches:
         self._seed = seed
         self._worker = worker
         self._num_workers = num_workers
-        self._epoch = self._start = self._skip = 0
+        self._next_cuts = next_cuts
+        self._pass = Pass(epoch=0, is_over=True)
+        """The last that has begun, and how it is dealt."""
+        self._layout = PassLayout((), plan_of=self._plan_of, workers=())
 
-    @property
-    def plan(self) -> BatchPlan:
-        return self._plan(len(self._dataset) - self._start)  # asked each time: a dataset may grow
+    def start_pass(self, a_pass: Pass) -> None:
+        self._pass = a_pass
+        self._layout = self._dealt(a_pass.start, a_pass.left, a_pass.cuts)
+        if not a_pass.start and a_pass.left is None:  # a rest may be any number
+            self.require_joint_batches()
 
-    def _plan(self, num_samples: int) -> BatchPlan:
+    def _dealt(self, start: int, left: Spans | None, cuts: Sequence[Cut]) -> PassLayout:
+        # The length is asked for each time: a dataset may grow.
+        spans = [(start, len(self._dataset))] if left is None else left
+        layout = PassLayout(spans, plan_of=self._plan_of, workers=range(self._num_workers))
+        for cut in cuts:
+            layout.cut(cut)
+        return layout
+
+    def _plan_of(self, num_samples: int, num_workers: int) -> BatchPlan | None:
+        try:
+            return self._plan(num_samples, num_workers)
+        except UsageError:
+            return None
+
+    def _plan(self, num_samples: int, num_workers: int) -> BatchPlan:
         return BatchPlan(
             num_samples=num_samples,
             batch_size=self._batch_size,
-            num_workers=self._num_workers,
+            num_workers=num_workers,
             drop_last=self._drop_last,
             global_batch=self._global_batch,
         )
 
-    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
-        self._epoch, self._start, self._skip = epoch, start, skip
-        if not start:  # the rest of one that began with other joint batches may be any number
-            self.require_joint_batches()
-
     def require_joint_batches(self) -> None:
         """Raises UsageError for a dataset of which no such batches can be dealt."""
+        self._plan(len(self._dataset), self._num_workers)
         require_joint_batches(
             len(self._dataset),
             global_batch=self._global_batch,
@@ -177,40 +213,63 @@ class PlannedBatches:
         )
 
     def has_any(self) -> bool:
-        try:
-            return self.plan.num_batches > 0
-        except UsageError:
-            return False
+        return self._layout.num_batches > 0
 
     def consumed(self, *, start: int, seen: int) -> int:
-        return start + self._plan(len(self._dataset) - start).num_taken(seen)
+        plan = self._plan(len(self._dataset) - start, self._num_workers)
+        return start + plan.num_taken(seen)
+
+    def rest(self, seen: int) -> Spans | None:
+        is_told_by_consumed = self._pass.left is None and not self._layout.is_cut
+        return None if is_told_by_consumed else self._layout.left(seen)
+
+    def num_left(self, seen: int) -> int:
+        """Samples that nobody has seen after ``seen`` batches of the pass."""
+        return self._layout.num_left(seen)
 
     def sizes(self) -> Iterator[tuple[int, float]]:
-        plan = self.plan
-        return ((len(part), plan.nominal) for part in self._parts(plan))
+        layout = self._layout
+        return (
+            (len(part), layout.nominal(index)) for index, part in self._parts(layout, self._pass)
+        )
 
-    def _parts(self, plan: BatchPlan) -> Iterator[range]:
-        return (plan.part(index, self._worker) for index in range(self._skip, plan.num_batches))
+    def _parts(self, layout: PassLayout, a_pass: Pass) -> Iterator[tuple[int, Sequence[int]]]:
+        return (
+            (index, layout.part(index, self._worker))
+            for index in range(a_pass.seen, layout.num_batches)
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
-        plan, start = self.plan, self._start
+        a_pass = self._pass
         order = epoch_order(
-            num_samples=start + plan.num_samples,
+            num_samples=len(self._dataset),
             shuffle=self._shuffle,
             seed=self._seed,
-            epoch=self._epoch,
+            epoch=a_pass.epoch,
         )
-        keys = (self._seed, self._epoch, self._worker)
-        seeds = ((*keys, start + part.start) for part in self._parts(plan))
-        parts = (order[start + part.start : start + part.stop] for part in self._parts(plan))
+        keys = (self._seed, a_pass.epoch, self._worker)
         return (
-            SeededIndices(map(int, part), seed) for part, seed in zip(parts, seeds, strict=True)
+            SeededIndices(map(int, _samples(order, part)), (*keys, int(part[0])))
+            for _, part in self._parts(self._layout, a_pass)
         )
 
     def __len__(self) -> int:
-        if self._start and not self.has_any():
-            return 0
-        return self.plan.num_batches
+        if not self._pass.is_over:
+            return self._layout.num_batches
+        cuts = self._next_cuts()
+        if not cuts:
+            return self._plan(len(self._dataset), self._num_workers).num_batches
+        return self._dealt(0, None, cuts).num_batches
+
+
+def _samples(order: Sequence[int], positions: Sequence[int]) -> Sequence[int]:
+    """``order[each]`` of these."""
+    if isinstance(positions, range):
+        return order[positions.start : positions.stop]
+    if isinstance(order, range):
+        return positions
+    # To a type checker an array is no Sequence.
+    return cast(Sequence[int], np.asarray(order)[positions])
 
 
 class _CountSamples:
@@ -290,18 +349,23 @@ class EpochLoader:
             counted = iter(self._loader)
             sized = (((size, self.batch_size or 1), batch) for size, batch in counted)
             return self._hand_out(a_pass, sized, skip=a_pass.seen)
-        self._batches.start_pass(epoch, start=a_pass.start, skip=a_pass.seen)
-        if a_pass.start and not self._batches.has_any():
-            return self._hand_out(a_pass, iter(()))  # too few are left for so many workers
-        a_pass.num_batches = length_of(self._batches) or None
-        a_pass.consumed = lambda: self._consumed(a_pass)
+        a_pass.can_be_cut = self._batches.CAN_BE_CUT
+        return self._hand_out(a_pass, self._deal(a_pass, self._batches))
+
+    def _deal(self, a_pass: Pass, batches: Batches) -> Iterator[tuple[tuple[int, float], Any]]:
+        """What is left of the pass."""
+        batches.start_pass(a_pass)
+        is_rest = a_pass.start or a_pass.left is not None or a_pass.cuts
+        if is_rest and not batches.has_any():
+            return iter(())  # too few are left for so many workers
+        a_pass.num_batches = length_of(batches) or None
+        a_pass.consumed = lambda: batches.consumed(start=a_pass.start, seen=a_pass.seen)
+        a_pass.rest = lambda: batches.rest(a_pass.seen)
+        if a_pass.cuts:
+            a_pass.on_length(a_pass.num_batches or 0)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
         # anything from a dataset with __getitems__.
-        return self._hand_out(a_pass, zip(self._batches.sizes(), iter(self._loader), strict=True))
-
-    def _consumed(self, a_pass: Pass) -> int | None:
-        assert self._batches is not None
-        return self._batches.consumed(start=a_pass.start, seen=a_pass.seen)
+        return zip(batches.sizes(), iter(self._loader), strict=True)
 
     def _hand_out(
         self, a_pass: Pass, sized_batches: Iterator[tuple[tuple[int, float], Any]], skip: int = 0
@@ -318,6 +382,12 @@ class EpochLoader:
                 # behind its loop belongs to no checkpoint yet.
                 if a_pass.seen != a_pass.num_batches or a_pass.is_resume_point:
                     self._watch.before_batch(a_pass)
+                else:
+                    self._watch.before_end(a_pass)
+                if a_pass.is_cut_anew and self._batches is not None:
+                    # Loader processes may have batches at hand that are not this worker's now.
+                    a_pass.is_cut_anew = False
+                    sized_batches = self._deal(a_pass, self._batches)
                 found = next(sized_batches, None)
                 if found is None:
                     break
@@ -348,12 +418,14 @@ def shard_loader(
     loader_options: Mapping[str, Any] | None = None,
     global_batch: int | None = None,
     deal: Deal | None = None,
+    next_cuts: NextCuts = lambda: (),
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
 
     ``global_batch``: samples that all workers together take as a batch, in place of as many
     ``batch_size``; parts differ by one where it cannot be divided. ``deal``: makes the batches
-    where groups get as many as they make local steps.
+    where groups get as many as they make local steps. ``next_cuts``: where the next pass is cut
+    for those who live.
 
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
@@ -417,6 +489,7 @@ def shard_loader(
                 seed=seed,
                 worker=worker if shard else 0,
                 num_workers=num_workers if shard else 1,
+                next_cuts=next_cuts if shard else lambda: (),
             )
             len(batches)
         # A dataset that is too small is refused here, not at the first pass.

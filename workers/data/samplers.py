@@ -14,7 +14,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from psdist.workers.data.hands import refuse_dealing
 from psdist.workers.data.loader import (
     Deal,
     EpochLoader,
+    NextCuts,
     OnBatch,
     Watch,
     make_loader,
@@ -68,10 +69,12 @@ def share_out(
     watch: Watch | None = None,
     global_batch: int | None = None,
     deal: Deal | None = None,
+    next_cuts: NextCuts = lambda: (),
     **share: Unpack[Share],
 ) -> EpochLoader:
     """The part of ``loader``'s batches that is ``worker``'s; its batch size is now per worker, or
-    ``global_batch`` the samples of a batch of all workers; ``deal`` as in :func:`shard_loader`.
+    ``global_batch`` the samples of a batch of all workers; ``deal``, ``next_cuts`` as in
+    :func:`shard_loader`.
 
     Raises :class:`UsageError` for a loader whose batches cannot be shared out.
     """
@@ -128,6 +131,7 @@ def share_out(
         loader_options=options,
         global_batch=global_batch,
         deal=deal,
+        next_cuts=next_cuts,
         **share,
     )
     if isinstance(loader.dataset, IterableDataset):
@@ -173,6 +177,8 @@ def _takes_each_once(sampler: RandomSampler) -> bool:
 class DealtBatches:
     """A pass of a user's sampler or batch sampler, dealt to the workers."""
 
+    CAN_BE_CUT: ClassVar = False
+
     def __init__(
         self,
         sampler: Any,
@@ -198,7 +204,8 @@ class DealtBatches:
         self._parts: list[tuple[SeededIndices, float]] = []
         """Of this pass: the samples of a batch, and how many a full one has."""
 
-    def start_pass(self, epoch: int, *, start: int = 0, skip: int = 0) -> None:
+    def start_pass(self, a_pass: Pass) -> None:
+        start, epoch = a_pass.start, a_pass.epoch
         drawn = _draw(self._sampler, seed=self._seed, epoch=epoch)
         self._compare(hashlib.sha256(repr(drawn).encode()).digest())
         self._num_drawn = len(drawn)
@@ -221,7 +228,7 @@ class DealtBatches:
         self._parts = [
             (SeededIndices(part, (*keys, start + number)), nominal)
             for number, (part, nominal) in enumerate(parts)
-        ][skip:]
+        ][a_pass.seen :]
 
     def has_any(self) -> bool:
         return bool(self._parts)
@@ -231,6 +238,9 @@ class DealtBatches:
         if self._batch_size is None:
             return start + min(num_left, seen * self._num_workers)
         return start + self._plan(num_left).num_taken(seen)
+
+    def rest(self, seen: int) -> None:
+        """``consumed`` says it."""
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         return ((len(part), nominal) for part, nominal in self._parts)

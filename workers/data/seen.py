@@ -16,16 +16,24 @@ training) are made again, in the same order of samples.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import UsageError
+from psdist.workers.data.returned import Cut, Spans
 from psdist.workers.data.sharding import EpochCounter
 
 
 def _unknown() -> int | None:
     return None
+
+
+def _nothing() -> Spans | None:
+    return None
+
+
+def _ignore(_length: int) -> None: ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,6 +47,20 @@ class Pass:
     """Of which the order of samples follows."""
     start: int = 0
     """Of the order of samples, what workers of another layout had seen before."""
+    left: Spans | None = None
+    """Where that is not its beginning: what they had not seen."""
+    number: int = 0
+    """Which of the datasets that workers share out (:meth:`EpochCounter.number_of`),"""
+    ordinal: int = 0
+    """and how many passes over it were begun before, whatever the script's epochs are."""
+    can_be_cut: bool = False
+    """Whether what is left of it may be dealt anew to others (``returned``),"""
+    cuts: Sequence[Cut] = ()
+    """where that was done,"""
+    is_cut_anew: bool = False
+    """and whether just now."""
+    on_length: Callable[[int], None] = _ignore
+    """It has as many batches now."""
     seen: int = 0
     """Batches that were handed out."""
     num_batches: int | None = None
@@ -52,6 +74,8 @@ class Pass:
     """Whether training goes on with its next batch."""
     consumed: Callable[[], int | None] = _unknown
     """Of the order of samples, what all workers together have seen; None where nobody knows."""
+    rest: Callable[[], Spans | None] = _nothing
+    """What they have not seen, where that is not what lies behind ``consumed``."""
 
 
 Key = tuple[int, bool]
@@ -89,15 +113,19 @@ class SeenPasses:
         number = self._counter.start_pass(dataset, shard=is_shared, epoch=epoch)
         key = (self._counter.index_of(dataset, shard=is_shared), is_shared)
         found = self._recorded(key, epoch)
-        if found is None and any(each.steps and not each.is_over for each in self._passes):
-            # Inside another pass, which is not gone through again.
+        is_inside = any(each.steps and not each.is_over for each in self._passes)
+        is_new = found is None
+        found = found or Pass(dataset=key[0], is_shared=is_shared, epoch=number)
+        if is_shared:
+            found.number = self._counter.number_of(dataset)
+            found.ordinal = self._counter.begun[found.number] - 1
+        if is_new and is_inside:  # that other one is not gone through again
             self._mark[key] += 1
-            return Pass(dataset=key[0], is_shared=is_shared, epoch=number)
+            return found
         if not self.has_epochs:
             over = [each for each in self._passes if each.is_over]
             self._mark.update((each.dataset, each.is_shared) for each in over)
             self._passes = [each for each in self._passes if not each.is_over]
-        found = found or Pass(dataset=key[0], is_shared=is_shared, epoch=number)
         self._passes.append(found)
         return found
 
@@ -138,7 +166,8 @@ class SeenPasses:
 
     def end(self, a_pass: Pass) -> None:
         a_pass.is_over = True
-        a_pass.consumed = _unknown  # it would keep the loader, and the place of its dataset
+        # They would keep the loader, and the place of its dataset.
+        a_pass.consumed, a_pass.rest = _unknown, _nothing
         if a_pass in self._handed_out and not a_pass.steps:
             self._handed_out.remove(a_pass)
 
@@ -152,6 +181,14 @@ class SeenPasses:
         self._passes.clear()
         self._replay.clear()
         self._last = None
+
+    @property
+    def begun(self) -> Sequence[int]:
+        """Passes over each dataset that workers share out (:meth:`EpochCounter.number_of`)."""
+        return self._counter.begun
+
+    def number_of(self, dataset: object) -> int:
+        return self._counter.number_of(dataset)
 
     @property
     def newest(self) -> Pass | None:
@@ -188,16 +225,16 @@ class SeenPasses:
         self._counter.restore(counts)
         found, lost = [], []
         for told in tree["passes"]:
-            each = Pass(is_resumed=True, **{key: told[key] for key in _KEPT})
+            each = Pass(is_resumed=True, left=told.get("left"), **{key: told[key] for key in _KEPT})
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
             elif is_moved and not each.is_over:
-                if told["consumed"] is None:
+                if told["consumed"] is None and told.get("rest") is None:
                     lost.append(
                         f"pass {each.epoch} over a dataset without indices begins anew: batch "
                         f"{each.seen} of another number of workers cannot be found"
                     )
-                each.start, each.seen = told["consumed"] or 0, 0
+                each.start, each.seen, each.left = told["consumed"] or 0, 0, told.get("rest")
             found.append(each)
         self._replay = found
         return lost
@@ -208,4 +245,11 @@ _KEPT = ("dataset", "is_shared", "epoch", "start", "seen", "steps", "is_over", "
 
 def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain = {key: getattr(a_pass, key) for key in _KEPT}
-    return {**plain, "is_resume_point": is_resume_point, "consumed": a_pass.consumed()}
+    rest = a_pass.rest()
+    return {
+        **plain,
+        "left": a_pass.left,
+        "is_resume_point": is_resume_point,
+        "consumed": None if rest is not None else a_pass.consumed(),
+        "rest": rest,
+    }

@@ -178,6 +178,9 @@ class EpochCounter:
         self._keepers: dict[tuple[int, bool], object] = {}
         self._restored: Mapping[tuple[int, bool], int] = {}
         self._num_registered = Counter[bool]()
+        self._numbers: dict[tuple[int, bool], int] = {}
+        self.begun: list[int] = []
+        """Passes over each dataset that workers share out, by its number."""
 
     def register(self, dataset: object, *, shard: bool = True) -> None:
         """The dataset takes its place; a second time nothing happens."""
@@ -186,7 +189,16 @@ class EpochCounter:
             self._keepers[key] = self._keeper(dataset, key)
             place = self._num_registered[shard]
             self._num_registered[shard] += 1
+            self._numbers[key] = place
             self._passes[key] = self._restored.get((place, shard), 0)
+            if shard:
+                self.begun.append(self._passes[key])
+
+    def number_of(self, dataset: object) -> int:
+        """Its number among those that workers share out, which no other one ever has: the same on
+        all workers, whichever of its datasets a script has let go."""
+        self.register(dataset)
+        return self._numbers[id(dataset), True]
 
     def index_of(self, dataset: object, *, shard: bool = True) -> int:
         """Its place."""
@@ -211,6 +223,8 @@ class EpochCounter:
         for key in self._keepers:
             self._passes[key] = self._restored.get((places[key[1]], key[1]), 0)
             places[key[1]] += 1
+            if key[1]:
+                self.begun[self._numbers[key]] = self._passes[key]
 
     def start_pass(self, dataset: object, *, shard: bool = True, epoch: int | None = None) -> int:
         """Count a pass over ``dataset``; returns its epoch: ``epoch``, or the passes before it."""
@@ -218,6 +232,8 @@ class EpochCounter:
         key = (id(dataset), shard)
         num_earlier = self._passes[key]
         self._passes[key] = num_earlier + 1
+        if shard:
+            self.begun[self._numbers[key]] = num_earlier + 1
         return num_earlier if epoch is None else epoch
 
     def _keeper(self, dataset: object, key: tuple[int, bool]) -> object:
@@ -229,3 +245,4 @@ class EpochCounter:
     def _forget(self, key: tuple[int, bool], _dead: object) -> None:
         self._keepers.pop(key, None)
         self._passes.pop(key, None)
+        self._numbers.pop(key, None)

@@ -60,7 +60,10 @@ class WorkerCheckpoints:
         restored = self._context.restored
         if restored is None:
             return False
-        return list(restored.checkpoint.workers) != list(range(self._context.roles.num_workers))
+        mine = list(range(self._context.roles.num_workers))
+        # Some of the job's workers, the last ones, may have died before it was made.
+        num_dealt = sum(map(len, restored.checkpoint.index.groups))
+        return list(restored.checkpoint.workers) != mine or num_dealt != len(mine)
 
     def restored(self) -> dict[str, Any] | None:
         """What this worker has kept in the checkpoint that the job goes on from; the chief's,

@@ -16,7 +16,7 @@ from psdist.commands.check import check_sets_of
 from psdist.history.records import EventKind
 from psdist.protocol.ids import is_worker, worker_id, worker_of
 from psdist.servers.protocol.deaths import Death, Survived
-from psdist.servers.protocol.registrar import Complete, WriteMetrics
+from psdist.servers.protocol.registrar import Complete, Registrar, WriteMetrics
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.proof import prove_values
 from tests.support.virtual.schedule import Schedule
@@ -105,6 +105,7 @@ def prove_survival(job: VirtualJob) -> None:
     for worker in lived:
         mine = sum(line["worker"] == worker.worker for line in lines)
         assert mine == worker.num_lines, f"lines of worker {worker.worker}"
+    _prove_reached(job, declared)
     histories = [each.history() for each in job.sets]
     report = check_sets_of(histories, None)
     assert not report.violations, report.violations[:5]
@@ -115,6 +116,22 @@ def prove_survival(job: VirtualJob) -> None:
         _prove_acknowledged(each, history)
         if job.wire is RAW_WIRE:
             prove_values(each, history)
+
+
+def _prove_reached(job: VirtualJob, declared: set[int]) -> None:
+    """The registrar knows of each of the dead how far its group has come in any chunk."""
+    registrar = job.servers[0].registrar
+    if not isinstance(registrar, Registrar):
+        return
+    servers = [job.loop_of(server).sets for server in range(len(job.servers))]
+    for worker in declared:
+        group = next(at for at, members in enumerate(job.groups) if worker in members)
+        if not all(each.core._membership.is_dead(group) for sets in servers for each in sets):
+            continue  # it had taken leave
+        for set_index, told in enumerate(registrar._returns.reached[worker]):
+            chunks = (chunk for sets in servers for chunk in sets[set_index].core._chunks.values())
+            reached = max((chunk.clock.done[group] for chunk in chunks), default=0)
+            assert told == reached, f"worker {worker}, set {set_index}: {told}, {reached} came"
 
 
 def _prove_acknowledged(job: Any, history: Any) -> None:

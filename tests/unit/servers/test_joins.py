@@ -642,16 +642,17 @@ def test_lr_is_shared_with_a_substitute() -> None:
 
 def test_a_server_tells_how_far_the_dead_have_come() -> None:
     core = core_of("sync", groups=3, chunks=2)
-    assert core.reached_by_dead == 0
+    assert core.reached_by([0]) == [0]
     push(core, 0, 0)  # of one chunk alone
     bury(core, 0)
-    assert core.reached_by_dead == 1
+    assert core.reached_by([0, 1]) == [1, 0]
     core = core_of("async", groups=3)
     for clock in range(3):
         push(core, 1, clock)
-    assert core.reached_by_dead == 0
-    bury(core, 1)
-    assert core.reached_by_dead == 3
+    push(core, 0, 0)
+    assert core.reached_by([1]) == [0]
+    bury(core, 0, 1)
+    assert core.reached_by([1, 0]) == [3, 1]
 
 
 def test_who_goes_on_for_a_dead_server_may_know_the_substitute_by_its_copy() -> None:

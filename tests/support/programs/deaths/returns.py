@@ -1,0 +1,85 @@
+"""A training script that writes down which samples each worker sees, of which some are killed.
+
+DIES="1 12 step" (several are parted by commas): worker 1, in its iteration 12: ``forward`` before
+it pushes anything, ``step`` while it pushes; ``end``: behind the last batch of that epoch.
+SEEN is a folder: of each worker a file with a line for each batch, when it gets it and again when
+its step is over. Beyond that: EPOCHS, SAMPLES, BATCH, PAUSE_S, LOADER_PROCESSES, DROP_LAST.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+import psdist
+from psdist.workers.loop import WorkerLoop
+
+EPOCHS = int(os.environ.get("EPOCHS", "3"))
+SAMPLES = int(os.environ.get("SAMPLES", "120"))
+BATCH = int(os.environ.get("BATCH", "4"))
+PAUSE_S = float(os.environ.get("PAUSE_S", "0.005"))
+LOADER_PROCESSES = int(os.environ.get("LOADER_PROCESSES", "0"))
+DROP_LAST = bool(os.environ.get("DROP_LAST", ""))
+PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    now: dict[str, Any] = {"clock": -1, "pushes": 0}
+    send_push = WorkerLoop._send_push
+
+    def dying_push(self: WorkerLoop, action: Any) -> None:
+        send_push(self, action)
+        if phase == "step" and now["clock"] == at:
+            now["pushes"] += 1
+            if now["pushes"] == 2:
+                die()
+
+    WorkerLoop._send_push = dying_push  # type: ignore[method-assign]
+    job = psdist.init()
+    mine = [(int(clock), phase) for worker, clock, phase in PLANS if int(worker) == job.worker]
+    at, phase = mine[0] if mine else (-1, "never")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 16))
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    seen = (Path(os.environ["SEEN"]) / f"{job.worker}").open("a", buffering=1)
+    loader = job.loader(
+        Numbers(), batch_size=BATCH, shuffle=True, drop_last=DROP_LAST, num_workers=LOADER_PROCESSES
+    )
+    for epoch in job.epochs(EPOCHS):
+        for batch in loader:
+            now["clock"] = job.clock
+            line = f"{epoch} {len(loader)} {' '.join(map(str, batch.tolist()))}"
+            seen.write(f"gets {line}\n")
+            if phase == "forward" and job.clock == at:
+                die()
+            inputs = batch[:, None].float().expand(-1, 16) / SAMPLES
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            time.sleep(PAUSE_S * (1 + job.worker % 2))
+            optimizer.step()
+            seen.write(f"saw {line}\n")
+        if phase == "end" and epoch == at:
+            die()
+    print(f"worker {job.worker} made {job.clock} iterations", flush=True)
+
+
+if __name__ == "__main__":
+    main()
