@@ -169,6 +169,7 @@ class Job:
             tracer=context.tracer,
             survives_workers=context.survives_workers,
             replace=context.replace,
+            heard=context.heard,
         )
         self._by_speed: StepsBySpeed | None = None
         """Where groups make local steps by their speed, the length of rounds."""

@@ -39,13 +39,29 @@ OTHERS: Final = (
 
 
 def take_workers_places(config: RunConfig) -> bool:
-    """Whether the run's spares, if it has some, are for the places of workers."""
-    return config.replication == "none"
+    """Whether the run's spares, if it has some, are for the places of workers, perhaps among
+    others."""
+    if config.replication == "none":
+        return True
+    return config.max_deaths > 0 and config.spares_for == "any"
+
+
+def take_servers_places(config: RunConfig) -> bool:
+    """Whether they are for the places of servers, perhaps among others."""
+    return config.replication == "buddy"
 
 
 def contradiction_of_spares(config: RunConfig) -> str:
     """What does not go with spares, and what to do; "" where all does."""
-    if not config.spares or not take_workers_places(config):
+    if not config.spares:
+        return ""
+    if config.spares_for == "servers" and not take_servers_places(config):
+        return (
+            f"spares = {config.spares} with spares_for = servers and replication = none: a dead "
+            "server's place is taken by who has a copy of its shard, and nobody has one; set "
+            "replication = buddy, or spares_for = any"
+        )
+    if not take_workers_places(config):
         return ""
     if not config.max_deaths:
         return (
@@ -55,7 +71,8 @@ def contradiction_of_spares(config: RunConfig) -> str:
             "out"
         )
     mine = f"spares = {config.spares} for dead workers' places"
-    return refusal(config, OTHERS, mine=mine, off="spares = 0")
+    off = "spares_for = servers" if take_servers_places(config) else "spares = 0"
+    return refusal(config, OTHERS, mine=mine, off=off)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,22 @@ SLOW = pytest.mark.slow
 
 
 def run(
-    dies: str, path: Path, *, mode: str = "sync", spares: int = 1, joins: int = 1, **settings: Any
+    dies: str,
+    path: Path,
+    *,
+    mode: str = "sync",
+    servers: int = 1,
+    spares: int = 1,
+    joins: int = 1,
+    **settings: Any,
 ) -> Completed:
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
-    words += ["--servers", "1", "--spares", str(spares)]
+    words += ["--servers", str(servers), "--spares", str(spares)]
     settings = {"max_deaths": 4, "chunk_bytes": 4096, "progress": "off", **settings}
     words += [f"--set={key}={value}" for key, value in settings.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "MAY_JOIN": str(joins)}
     return run_mpi(
-        1 + WORKERS + spares,
+        servers + WORKERS + spares,
         [*words, str(PROGRAM)],
         timeout_s=TIMEOUT_S,
         env={**env, "PYTHONPATH": str(REPOSITORY)},
@@ -133,6 +140,45 @@ def test_without_a_spare_left_the_others_train_on(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [each["place"] for each in summary["joined"]] == [0]
     assert summary["clocks"] == [5, 30, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("mode", "dies", "kept_by"),
+    [
+        pytest.param("sync", "1 loading 10,0 kills-1 25", "spare 1", id="sync-worker-first"),
+        pytest.param(
+            "sync", "0 kills-1 5,1 loading 30", "spare 0", id="sync-server-first", marks=SLOW
+        ),
+        pytest.param(
+            "sync", "0 kills-0 5,1 loading 30", "spare 0", id="sync-registrar-first", marks=SLOW
+        ),
+        pytest.param("ssp", "0 loading 10,2 kills-0 30", "spare 1", id="ssp-chief", marks=SLOW),
+        pytest.param("async", "2 kills-1 10,0 pushing 11", None, id="async-at-once", marks=SLOW),
+    ],
+)
+def test_spares_take_the_places_of_workers_and_of_servers(
+    mode: str, dies: str, kept_by: str | None, tmp_path: Path
+) -> None:
+    """One of two becomes a worker, the other has the copies of the dead server's shards."""
+    done = run(dies, tmp_path, mode=mode, servers=2, spares=2, replication="buddy")
+    (place,) = [int(each.split()[0]) for each in dies.split(",") if "kills" not in each]
+    (joined,) = prove(done, tmp_path, places=[place])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["spares"] == 2
+    assert len(summary["deaths"]) == 2
+    keepers = [each["kept_by"] for each in summary["alone"]]
+    spare = joined["worker"] - WORKERS
+    assert keepers == [f"spare {1 - spare}"] * 2
+    assert kept_by in (None, keepers[0])
+    assert f"worker {joined['worker']}, a spare (rank " in joined["who"]
+
+
+@pytest.mark.slow
+def test_a_spare_that_serves_and_one_that_works_die(tmp_path: Path) -> None:
+    """Of four spares the first becomes a worker and dies, the second a server's buddy."""
+    dies = "1 loading 8,1 joining 0,0 kills-1 30"
+    done = run(dies, tmp_path, servers=3, spares=4, joins=2, replication="buddy")
+    prove(done, tmp_path, places=[1, 1])
 
 
 def test_a_spare_that_is_not_needed_ends_with_the_others(tmp_path: Path) -> None:

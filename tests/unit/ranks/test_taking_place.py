@@ -163,7 +163,7 @@ def test_spares_for_workers_are_the_last_ones_with_groups_of_their_own() -> None
     cluster, places = five_ranks()
     config = RunConfig(max_deaths=1, servers=1, spares=1, group="rank")
     plan = _make_plan(cluster, places, config)
-    roles = roles_of_plan(places, plan, has_substitutes=True)
+    roles = roles_of_plan(places, plan, has_spares=False, has_substitutes=True)
     assert (roles.num_workers, roles.num_beginning, roles.num_substitutes) == (4, 3, 1)
     assert roles.worker_ranks[3] == 4
     assert roles.groups == ((0,), (1,), (2,), (3,))
