@@ -94,7 +94,8 @@ class ScriptJoins:
         welcome = self._loop.join_running(self._context.waiting(has_deadline=False))
         if welcome is None:
             return None
-        self._context.joined.add(welcome.worker)
+        assert self._context.replace is not None
+        self._context.joined[welcome.worker] = self._context.replace.worker
         path = self._path(welcome.state)
         deadline = time.monotonic() + self._context.config.wait_timeout_s
         while not path.exists() and time.monotonic() < deadline:

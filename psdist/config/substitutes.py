@@ -32,7 +32,7 @@ OTHERS: Final = (
     ),
     Other({"overlap": "auto"}, ""),
     Other({"freeze_step": 1}, f"a second moment that is frozen {_TRIED}", "freeze_step = 0"),
-    Other({"resume": True}, f"going on from a checkpoint {_TRIED}", "resume = false"),
+    Other({"resume": True}, ""),
     Other({"checkpoint_every": "100"}, ""),
     Other({"global_batch": 1}, ""),
 )

@@ -177,8 +177,9 @@ class RankContext:
     """On a spare that was asked to take a dead worker's place: the message."""
     heard: Sequence[PeerLost | ControlArrived] = ()
     """What it had heard of servers before that."""
-    joined: set[int] = field(default_factory=set)
-    """On the registrar: substitutes that have joined a job; on one of them it itself."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """On the registrar: substitutes that have joined a job, in order, and whose places they have;
+    on one of them it itself."""
 
     def __post_init__(self) -> None:
         self._endpoint = self.transport
@@ -300,8 +301,9 @@ class RankContext:
 
     @property
     def restored(self) -> Restored | None:
-        """What the job goes on from; jobs behind the first of these processes start afresh."""
-        if self._checkpoint is None or self.job > 1:
+        """What the job goes on from; jobs behind the first of these processes start afresh, and a
+        spare that takes a worker's place goes on from what the chief has."""
+        if self._checkpoint is None or self.job > 1 or self.replace is not None:
             return None
         return Restored.of(self._checkpoint, self.roles, mode=judging_mode(self.config))
 

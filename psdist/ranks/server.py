@@ -566,7 +566,7 @@ class Reporter:
         elif isinstance(action, SubstituteDeath):
             self._deaths.substitute_lost(action, is_news=False)
         elif isinstance(action, Joined):
-            self._context.joined.add(action.worker)
+            self._context.joined[action.worker] = action.place
             self._deaths.joined(action, is_news=False)
         elif isinstance(action, ShardAlone):
             self._copies.alone(action, is_news=False)
@@ -627,7 +627,7 @@ class Reporter:
             self._deaths.substitute_lost(action)
             self._tell_parent_of_death(self._context.roles.worker_ranks[action.worker])
         elif isinstance(action, Joined):
-            self._context.joined.add(action.worker)
+            self._context.joined[action.worker] = action.place
             self._deaths.joined(action)
         elif isinstance(action, ShardAlone):
             self._copies.alone(action)

@@ -29,7 +29,8 @@ class Meeting:
             run_directory=SimpleNamespace(path=path),
             config=SimpleNamespace(wait_timeout_s=0.05),
             waiting=lambda **_: None,
-            joined=set(),
+            joined={},
+            replace=SimpleNamespace(worker=1),
         )
         self.joins = ScriptJoins(
             self.context,  # type: ignore[arg-type]
@@ -58,7 +59,7 @@ def test_what_the_chief_writes_the_spare_reads(tmp_path: Path) -> None:
     assert found is not None
     welcome, told = found
     assert welcome is spare.welcome
-    assert spare.context.joined == {3}
+    assert spare.context.joined == {3: 1}
     assert torch.equal(told.pop("buffer"), STATE["buffer"])  # type: ignore[call-overload]
     assert told == {"clock": 12, "nested": [{"lr": 0.1}]}
 
@@ -120,7 +121,7 @@ def test_a_state_that_cannot_be_written_is_a_line_and_nobody_joins(
 def test_who_comes_when_the_job_is_over_is_told_nothing(tmp_path: Path) -> None:
     spare = Meeting(tmp_path, worker=3)
     assert spare.joins.come() is None
-    assert spare.context.joined == set()
+    assert spare.context.joined == {}
 
 
 def test_a_state_that_is_not_there_is_an_error(tmp_path: Path) -> None:

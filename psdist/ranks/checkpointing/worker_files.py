@@ -37,7 +37,8 @@ class WorkerCheckpoints:
         plain, tensors = tree.pack(self._collect(), path="the checkpoint")
         (name, *_) = collective(CHECKPOINT, pack_clocks(clocks)).payloads
         checkpoint = name.decode()
-        path = self._context.folder.partial(checkpoint) / file_name(self._context.me)
+        name_of_file = file_name(self._context.me, self._context.joined)
+        path = self._context.folder.partial(checkpoint) / name_of_file
         self._writing = Writing(
             checkpoint, lambda: write_tensors(path, tensors, plain), is_behind=True
         )
@@ -60,7 +61,7 @@ class WorkerCheckpoints:
         restored = self._context.restored
         if restored is None:
             return False
-        return list(restored.checkpoint.workers) != list(range(self._context.roles.num_workers))
+        return list(restored.checkpoint.workers) != list(range(self._context.roles.num_beginning))
 
     def restored(self) -> dict[str, Any] | None:
         """What this worker has kept in the checkpoint that the job goes on from; the chief's,

@@ -122,8 +122,34 @@ def test_who_dies_during_a_checkpoint_is_followed_and_the_next_one_has_the_spare
     prove(done, tmp_path, places=[place])
     newest = tmp_path / "run" / "checkpoints" / "step-00000060"
     names = sorted(each.name for each in newest.glob("worker-*"))
-    living = sorted({0, 1, 2, 3} - {place})
-    assert names == [f"worker-{worker}.safetensors" for worker in living]
+    assert names == [f"worker-{each}.safetensors" for each in range(WORKERS)]  # of its place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+def test_a_job_that_starts_again_goes_on_with_all_places_and_keeps_its_spares(
+    mode: str, tmp_path: Path
+) -> None:
+    """The server dies when a spare has the place of worker 1, and worker 2 in the next attempt."""
+    settings = {"checkpoint_every": 5, "resume": "true"}
+    ended = run("1 loading 8,0 kills-0 33", tmp_path, mode=mode, **settings)
+    assert ended.returncode == 1, ended.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [each["place"] for each in summary["joined"]] == [1]
+    for mark in ("killed-0", "joined-3"):
+        (tmp_path / "run" / mark).unlink()
+    done = run("2 loading 45", tmp_path, mode=mode, **settings)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["exit"], summary["attempts"]) == ("completed", 2)
+    assert int(summary["resumed_from"].removeprefix("step-")) >= 25
+    assert [each["place"] for each in summary["joined"]] == [2]
+    assert "workers, the job of" not in done.text  # nothing is moved
+    assert [(tmp_path / "run" / "joins").exists(), *(tmp_path / "run" / "joins").iterdir()] == [
+        True
+    ]
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
 
 
 @pytest.mark.slow

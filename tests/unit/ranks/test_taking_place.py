@@ -117,7 +117,7 @@ def test_a_spare_says_that_it_is_gone_where_it_has_joined(
     joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = context_of(network := Network(), tmp_path, monkeypatch)
-    context.joined.update([2] * joined)
+    context.joined.update({2: 1} if joined else {})
     leave(context)
     assert network.sent == [(REGISTRAR, Gone(worker=2))] * joined
 
@@ -243,7 +243,7 @@ def test_a_spare_that_fails_otherwise_ends_the_job(
     context = context_of(network, tmp_path, monkeypatch)
     monkeypatch.setattr("os._exit", lambda status: pytest.fail(f"it ended alone with {status}"))
     if why == "joined":
-        context.joined.add(2)
+        context.joined[2] = 1
     network.lost = {server_id(0): "server 0"} if why == "server" else {worker_id(1): "worker 1"}
     text, status = interruption(15) if why == "signal" else ("error: no such file", 1)
     monkeypatch.setattr(network, "send_control", told)
