@@ -51,6 +51,11 @@ def take_servers_places(config: RunConfig) -> bool:
     return config.replication == "buddy"
 
 
+def without_substitutes(config: RunConfig) -> str:
+    """What to do where a script does not go with spares for workers' places."""
+    return "set spares_for = servers" if take_servers_places(config) else "leave spares out"
+
+
 def contradiction_of_spares(config: RunConfig) -> str:
     """What does not go with spares, and what to do; "" where all does."""
     if not config.spares:

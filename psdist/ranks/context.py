@@ -524,7 +524,9 @@ class RankContext:
         dead = self.transport.lost.keys() | self.transport.moved.keys()
         if self.buddies and REGISTRAR in dead and server_id(self.buddies[0]) not in dead:
             return server_id(self.buddies[0])
-        return next(peer for peer in self.roles.rank_of_peer if peer not in dead)
+        unknown = self.roles.is_substitute if self.roles.has_shared_spares else lambda _: False
+        living = (peer for peer in self.roles.rank_of_peer if peer not in dead)
+        return next(peer for peer in living if peer == self.me or not unknown(peer))
 
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         """Print and end every rank, now."""

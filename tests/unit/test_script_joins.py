@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
 from psdist.script_joins import ScriptJoins, require_followable
@@ -139,8 +140,12 @@ def test_what_is_brought_is_read_again_and_nothing_else() -> None:
 
 
 def test_scripts_that_cannot_be_followed_are_refused_when_they_prepare() -> None:
-    require_followable(1, 0.0)
-    with pytest.raises(UsageError, match="a second optimizer with spares for workers' places"):
-        require_followable(2, 0.0)
+    config = RunConfig(max_deaths=1, spares=1)
+    shared = config.model_copy(update={"replication": "buddy"})
+    require_followable(config, 1, 0.0)
+    for each, remedy in ((config, "leave spares out"), (shared, "set spares_for = servers")):
+        told = "a second optimizer with spares for workers' places"
+        with pytest.raises(UsageError, match=f"{told}.*or {remedy}"):
+            require_followable(each, 2, 0.0)
     with pytest.raises(UsageError, match=r"max_grad_norm=\.\.\.\) with spares"):
-        require_followable(1, 0.5)
+        require_followable(config, 1, 0.5)

@@ -130,9 +130,9 @@ def test_who_dies_during_a_checkpoint_is_followed_and_the_next_one_has_the_spare
 def test_a_job_that_starts_again_goes_on_with_all_places_and_keeps_its_spares(
     mode: str, tmp_path: Path
 ) -> None:
-    """The server dies when a spare has the place of worker 1, and worker 2 in the next attempt."""
-    settings = {"checkpoint_every": 5, "resume": "true"}
-    ended = run("1 loading 8,0 kills-0 33", tmp_path, mode=mode, **settings)
+    """A server dies when a spare has the place of worker 1, and worker 2 in the next attempt."""
+    settings = {"servers": 2, "checkpoint_every": 5, "resume": "true"}
+    ended = run("1 loading 8,0 kills-1 33", tmp_path, mode=mode, **settings)
     assert ended.returncode == 1, ended.text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [each["place"] for each in summary["joined"]] == [1]

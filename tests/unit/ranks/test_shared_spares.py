@@ -111,6 +111,18 @@ def test_the_death_of_a_server_beside_it_does_not_end_the_job_with_it(tmp_path: 
     assert not context._may_end_alone
 
 
+def test_whoever_speaks_for_the_job_speaks_by_the_id_that_it_has(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    lost: Any = context.transport.lost
+    dead = [server_id(0), server_id(1), worker_id(0), worker_id(1)]
+    lost.update(dict.fromkeys(dead, "dead"))
+    assert context._speaker() == spare_id(0)
+    context.go_on_as_worker(Replace(worker=1), ())
+    assert context._speaker() == AS_WORKER
+    lost.pop(worker_id(1))
+    assert context._speaker() == worker_id(1)
+
+
 def test_the_end_of_the_job_is_told_to_every_rank_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
