@@ -15,7 +15,7 @@ from tests.support.slurm.cluster import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "joins.py"
+PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "joins.py"
 
 
 @pytest.mark.parametrize(

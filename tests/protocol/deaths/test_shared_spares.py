@@ -2,7 +2,7 @@
 schedules, on the virtual network. Whoever lives finishes, every update that was acknowledged is in
 the final parameters once, and the joined histories prove it.
 
-More by hand: ``python -m tests.protocol.test_shared_spares FIRST LAST [registrar]``.
+More by hand: ``python -m tests.protocol.deaths.test_shared_spares FIRST LAST [registrar]``.
 """
 
 from __future__ import annotations
