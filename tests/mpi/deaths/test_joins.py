@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.support.mpirun import REPOSITORY, Completed, run_mpi
+from tests.support.mpirun import REPOSITORY, Completed, run_mpi, run_program
 
 pytestmark = pytest.mark.mpi
 
@@ -31,18 +32,26 @@ def run(
     servers: int = 1,
     spares: int = 1,
     joins: int = 1,
+    has_parent: bool = False,
     **settings: Any,
 ) -> Completed:
+    """``has_parent``: psdist starts the launcher, and ends it where that stays behind a failed
+    job."""
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
     words += ["--servers", str(servers), "--spares", str(spares)]
     settings = {"max_deaths": 4, "chunk_bytes": 4096, "progress": "off", **settings}
     words += [f"--set={key}={value}" for key, value in settings.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "MAY_JOIN": str(joins)}
+    env["PYTHONPATH"] = str(REPOSITORY)
+    num_ranks = servers + WORKERS + spares
+    if has_parent:
+        argv = [sys.executable, *words, "-n", str(num_ranks), str(PROGRAM)]
+        return run_program(argv, timeout_s=TIMEOUT_S, env=env)
     return run_mpi(
-        servers + WORKERS + spares,
+        num_ranks,
         [*words, str(PROGRAM)],
         timeout_s=TIMEOUT_S,
-        env={**env, "PYTHONPATH": str(REPOSITORY)},
+        env=env,
         launcher_args=("--with-ft", "ulfm"),
     )
 
@@ -131,7 +140,7 @@ def test_a_job_that_starts_again_goes_on_with_all_places_and_keeps_its_spares(
     mode: str, tmp_path: Path
 ) -> None:
     """A server dies when a spare has the place of worker 1, and worker 2 in the next attempt."""
-    settings = {"servers": 2, "checkpoint_every": 5, "resume": "true"}
+    settings = {"servers": 2, "checkpoint_every": 5, "resume": "true", "has_parent": True}
     ended = run("1 loading 8,0 kills-1 33", tmp_path, mode=mode, **settings)
     assert ended.returncode == 1, ended.text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -207,6 +216,7 @@ def test_a_spare_that_serves_and_one_that_works_die(tmp_path: Path) -> None:
     prove(done, tmp_path, places=[1, 1])
 
 
+@pytest.mark.slow
 def test_a_spare_that_is_not_needed_ends_with_the_others(tmp_path: Path) -> None:
     done = run("", tmp_path, joins=0)
     prove(done, tmp_path, places=[])
