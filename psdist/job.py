@@ -32,6 +32,7 @@ from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
+from psdist.config.substitutes import without_substitutes
 from psdist.controller.steps import Term
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.history.hands import HandRecords
@@ -136,7 +137,7 @@ class Job:
         if device.type == "cuda" and roles.num_substitutes:
             raise ConfigError(
                 "spares for workers' places were not tried with GPUs yet: hide them "
-                "(CUDA_VISIBLE_DEVICES=), or leave spares out"
+                f"(CUDA_VISIBLE_DEVICES=), or {without_substitutes(context.config)}"
             )
         if not context.all_of_group(device.type == "cuda"):
             device = torch.device("cpu")  # a group reduces over one back end
@@ -170,6 +171,7 @@ class Job:
             tracer=context.tracer,
             survives_workers=context.survives_workers,
             replace=context.replace,
+            heard=context.heard,
         )
         self._by_speed: StepsBySpeed | None = None
         """Where groups make local steps by their speed, the length of rounds."""
@@ -338,7 +340,7 @@ class Job:
         if not optimizers:
             raise UsageError("job.prepare was given an empty list of optimizers")
         if self._context.roles.num_substitutes:
-            require_followable(len(self._sets.sets) + len(optimizers), max_norm)
+            require_followable(self._config, len(self._sets.sets) + len(optimizers), max_norm)
         if self._context.is_substitute and not self._checkpoints.join():
             logger.info("the job was over before this spare had joined it")
             self._end()
@@ -795,8 +797,8 @@ class Job:
         if self._context.roles.num_substitutes:
             raise UsageError(
                 "job.push with spares for workers' places: what servers do not hold would not come "
-                "to a spare that has taken one; leave spares out, or write the values before "
-                "job.prepare"
+                f"to a spare that has taken one; {without_substitutes(self._config)}, or write the "
+                "values before job.prepare"
             )
         sets = self._prepared_between_steps("push")
         prepared = sets.model_of(model, "push")

@@ -166,7 +166,7 @@ class ScriptCheckpoints:
             if self._files.is_moved and self._config.global_batch is None:
                 self._tell_chief(
                     f"the checkpoint is of {len(restored.checkpoint.workers)} workers, the job of "
-                    f"{self._context.roles.num_workers}: batch sizes are per worker, so a joint "
+                    f"{self._context.roles.num_beginning}: batch sizes are per worker, so a joint "
                     "batch has another number of samples; --global-batch N keeps it at N"
                 )
             self._pending = tree.get(PENDING, {})

@@ -21,6 +21,8 @@ from typing import Any, Final
 from psdist.checkpoint import tree
 from psdist.checkpoint.reading import read_values
 from psdist.checkpoint.tensors import write_tensors
+from psdist.config.settings import RunConfig
+from psdist.config.substitutes import without_substitutes
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Welcome
@@ -96,7 +98,8 @@ class ScriptJoins:
         welcome = self._loop.join_running(self._context.waiting(has_deadline=False))
         if welcome is None:
             return None
-        self._context.joined.add(welcome.worker)
+        assert self._context.replace is not None
+        self._context.joined[welcome.worker] = self._context.replace.worker
         path = self._path(welcome.state)
         patience_s = min(_SHOWN_S, self._context.config.wait_timeout_s)
         deadline = time.monotonic() + patience_s
@@ -108,16 +111,17 @@ class ScriptJoins:
         return welcome, found
 
 
-def require_followable(num_sets: int, max_norm: float) -> None:
+def require_followable(config: RunConfig, num_sets: int, max_norm: float) -> None:
     """Of the sets that are prepared with spares for workers' places. Raises
     :class:`UsageError`."""
     if num_sets > 1:
         raise UsageError(
             "job.prepare of a second optimizer with spares for workers' places: a dead worker may "
-            "have stepped one of them and not the other; prepare one optimizer, or leave spares out"
+            "have stepped one of them and not the other; prepare one optimizer, or "
+            f"{without_substitutes(config)}"
         )
     if max_norm:
         raise UsageError(
             "job.prepare(max_grad_norm=...) with spares for workers' places was not tried yet: "
-            "call job.clip_grad_norm_ before each step, or leave spares out"
+            f"call job.clip_grad_norm_ before each step, or {without_substitutes(config)}"
         )

@@ -226,7 +226,7 @@ class ServerLoop:
         """As ``run``, for a virtual network: wakes for every message, and sleeps for what an
         action costs before it executes the next, so that replies leave when the work is done."""
         while True:
-            found = self._next_event()
+            found = None if self._has_finished else self._next_event()
             if found is not None:
                 loop, event = found
                 for each, actions in loop._decide(event):
@@ -271,7 +271,7 @@ class ServerLoop:
         while event is not None:
             for each, actions in self._decide(event):
                 each.do(actions)
-            event = poll()
+            event = None if self._has_finished else poll()
         has_handled = first is not None
         if not has_handled:
             self._tell_of_file()

@@ -1,7 +1,9 @@
-"""A spare's loop: it serves nothing, until it goes on in a dead server's place.
+"""A spare's loop: it serves nothing, until it goes on in a dead server's place, or is wanted as a
+worker.
 
     loop = SpareLoop(transport, make_core, options, make_executor=TensorShard, replication=...)
     loop.run(waiting)
+    loop.replace, loop.heard              # whose place it is to take as a worker
 
 A server without a shard of its own: the chief tells it nothing, and the registrar only what is to
 be kept, taken over and filled. Who fills a copy here describes its parameter sets first. What it
@@ -14,9 +16,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Setup
+from psdist.protocol.control import Moved, Replace, Setup
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
-from psdist.protocol.ids import describe_peer, is_worker
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.protocol.partition import Partition
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import Action
@@ -48,6 +50,10 @@ class SpareLoop(ServerLoop):
             replication=replication,
             has_shard=False,
         )
+        self.replace: Replace | None = None
+        """What it was asked, where it is to be a worker; what comes behind that is the worker's."""
+        self.heard: list[PeerLost | ControlArrived] = []
+        """Deaths of servers, and where shards have moved: what a worker has to know."""
         self._num_described = 0
         """Parameter sets."""
 
@@ -55,12 +61,16 @@ class SpareLoop(ServerLoop):
         assert self._replication is not None
         if self._replication.handle(event):
             return ()
+        self._note_down(event)
         if isinstance(event, Sent | PeerLost):
             is_of_worker = isinstance(event, PeerLost) and is_worker(event.peer)
             return () if is_of_worker else super()._decide(event)
         if isinstance(event, ControlArrived):
             if isinstance(event.message, Setup):
                 self._take_description(event.peer, event.message, event.set_index)
+                return ()
+            if isinstance(event.message, Replace):
+                self._go_as_worker(event.peer, event.message)
                 return ()
             if self._handle_outside_sets(event.peer, event.message):
                 return ()
@@ -69,6 +79,25 @@ class SpareLoop(ServerLoop):
             f"{describe_peer(self._options.server)}: {describe_peer(event.peer)} sent "
             f"{type(what).__name__}, which is for servers; a spare has no shard of its own"
         )
+
+    def _note_down(self, event: Event) -> None:
+        is_death = isinstance(event, PeerLost) and not is_worker(event.peer)
+        is_move = isinstance(event, ControlArrived) and isinstance(event.message, Moved)
+        if is_death or is_move:
+            assert isinstance(event, PeerLost | ControlArrived)
+            self.heard.append(event)
+
+    def _go_as_worker(self, peer: int, message: Replace) -> None:
+        """Nothing is served or kept here, and nobody will ask for that any more."""
+        assert self._replication is not None
+        if peer != REGISTRAR or self._replication.kept:
+            raise ProtocolError(
+                f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent Replace of "
+                f"worker {message.worker}; {describe_peer(REGISTRAR)} asks spares that have no "
+                f"shard, and here are those of servers {sorted(self._replication.kept)}"
+            )
+        self.replace = message
+        self._finish()
 
     def _take_description(self, peer: int, setup: Setup, set_index: int) -> None:
         """Of a parameter set, from whoever fills a copy here: the same from each of them."""

@@ -16,7 +16,7 @@ import torch
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Replace
-from psdist.protocol.events import ControlArrived
+from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR
 from psdist.protocol.partition import Partition
 from psdist.tracing.tracer import Tracer
@@ -42,16 +42,21 @@ def make_loop(
     tracer: Tracer | None = None,
     survives_workers: bool = False,
     replace: Replace | None = None,
+    heard: Sequence[PeerLost | ControlArrived] = (),
 ) -> WorkerLoop:
     """A worker that can take part in collectives. ``describe_group(group)`` names a group to
     people; ``tracer``: where its spans go, if they are wanted; ``survives_workers``: as
-    :class:`WorkerCore`; ``replace``: what a substitute was asked before there was a loop."""
+    :class:`WorkerCore`; ``heard``, ``replace``: what a substitute was told, and then asked, before
+    there was a loop."""
     core = WorkerCore(seat, describe_group=describe_group, survives_workers=survives_workers)
-    if replace is not None:
-        core.handle(ControlArrived(REGISTRAR, replace))  # which is answered later, by begin_join()
+    loop = WorkerLoop(transport, core, waiting=waiting)
     if tracer is not None:
-        return TracedLoop(transport, core, waiting=waiting, tracer=tracer)
-    return WorkerLoop(transport, core, waiting=waiting)
+        loop = TracedLoop(transport, core, waiting=waiting, tracer=tracer)
+    for event in heard:
+        loop.hear(event)
+    if replace is not None:  # it is answered later, by begin_join()
+        loop.hear(ControlArrived(REGISTRAR, replace))
+    return loop
 
 
 def make_trainer(

@@ -311,6 +311,10 @@ class WorkerLoop:
             event = poll()
         return True
 
+    def hear(self, event: Event) -> None:
+        """Handle what came before there was this loop."""
+        self._take(event)
+
     def _take(self, event: Event) -> None:
         if isinstance(event, Offered):
             index = event.set_index

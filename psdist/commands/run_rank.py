@@ -51,8 +51,9 @@ def _take_part(context: RankContext, program: Program) -> int:
         from psdist.ranks import server as serve
 
     if context.role != "worker":
-        return serve.serve(context)
-    if context.is_substitute:
+        if (status := serve.serve(context)) or context.replace is None:
+            return status
+    elif context.is_substitute:
         context.reach("training")
         if not take_place(context):
             return 0

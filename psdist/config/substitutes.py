@@ -40,20 +40,41 @@ OTHERS: Final = (
     ),
     Other({"overlap": "auto"}, ""),
     Other({"freeze_step": 1}, f"a second moment that is frozen {_TRIED}", "freeze_step = 0"),
-    Other({"resume": True}, f"going on from a checkpoint {_TRIED}", "resume = false"),
+    Other({"resume": True}, ""),
     Other({"checkpoint_every": "100"}, ""),
     Other({"global_batch": 1}, ""),
 )
 
 
 def take_workers_places(config: RunConfig) -> bool:
-    """Whether the run's spares, if it has some, are for the places of workers."""
-    return config.replication == "none"
+    """Whether the run's spares, if it has some, are for the places of workers, perhaps among
+    others."""
+    if config.replication == "none":
+        return True
+    return config.max_deaths > 0 and config.spares_for == "any"
+
+
+def take_servers_places(config: RunConfig) -> bool:
+    """Whether they are for the places of servers, perhaps among others."""
+    return config.replication == "buddy"
+
+
+def without_substitutes(config: RunConfig) -> str:
+    """What to do where a script does not go with spares for workers' places."""
+    return "set spares_for = servers" if take_servers_places(config) else "leave spares out"
 
 
 def contradiction_of_spares(config: RunConfig) -> str:
     """What does not go with spares, and what to do; "" where all does."""
-    if not config.spares or not take_workers_places(config):
+    if not config.spares:
+        return ""
+    if config.spares_for == "servers" and not take_servers_places(config):
+        return (
+            f"spares = {config.spares} with spares_for = servers and replication = none: a dead "
+            "server's place is taken by who has a copy of its shard, and nobody has one; set "
+            "replication = buddy, or spares_for = any"
+        )
+    if not take_workers_places(config):
         return ""
     if not config.max_deaths:
         return (
@@ -63,7 +84,8 @@ def contradiction_of_spares(config: RunConfig) -> str:
             "out"
         )
     mine = f"spares = {config.spares} for dead workers' places"
-    return refusal(config, OTHERS, mine=mine, off="spares = 0")
+    off = "spares_for = servers" if take_servers_places(config) else "spares = 0"
+    return refusal(config, OTHERS, mine=mine, off=off)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from psdist.protocol.ids import (
     describe_peer,
+    is_spare,
     is_worker,
     server_id,
     spare_id,
@@ -56,7 +57,7 @@ class Roles:
     """Ranks that wait to go on in a dead server's place."""
     num_substitutes: int = 0
     """So many workers, the last ones, each a group of its own, are spares: they join when others
-    have died."""
+    have died. With ``spare_ranks`` these are the same ranks, which wait for either."""
 
     @property
     def shard_weights(self) -> tuple[float, ...]:
@@ -94,8 +95,18 @@ class Roles:
     def num_spares(self) -> int:
         return len(self.spare_ranks)
 
+    @property
+    def has_shared_spares(self) -> bool:
+        """Whether spares take the places of servers and of workers."""
+        return bool(self.spare_ranks and self.num_substitutes)
+
+    def worker_of_spare(self, spare: int) -> int:
+        """The number that it has as a worker, where spares are for either."""
+        return self.num_beginning + spare
+
     @cached_property
     def rank_of_peer(self) -> dict[int, int]:
+        """Of all stable ids: a spare that may become a worker has two."""
         table = {server_id(i): rank for i, rank in enumerate(self.server_ranks)}
         table.update({worker_id(i): rank for i, rank in enumerate(self.worker_ranks)})
         table.update({spare_id(i): rank for i, rank in enumerate(self.spare_ranks)})
@@ -103,7 +114,17 @@ class Roles:
 
     @cached_property
     def peer_of_rank(self) -> dict[int, int]:
-        return {rank: peer for peer, rank in self.rank_of_peer.items()}
+        """What each rank is at the start."""
+        return {rank: peers[0] for rank, peers in self.peers_of_rank.items()}
+
+    @cached_property
+    def peers_of_rank(self) -> dict[int, tuple[int, ...]]:
+        """All ids of each rank, the first of them at the start."""
+        table: dict[int, tuple[int, ...]] = {}
+        for peer, rank in self.rank_of_peer.items():
+            others = table.get(rank, ())
+            table[rank] = (peer, *others) if is_spare(peer) else (*others, peer)
+        return table
 
     @cached_property
     def group_of_worker(self) -> tuple[int, ...]:
@@ -134,6 +155,10 @@ class Roles:
 
     def describe_rank(self, rank: int) -> str:
         """For messages to people: "worker 1 (rank 3 on n2)"."""
-        peer = self.peer_of_rank[rank]
+        return self.describe(self.peer_of_rank[rank])
+
+    def describe(self, peer: int) -> str:
+        """The same of who has this id."""
+        rank = self.rank_of_peer[peer]
         role = describe_peer(peer) + ", a spare" * self.is_substitute(peer)
         return f"{role} (rank {rank} on {self.places[rank].host})"

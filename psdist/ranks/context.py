@@ -50,8 +50,16 @@ from psdist.errors import (
 from psdist.install.launcher import detect, survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Ended, Failure, Replace, Survive
-from psdist.protocol.events import ControlArrived
-from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id, worker_of
+from psdist.protocol.events import ControlArrived, PeerLost
+from psdist.protocol.ids import (
+    REGISTRAR,
+    is_spare,
+    is_worker,
+    server_id,
+    spare_of,
+    worker_id,
+    worker_of,
+)
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import (
     AgreedExit,
@@ -166,9 +174,12 @@ class RankContext:
     clock_comm: MPI.Comm | None = None
     """Between all ranks, over which their clocks are compared, once they were."""
     replace: Replace | None = None
-    """On a substitute that was asked to take a dead worker's place: the message."""
-    joined: set[int] = field(default_factory=set)
-    """On the registrar: substitutes that have joined a job; on one of them it itself."""
+    """On a spare that was asked to take a dead worker's place: the message."""
+    heard: Sequence[PeerLost | ControlArrived] = ()
+    """What it had heard of servers before that."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """On the registrar: substitutes that have joined a job, in order, and whose places they have;
+    on one of them it itself."""
     has_trained: bool = False
     """On a substitute that has joined: whether it has made an iteration."""
 
@@ -198,11 +209,18 @@ class RankContext:
         """Whether this rank waits to take a dead worker's place, or has taken one."""
         return self.roles.is_substitute(self.me)
 
+    def go_on_as_worker(self, replace: Replace, heard: Sequence[PeerLost | ControlArrived]) -> None:
+        """This spare, which may take servers' places, too, is to take a worker's."""
+        self.replace, self.heard = replace, heard
+        worker = worker_id(self.roles.worker_of_spare(spare_of(self.me)))
+        self.transport.become(worker)
+        logger.info("this rank takes the place of worker %d", replace.worker)
+
     @property
     def who(self) -> str:
         if self.comm is None:
             return f"the only rank (on {self.roles.places[0].host})"
-        return self.roles.describe_rank(self.rank)
+        return self.roles.describe(self.me)
 
     def reach(self, phase: Phase) -> None:
         """This rank has come to another part of its life: a display says so. What a spare's script
@@ -285,8 +303,9 @@ class RankContext:
 
     @property
     def restored(self) -> Restored | None:
-        """What the job goes on from; jobs behind the first of these processes start afresh."""
-        if self._checkpoint is None or self.job > 1:
+        """What the job goes on from; jobs behind the first of these processes start afresh, and a
+        spare that takes a worker's place goes on from what the chief has."""
+        if self._checkpoint is None or self.job > 1 or self.replace is not None:
             return None
         return Restored.of(self._checkpoint, self.roles, mode=judging_mode(self.config))
 
@@ -425,7 +444,7 @@ class RankContext:
     @property
     def _may_end_alone(self) -> bool:
         """Whether the job has nothing of this rank's, and has all that it needs."""
-        has_servers = all(is_worker(peer) for peer in self.transport.lost)
+        has_servers = self.survives_servers or all(map(is_worker, self.transport.lost))
         return self.is_substitute and not self.has_trained and has_servers
 
     def end_buried(self, text: str) -> NoReturn:
@@ -510,7 +529,9 @@ class RankContext:
         dead = self.transport.lost.keys() | self.transport.moved.keys()
         if self.buddies and REGISTRAR in dead and server_id(self.buddies[0]) not in dead:
             return server_id(self.buddies[0])
-        return next(peer for peer in self.roles.rank_of_peer if peer not in dead)
+        unknown = self.roles.is_substitute if self.roles.has_shared_spares else lambda _: False
+        living = (peer for peer in self.roles.rank_of_peer if peer not in dead)
+        return next(peer for peer in living if peer == self.me or not unknown(peer))
 
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         """Print and end every rank, now."""
@@ -525,8 +546,8 @@ class RankContext:
         if not survives_deaths(os.environ):
             return
         with suppress(Exception):  # what has failed may be the network, or this rank's part of it
-            for peer in self.roles.rank_of_peer:
-                if peer != self.me and peer not in self._endpoint.lost:
+            for rank, peer in self.roles.peer_of_rank.items():
+                if rank != self.rank and peer not in self._endpoint.lost:
                     self._endpoint.send_control(peer, Ended(exit_status=status))
             self._endpoint.drain(_LAST_WORDS_S)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from psdist.config.modes import describe_now
 from psdist.config.sources import Resolved, script_settings, with_script
+from psdist.config.substitutes import without_substitutes
 from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UsageError, UserError
 from psdist.protocol.control import (
     Absent,
@@ -124,7 +125,8 @@ def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
     if context.job and context.roles.num_substitutes:
         raise UsageError(
             "psdist.init() for a second job, with spares for workers' places: the script of a "
-            "spare would begin with the first one's part; train in one job, or leave spares out"
+            "spare would begin with the first one's part; train in one job, or "
+            f"{without_substitutes(context.config)}"
         )
     job = context.job + 1
     if context.comm is None:

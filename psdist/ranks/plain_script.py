@@ -48,11 +48,10 @@ def connect_or_serve(
     except AgreedExit as agreed:
         sys.exit(agreed.status)
     if context.role != "worker":
-        sys.exit(run_or_fail(context, lambda: serve(context)))
-    is_needed = not context.is_substitute
-    if not is_needed:
-        is_needed = run_or_fail(context, lambda: int(take_place(context))) > 0
-    if not is_needed:
+        status = run_or_fail(context, lambda: serve(context))
+        if status or context.replace is None:
+            sys.exit(status)
+    elif context.is_substitute and not run_or_fail(context, lambda: int(take_place(context))):
         sys.exit(0)
     tell_errors()
     atexit.register(_finish_at_exit, finish, os.getpid())

@@ -110,7 +110,7 @@ _SHOW_EVERY_S = 0.25
 
 def serve(context: RankContext) -> int:
     """Serve in every job that the workers begin, until their processes end; returns the exit
-    status."""
+    status. A spare that is to take a worker's place returns in the job (``context.replace``)."""
     import torch
 
     torch.set_num_threads(num_threads(context))
@@ -129,6 +129,8 @@ def serve(context: RankContext) -> int:
     context.reach("training")
     while wait_for_job(context, lobby):
         serve_job(context)
+        if context.replace is not None:
+            return 0
         context.end_job()
         if lobby is not None:
             lobby.admit(context.joined)
@@ -142,6 +144,8 @@ def serve_job(context: RankContext) -> None:
     loop.run(
         context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
     )
+    if isinstance(loop, SpareLoop) and loop.replace is not None:
+        context.go_on_as_worker(loop.replace, loop.heard)
 
 
 def serve_beside(context: RankContext) -> None:
@@ -262,6 +266,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         replication = ReplicationOptions(
             buddies=context.buddies,
             num_groups=len(roles.groups),
+            num_substitutes=roles.num_substitutes,
             make_core=lambda number, index, resumed, picture: make_core(
                 index, resumed, number, picture
             ),
@@ -406,6 +411,7 @@ def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> O
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
         num_spares=roles.num_spares,
+        num_substitutes=roles.num_substitutes,
         is_active=is_active,
     )
 
@@ -557,6 +563,11 @@ class Reporter:
             self._deaths.taken_over(action, is_news=False)
         elif isinstance(action, SpareDeath):
             self._deaths.spare_lost(action, is_news=False)
+        elif isinstance(action, SubstituteDeath):
+            self._deaths.substitute_lost(action, is_news=False)
+        elif isinstance(action, Joined):
+            self._context.joined[action.worker] = action.place
+            self._deaths.joined(action, is_news=False)
         elif isinstance(action, ShardAlone):
             self._copies.alone(action, is_news=False)
         elif isinstance(action, ShardWhole):
@@ -616,7 +627,7 @@ class Reporter:
             self._deaths.substitute_lost(action)
             self._tell_parent_of_death(self._context.roles.worker_ranks[action.worker])
         elif isinstance(action, Joined):
-            self._context.joined.add(action.worker)
+            self._context.joined[action.worker] = action.place
             self._deaths.joined(action)
         elif isinstance(action, ShardAlone):
             self._copies.alone(action)
@@ -702,7 +713,7 @@ class Reporter:
             out=registrar.out,
             dead=[each["who"] for each in self._deaths.told()],
             alone=registrar.alone,
-            num_idle_spares=len(registrar.idle_spares) + len(registrar.idle_substitutes),
+            num_idle_spares=registrar.num_idle_spares,
             joined=self._deaths.joined_lines(),
             training=training,
             outcome=outcome,

@@ -25,6 +25,9 @@ Peers are *stable ids* (:mod:`psdist.protocol.ids`), never MPI ranks. The contra
 * **Moves.** A peer that has died may go on in another one's process: that one makes an endpoint for
   it (``host``), and everybody says where it is now (``move``), behind its PeerLost and before
   anything is sent to it. Its id stays, and that endpoint gets PeerLost like every other.
+* **Two ids.** A spare may go on as a worker, under another id, which all know from the start. What
+  is sent to either arrives at the one endpoint, and when it dies PeerLost comes for both. What it
+  sends it sends under ``me``, the first of them until ``become``.
 * Nothing here waits but ``drain``: ``poll`` returns the next event or None.
 
     transport.send(server_id(0), frame)
@@ -82,6 +85,10 @@ class Transport(Protocol):
 
     def move(self, peer: int, host: int) -> None:
         """``peer``, which has died, is found in the process of ``host`` from now on."""
+        ...
+
+    def become(self, peer: int) -> None:
+        """From now on ``me`` is ``peer``, this endpoint's other id."""
         ...
 
     def drain(self, timeout_s: float) -> None:

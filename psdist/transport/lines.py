@@ -107,5 +107,8 @@ class LineTransport:
             self._is_shard_elsewhere = False
         self._transport.move(peer, host)
 
+    def become(self, peer: int) -> None:
+        self._transport.become(peer)
+
     def drain(self, timeout_s: float) -> None:
         self._transport.drain(timeout_s)

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
-from psdist.errors import ProtocolError, TransportError
+from psdist.errors import InvariantError, ProtocolError, TransportError
 from psdist.protocol.control import (
     CONTROL_LIMIT_BYTES,
     NOTE_BYTES,
@@ -77,12 +77,16 @@ class MpiTransport:
         self._home = roles.rank_of_peer
         self._rank_of = dict(self._home)
         self._peer_of = roles.peer_of_rank
+        self._peers_of = roles.peers_of_rank
         self.moved: dict[int, str] = {}
         self._moved: dict[int, int] = {}
         """Peers that have died and go on elsewhere, and what is added to the tags of what they are
         sent."""
-        self._has_hosted: set[tuple[int, int]] = set()
-        """(rank, peer that went on there): what was sent then may come late."""
+        self._has_hosted: set[tuple[int, int]] = {
+            (rank, peer) for rank, (_, *others) in self._peers_of.items() for peer in others
+        }
+        """(rank, peer that went on there, or that its spare may become): what was sent then may
+        come late."""
         self._hosted: dict[int, HostedEndpoint] = {}
         """Those that go on here, by that."""
         self._me = roles.peer_of_rank[comm.Get_rank()]
@@ -210,7 +214,10 @@ class MpiTransport:
         """``peer`` is found at ``rank`` from now on."""
         self._rank_of[peer], self._moved[peer] = rank, _MOVED * (1 + peer)
         self._has_hosted.add((rank, peer))
-        self.moved[peer] = self.lost.pop(peer, self._roles.describe_rank(self._home[peer]))
+        self.moved[peer] = self.lost.pop(peer, self._roles.describe(peer))
+
+    def become(self, peer: int) -> None:
+        self._me = peer
 
     def drain(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -367,16 +374,19 @@ class MpiTransport:
         """No message is here: whoever died long enough ago has nothing more to say."""
         now = time.monotonic()
         for rank in list(self._unannounced):
-            peer = self._peer_of[rank]
             is_receiving = any(ticket[0] == rank for _, ticket, _ in self._receiving)
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
                 self._cut_off.add(rank)  # nobody obeys who has been declared dead
-                who = self._roles.describe_rank(rank)
-                if peer not in self.moved:  # the registrar may be faster than the network
-                    self.lost[peer] = who
-                for ready in (self._ready, *(each.ready for each in self._hosted.values())):
-                    ready.append(PeerLost(peer, who))
+                for peer in self._peers_of[rank]:
+                    self._announce(peer)
+
+    def _announce(self, peer: int) -> None:
+        who = self._roles.describe(peer)
+        if peer not in self.moved:  # the registrar may be faster than the network
+            self.lost[peer] = who
+        for ready in (self._ready, *(each.ready for each in self._hosted.values())):
+            ready.append(PeerLost(peer, who))
 
 
 class HostedEndpoint:
@@ -417,6 +427,9 @@ class HostedEndpoint:
 
     def move(self, peer: int, host: int) -> None:
         self._transport.move(peer, host)
+
+    def become(self, peer: int) -> None:
+        raise InvariantError(f"{describe_peer(self._me)}, in another's process, became {peer}")
 
     def drain(self, timeout_s: float) -> None:
         self._transport.drain(timeout_s)

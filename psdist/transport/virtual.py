@@ -101,6 +101,10 @@ class VirtualNetwork:
         """and whose process it is."""
         self._cuts: list[tuple[frozenset[int], float]] = []
         """Processes, and until when nothing passes between them and the others."""
+        self._other_of: dict[int, int] = {}
+        """Peer -> the other id that its endpoint has,"""
+        self._first_of: dict[int, int] = {}
+        """and the other way round."""
         self._open: dict[int, dict[_Ticket, None]] = {}
         """By receiver, in order: payloads that have not arrived yet."""
         self.now_s = 0.0
@@ -112,6 +116,14 @@ class VirtualNetwork:
         if endpoint is None:
             endpoint = self._endpoints[peer] = VirtualTransport(self, peer)
         return endpoint
+
+    def share(self, peer: int, other: int) -> None:
+        """``other`` is another id of the endpoint of ``peer``."""
+        self._other_of[peer], self._first_of[other] = other, peer
+
+    def found_at(self, peer: int) -> int:
+        """The address of ``peer`` at home."""
+        return self._first_of.get(peer, peer)
 
     def address(self, host: int, peer: int) -> int:
         """Where ``peer`` is found that goes on in the process of ``host``."""
@@ -129,6 +141,9 @@ class VirtualNetwork:
 
     def _id(self, address: int) -> int:
         return self._id_of.get(address, address)
+
+    def become(self, address: int, peer: int) -> None:
+        self._id_of[address] = peer
 
     def spawn(self, peer: int, actor: Actor) -> None:
         """``actor`` takes its first turn at once, then whenever something arrives for ``peer``."""
@@ -152,6 +167,7 @@ class VirtualNetwork:
         before the last message: it gets the frames back that the dead had not received, and
         :class:`PeerLost`.
         """
+        peer = self.found_at(peer)
         if peer in self._dead:
             return
         self._dead.add(peer)
@@ -163,7 +179,7 @@ class VirtualNetwork:
             delay_s = self._delay(self._link(peer, other)) + self._random.random() * notice_s
             last_s = max(self._last_delivery.get((each, other), 0.0) for each in here)
             noticed_at_s[other] = max(self.now_s + delay_s, last_s, self._cut_until_s(peer, other))
-        self._dead.update(here)
+        self._dead.update(here, {self._other_of.get(peer, peer)})
         for address in here:
             for ticket in self._open.pop(address, {}):
                 self._at(noticed_at_s[ticket.sender], partial(self._give_back, ticket))
@@ -231,14 +247,12 @@ class VirtualNetwork:
             self._deliver(sender, peer, lambda: self._offer(peer, ticket))
 
     def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> None:
-        data = encode_control(message)
+        data, said_by = encode_control(message), self._id(sender)
         for _ in range(self._how_often(self._link(sender, peer), type(message))):
             self._deliver(
                 sender,
                 peer,
-                lambda: self._give(
-                    peer, ControlArrived(self._id(sender), decode_control(data), set_index)
-                ),
+                lambda: self._give(peer, ControlArrived(said_by, decode_control(data), set_index)),
             )
 
     def transfer(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
@@ -327,10 +341,12 @@ class VirtualNetwork:
         if peer in self._dead or dead in self.endpoint(peer).known_dead:
             return
         self.endpoint(peer).known_dead.add(dead)
-        who, endpoint = describe_peer(dead), self.endpoint(peer)
-        if dead not in endpoint.moved:
-            endpoint.lost[dead] = who
-        self._give(peer, PeerLost(dead, who))
+        other = self._other_of.get(dead)
+        for each in (dead,) if other is None else (dead, other):
+            who, endpoint = describe_peer(each), self.endpoint(peer)
+            if each not in endpoint.moved:
+                endpoint.lost[each] = who
+            self._give(peer, PeerLost(each, who))
         for address, host in self._host_of.items():  # those that came behind the death
             if host == peer and address in self._endpoints:
                 at_s = self._last_delivery.get((dead, address), 0.0)
@@ -383,11 +399,14 @@ class VirtualTransport:
         return self._me
 
     def send(self, peer: int, frame: Frame) -> None:
-        self._network.transmit(self._address, self._moved.get(peer, peer), frame)
+        self._network.transmit(self._address, self._address_of(peer), frame)
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        peer = self._moved.get(peer, peer)
-        self._network.transmit_control(self._address, peer, message, set_index)
+        address = self._address_of(peer)
+        self._network.transmit_control(self._address, address, message, set_index)
+
+    def _address_of(self, peer: int) -> int:
+        return self._moved.get(peer, self._network.found_at(peer))
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         self._network.transfer(self._address, ticket, frame)
@@ -398,6 +417,10 @@ class VirtualTransport:
     def move(self, peer: int, host: int) -> None:
         self._moved[peer] = self._network.address(host, peer)
         self.moved[peer] = self.lost.pop(peer, describe_peer(peer))
+
+    def become(self, peer: int) -> None:
+        self._me = peer
+        self._network.become(self._address, peer)
 
     def poll(self) -> Event | None:
         if self.drives:

@@ -32,7 +32,7 @@ the living alone say it. Nobody joins, either, where the chief has brought no st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
@@ -98,6 +98,11 @@ class Joins:
         return list(self._idle)
 
     @property
+    def asked(self) -> frozenset[int]:
+        """Those that were, and have not joined."""
+        return frozenset(self._asked)
+
+    @property
     def ready(self) -> list[int]:
         """Substitutes that wait to join, in the order in which they came."""
         return list(self._ready)
@@ -117,6 +122,10 @@ class Joins:
         """A server has told how far the dead have come, by set."""
         pairs = zip_longest(self._reached, reached, fillvalue=0)
         self._reached = tuple(max(pair) for pair in pairs)
+
+    def keep_idle(self, substitutes: Collection[int]) -> None:
+        """Of those that idle these alone do: others have come to be servers."""
+        self._idle = deque(each for each in self._idle if each in substitutes)
 
     def ask(self) -> list[SendControl]:
         """All servers know who is dead: as many substitutes as there are take their places."""

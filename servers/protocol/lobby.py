@@ -22,6 +22,7 @@ from psdist.protocol.ids import (
     REGISTRAR,
     describe_peer,
     describe_workers,
+    is_worker,
     server_id,
     spare_id,
     worker_id,
@@ -56,12 +57,17 @@ class Lobby:
         num_substitutes: int = 0,
     ) -> None:
         """``num_workers``: those that begin jobs; ``num_substitutes``: so many behind them wait to
-        take the places of dead ones."""
+        take the places of dead ones; with ``num_spares`` they are the spares."""
         self._num_workers = num_workers
         self._servers = [server_id(server) for server in range(num_servers)]
         """Ids of servers and spares, those that take workers' places too."""
+        self._substitutes = [
+            spare_id(each) if num_spares else worker_id(num_workers + each)
+            for each in range(num_substitutes)
+        ]
+        """By what ids they wait."""
         self._servers += [spare_id(spare) for spare in range(num_spares)]
-        self._servers += [worker_id(num_workers + each) for each in range(num_substitutes)]
+        self._servers += [each for each in self._substitutes if is_worker(each)]
         self._joined: set[int] = set()
         """Substitutes that have joined a job."""
         self._job = 1
@@ -134,7 +140,7 @@ class Lobby:
         self._gone.add(message.worker)
         self._called.pop(message.worker, None)
         if len(self._gone) == self._num_workers + len(self._joined):
-            joined = set(map(worker_id, self._joined))
+            joined = {self._substitutes[each - self._num_workers] for each in self._joined}
             others = [each for each in self._servers if each != REGISTRAR and each not in joined]
             return [*(SendControl(each, End()) for each in others), AllGone()]
         return self._fail_for_the_gone() if self._called and not self._error else []

@@ -68,6 +68,8 @@ from psdist.protocol.ids import (
     describe_workers,
     is_worker,
     server_id,
+    spare_id,
+    spare_of,
     worker_id,
     worker_of,
 )
@@ -191,8 +193,11 @@ class Registrar:
         ``control``: changes it, or the codecs, where nobody else does; ``steps``: chooses how many
         local steps each group makes, where they are not always as many; ``num_substitutes``: so
         many of the workers, the last ones, are groups of their own that join when others have died
-        (psdist.servers.protocol.joins)."""
+        (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
+        either's."""
         substitutes = range(num_workers - num_substitutes, num_workers)
+        self._first_substitute = num_workers - num_substitutes
+        self._shares_spares = bool(num_spares and num_substitutes)
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._missed_calls = MissedCalls(mode=mode)
@@ -231,6 +236,7 @@ class Registrar:
             hosts=hosts,
             racks=racks,
             num_spares=num_spares,
+            num_substitutes=num_substitutes,
         )
         self._rebuilds: Rebuilds | None = None
         if rebuilds:
@@ -763,7 +769,10 @@ class Registrar:
     def _complete_if_all_reported(self) -> list[RegistrarAction]:
         if len(self.servers) < self._num_servers:
             return []
-        heard_by = sorted({*self._deaths.live, *self._deaths.waiting})
+        waiting = self._deaths.waiting
+        if self._shares_spares:  # the others are stopped as spares
+            waiting = waiting & self._joins.asked
+        heard_by = sorted({*self._deaths.live, *waiting})
         stops = [SendControl(worker_id(worker), Stop()) for worker in heard_by]
         # Until now a server may have had to take another one's place.
         servers = self._takeovers.alive if self._takeovers.has_buddies else []
@@ -830,9 +839,11 @@ class Registrar:
         return frozenset(self._deaths.waiting)
 
     @property
-    def idle_substitutes(self) -> list[int]:
-        """Those of them that wait until somebody dies."""
-        return self._joins.idle
+    def num_idle_spares(self) -> int:
+        """Those that wait until somebody dies."""
+        if self._shares_spares:
+            return len(self._takeovers.idle_spares)
+        return len(self._takeovers.idle_spares) + len(self._joins.idle)
 
     # -- deaths --------------------------------------------------------------------------------
 
@@ -843,7 +854,8 @@ class Registrar:
             raise PeerLostError(who)
         worker = worker_of(peer)
         if worker in self._deaths.waiting:
-            if not self._joins.on_lost(worker):
+            is_told_elsewhere = self._shares_spares and worker not in self._joins.asked
+            if not self._joins.on_lost(worker) or is_told_elsewhere:
                 return []
             return [SubstituteDeath(worker, who), *self._ask_substitutes()]
         if worker in self.done:
@@ -856,7 +868,16 @@ class Registrar:
 
     def _ask_substitutes(self) -> list[RegistrarAction]:
         """To take the places of the dead, where all servers know of these and training goes on."""
-        return [] if self._deaths.is_settling or self.done else [*self._joins.ask()]
+        if self._deaths.is_settling or self.done:
+            return []
+        if not self._shares_spares:
+            return [*self._joins.ask()]
+        first, idle = self._first_substitute, map(spare_of, self._takeovers.idle_spares)
+        self._joins.keep_idle({first + spare for spare in idle})
+        asked = [(worker_of(each.peer) - first, each.message) for each in self._joins.ask()]
+        for spare, _ in asked:
+            self._takeovers.lend(spare)
+        return [SendControl(spare_id(spare), message) for spare, message in asked]
 
     def _depart(self, worker: int) -> list[RegistrarAction]:
         """A worker that is done has died: nothing was to come of it, but what it had told a server

@@ -179,3 +179,6 @@ class Outbox:
 
     def move(self, peer: int, host: int) -> None:
         self._transport.move(peer, host)
+
+    def become(self, peer: int) -> None:
+        self._transport.become(peer)

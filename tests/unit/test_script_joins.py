@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
 from psdist.script_checkpoints import ScriptCheckpoints
@@ -30,7 +31,8 @@ class Meeting:
             run_directory=SimpleNamespace(path=path),
             config=SimpleNamespace(wait_timeout_s=0.05),
             waiting=lambda **_: None,
-            joined=set(),
+            joined={},
+            replace=SimpleNamespace(worker=1),
         )
         self.joins = ScriptJoins(
             self.context,  # type: ignore[arg-type]
@@ -59,7 +61,7 @@ def test_what_the_chief_writes_the_spare_reads(tmp_path: Path) -> None:
     assert found is not None
     welcome, told = found
     assert welcome is spare.welcome
-    assert spare.context.joined == {3}
+    assert spare.context.joined == {3: 1}
     assert torch.equal(told.pop("buffer"), STATE["buffer"])  # type: ignore[call-overload]
     assert told == {"clock": 12, "nested": [{"lr": 0.1}]}
 
@@ -137,7 +139,7 @@ def test_a_state_that_cannot_be_written_is_a_line_and_nobody_joins(
 def test_who_comes_when_the_job_is_over_is_told_nothing(tmp_path: Path) -> None:
     spare = Meeting(tmp_path, worker=3)
     assert spare.joins.come() is None
-    assert spare.context.joined == set()
+    assert spare.context.joined == {}
 
 
 @pytest.mark.parametrize(("wait_timeout_s", "shown_s"), [(0.05, 600.0), (600.0, 0.05)])
@@ -161,8 +163,12 @@ def test_what_is_brought_is_read_again_and_nothing_else() -> None:
 
 
 def test_scripts_that_cannot_be_followed_are_refused_when_they_prepare() -> None:
-    require_followable(1, 0.0)
-    with pytest.raises(UsageError, match="a second optimizer with spares for workers' places"):
-        require_followable(2, 0.0)
+    config = RunConfig(max_deaths=1, spares=1)
+    shared = config.model_copy(update={"replication": "buddy"})
+    require_followable(config, 1, 0.0)
+    for each, remedy in ((config, "leave spares out"), (shared, "set spares_for = servers")):
+        told = "a second optimizer with spares for workers' places"
+        with pytest.raises(UsageError, match=f"{told}.*or {remedy}"):
+            require_followable(each, 2, 0.0)
     with pytest.raises(UsageError, match=r"max_grad_norm=\.\.\.\) with spares"):
-        require_followable(1, 0.5)
+        require_followable(config, 1, 0.5)

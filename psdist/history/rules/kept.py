@@ -17,6 +17,7 @@ import numpy as np
 from psdist.history.records import EventFlag, EventKind, History
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.replay import NEVER, ServerReplay
+from psdist.history.run_record import RunRecord
 
 Cut = tuple[int, ...]
 """By group: how many of its updates a chunk contains."""
@@ -30,6 +31,8 @@ class Kept:
     number: int
     cut: Cut
     crc: Crc
+    dead: frozenset[int] = frozenset()
+    """Groups that were, or had not joined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +127,12 @@ def _snapshots(
     lowest = np.where(is_dead, NEVER, cuts).min(axis=1, keepdims=True)
     cuts = np.where(is_dead, lowest, cuts)
     for i, event in enumerate(events):
-        kept = Kept(number=int(event["clock"]), cut=tuple(cuts[i].tolist()), crc=_crc(event))
+        kept = Kept(
+            number=int(event["clock"]),
+            cut=tuple(cuts[i].tolist()),
+            crc=_crc(event),
+            dead=frozenset(np.flatnonzero(is_dead[i]).tolist()),
+        )
         found.setdefault(int(chunk[i]), []).append((int(position[i]), kept))
     return {
         each: tuple(kept for _, kept in sorted(found.get(each, []), key=lambda one: one[0]))
@@ -205,6 +213,22 @@ def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings
     return notes
 
 
+def _begins_at(run: RunRecord, made: RunRecord, kept: Kept) -> bool:
+    """Whether the groups of ``run`` begin where those of ``made`` were: where their layout is the
+    same each where it was, or, where it had died, who had taken its place, if anybody had."""
+    cut, groups = kept.cut, run.groups[: run.first_substitute]
+    clocks, late = run.first_clocks[: len(groups)], run.first_clocks[len(groups) :]
+    if any(late):
+        return False
+    if made.groups[: made.first_substitute] != groups or made.mode != run.mode:
+        return clocks == (min(cut),) * len(groups)
+    substitutes = {cut[each] for each in range(made.first_substitute, len(cut))}
+    return all(
+        clock == at or (group in kept.dead and clock in substitutes)
+        for group, (clock, at) in enumerate(zip(clocks, cut, strict=False))
+    )
+
+
 def _check_restored(
     where: str, history: History, before: Sequence[History], findings: Findings
 ) -> list[str]:
@@ -222,9 +246,7 @@ def _check_restored(
         findings.add(Rule.KEPT, f"{where}: goes on from {source}, which that has not kept")
         return []
     cut = kept[0][-1].cut
-    is_same_layout = made.run.groups == run.groups and made.run.mode == run.mode
-    expected = cut if is_same_layout else (min(cut),) * len(run.groups)
-    if run.first_clocks != expected:
+    if not _begins_at(run, made.run, kept[0][-1]):
         findings.add(
             Rule.KEPT,
             f"{where}: its groups begin at clocks {list(run.first_clocks)}; {source} contains "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from psdist.checkpoint.folder import Folder
@@ -25,7 +25,7 @@ from psdist.config.modes import judging_mode
 from psdist.errors import CheckpointError, InvariantError
 from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS
 from psdist.protocol.control import Setup, WriteFailed, Written
-from psdist.protocol.ids import describe_peer
+from psdist.protocol.ids import describe_peer, is_worker, worker_id, worker_of
 from psdist.protocol.memory import dtype_name
 from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut
 from psdist.protocol.optimizers import unpack_hyperparameters
@@ -46,8 +46,10 @@ logger = logging.getLogger("psdist")
 CheckpointAction = BeginCheckpoint | CompleteCheckpoint | DropCheckpoint
 
 
-def file_name(peer: int) -> str:
-    """Of the rank with this id."""
+def file_name(peer: int, joined: Mapping[int, int]) -> str:
+    """Of the rank with this id; of a worker that has ``joined`` that of the place that it has."""
+    if is_worker(peer):
+        peer = worker_id(joined.get(worker_of(peer), worker_of(peer)))
     return f"{describe_peer(peer).replace(' ', '-')}.safetensors"
 
 
@@ -163,7 +165,7 @@ class FileKeeper:
     def _begin(self, checkpoint: str) -> None:
         entries, states = self._entries, self._states
         self._entries, self._states = [], {}
-        path = self._folder.partial(checkpoint) / file_name(self._server)
+        path = self._folder.partial(checkpoint) / file_name(self._server, {})
         self._writing = Writing(
             checkpoint,
             lambda: write_file(path, entries, to_json(states)),
@@ -273,7 +275,10 @@ class CheckpointFiles:
 
     def _index(self, action: CompleteCheckpoint) -> Index:
         context, config, roles = self._context, self._context.config, self._context.roles
-        clocks = [action.clocks[members[0]] for members in roles.groups]
+        groups = roles.groups[: roles.num_groups_beginning]
+        holder_of = {place: worker for worker, place in context.joined.items()}
+        leaders = [members[0] for members in groups]
+        clocks = [action.clocks[holder_of.get(each, each)] for each in leaders]
         return Index(
             psdist=VERSION,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -282,7 +287,7 @@ class CheckpointFiles:
             seed=config.seed,
             world=len(roles.places),
             servers=roles.num_servers,
-            groups=roles.groups,
+            groups=groups,
             sets=tuple(
                 SetRecord.of(
                     partition,
@@ -293,7 +298,7 @@ class CheckpointFiles:
                 for index, (partition, setup) in enumerate(self._sets)
             ),
             files=tuple(
-                FileRecord(name=file_name(peer), num_bytes=num_bytes, crc32=crc32)
+                FileRecord(name=file_name(peer, context.joined), num_bytes=num_bytes, crc32=crc32)
                 for peer, (num_bytes, crc32) in sorted(action.files.items())
             ),
         )

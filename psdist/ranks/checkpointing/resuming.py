@@ -39,16 +39,19 @@ class Restored:
 
     checkpoint: Checkpoint
     num_groups: int
+    """That begin; spares that take workers' places have groups behind these."""
+    num_substitutes: int
     is_same_layout: bool
     """Groups are of the same workers, in the same mode: each goes on where it was."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, roles: Roles, *, mode: str) -> Restored:
-        index = checkpoint.index
+        index, groups = checkpoint.index, roles.groups[: roles.num_groups_beginning]
         return cls(
             checkpoint=checkpoint,
-            num_groups=len(roles.groups),
-            is_same_layout=index.groups == roles.groups and index.mode == mode,
+            num_groups=len(groups),
+            num_substitutes=roles.num_substitutes,
+            is_same_layout=index.groups == groups and index.mode == mode,
         )
 
     def first(self, set_index: int) -> FirstClocks | None:
@@ -60,7 +63,7 @@ class Restored:
         if not self.is_same_layout:
             clocks = (min(clocks),) * self.num_groups
         name = checkpoint_name(self.checkpoint.index.step)
-        return FirstClocks(checkpoint=name, clocks=clocks)
+        return FirstClocks(checkpoint=name, clocks=(*clocks, *(0,) * self.num_substitutes))
 
 
 def choose(run_dir: Path, say: Callable[[str], None]) -> tuple[Checkpoint | None, int]:

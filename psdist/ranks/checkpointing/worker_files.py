@@ -37,7 +37,8 @@ class WorkerCheckpoints:
         plain, tensors = tree.pack(self._collect(), path="the checkpoint")
         (name, *_) = collective(CHECKPOINT, pack_clocks(clocks)).payloads
         checkpoint = name.decode()
-        path = self._context.folder.partial(checkpoint) / file_name(self._context.me)
+        name_of_file = file_name(self._context.me, self._context.joined)
+        path = self._context.folder.partial(checkpoint) / name_of_file
         self._writing = Writing(
             checkpoint, lambda: write_tensors(path, tensors, plain), is_behind=True
         )
@@ -60,7 +61,7 @@ class WorkerCheckpoints:
         restored = self._context.restored
         if restored is None:
             return False
-        mine = list(range(self._context.roles.num_workers))
+        mine = list(range(self._context.roles.num_beginning))
         # Some of the job's workers, the last ones, may have died before it was made.
         num_dealt = sum(map(len, restored.checkpoint.index.groups))
         return list(restored.checkpoint.workers) != mine or num_dealt != len(mine)

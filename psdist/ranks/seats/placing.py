@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from psdist.config.settings import RunConfig
-from psdist.config.substitutes import take_workers_places
+from psdist.config.substitutes import take_servers_places, take_workers_places
 from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
@@ -100,8 +100,12 @@ def agree_on_plan(
     has = [tuple(msgpack.unpackb(each)) for each in allgather(comm, msgpack.packb(sorted(cores)))]
     bound = [replace(each, cores=cores) for each, cores in zip(places, has, strict=True)]
     _compare(comm, plan, bound, config)
-    has_substitutes = take_workers_places(config)
-    roles = roles_of_plan(bound, plan, has_substitutes=has_substitutes)
+    roles = roles_of_plan(
+        bound,
+        plan,
+        has_spares=take_servers_places(config),
+        has_substitutes=take_workers_places(config),
+    )
     return Placed(plan=plan, roles=roles, files=files)
 
 
@@ -256,9 +260,11 @@ def _listed(cores: Sequence[int]) -> str:
     return bitmap.format_list(cores) or "none"
 
 
-def roles_of_plan(places: Sequence[Place], plan: Plan, *, has_substitutes: bool = False) -> Roles:
+def roles_of_plan(
+    places: Sequence[Place], plan: Plan, *, has_spares: bool = True, has_substitutes: bool = False
+) -> Roles:
     """The roles that ``plan`` gives to ``places``, both with one entry per rank in rank order;
-    ``has_substitutes``: its spares take workers' places."""
+    ``has_spares``: its spares take servers' places, ``has_substitutes``: workers'."""
     members: dict[int, list[int]] = {}
     for planned in plan.ranks:
         if planned.role == "worker":
@@ -273,7 +279,7 @@ def roles_of_plan(places: Sequence[Place], plan: Plan, *, has_substitutes: bool 
         worker_ranks=(*plan.worker_ranks, *substitutes),
         groups=tuple(groups),
         weights=plan.weights,
-        spare_ranks=() if has_substitutes else plan.spare_ranks,
+        spare_ranks=plan.spare_ranks if has_spares else (),
         num_substitutes=len(substitutes),
     )
 
@@ -283,17 +289,18 @@ def refusal_of_substitutes(roles: Roles, *, sees_run_dir: bool) -> PlacementErro
     this rank finds what rank 0 has written in the run directory."""
     if not roles.num_substitutes:
         return None
+    without = "set spares_for = servers" if roles.has_shared_spares else "leave spares out"
     large = [group for group, workers in enumerate(roles.groups) if len(workers) > 1]
     if large:
         return PlacementError(
             f"spares for dead workers' places, and {roles.describe_group(large[0])} has "
             f"{len(roles.groups[large[0]])} workers: a group dies whole, and one spare is one "
-            "worker; set group = rank, or leave spares out"
+            f"worker; set group = rank, or {without}"
         )
     if not sees_run_dir:
         return PlacementError(
             "spares for dead workers' places: the chief's state comes to them in run_dir, which "
             "must lie on a file system that all hosts of the job share; set another run_dir, or "
-            "leave spares out"
+            f"{without}"
         )
     return None

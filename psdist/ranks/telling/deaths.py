@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.protocol.control import Progress
-from psdist.protocol.ids import describe_peer, describe_workers, is_spare
+from psdist.protocol.ids import describe_peer, describe_workers, is_spare, worker_id
 from psdist.protocol.roles import Roles
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
@@ -123,22 +123,23 @@ class DeathReports:
         if is_news:
             logger.warning("%s has died; the job goes on", death.who)
 
-    def substitute_lost(self, death: SubstituteDeath) -> None:
+    def substitute_lost(self, death: SubstituteDeath, *, is_news: bool = True) -> None:
         """A spare for workers' places has died before it had taken one."""
         spare = death.worker - self._roles.num_beginning
-        self.spare_lost(SpareDeath(spare, death.who))
+        self.spare_lost(SpareDeath(spare, death.who), is_news=is_news)
 
-    def joined(self, joined: Joined) -> None:
+    def joined(self, joined: Joined, *, is_news: bool = True) -> None:
         """A spare trains in a dead worker's place from now on."""
         told = {
             "worker": joined.worker,
-            "who": self._roles.describe_rank(self._roles.worker_ranks[joined.worker]),
+            "who": self._roles.describe(worker_id(joined.worker)),
             "place": joined.place,
             "clock": joined.clocks[0],
             "at_s": round(time.monotonic() - self._started_s, 3),
         }
         self._joined.append(told)
-        logger.warning("%s", _line_of(told))
+        if is_news:
+            logger.warning("%s", _line_of(told))
 
     def joined_lines(self) -> list[str]:
         """For people, in the order in which they came."""

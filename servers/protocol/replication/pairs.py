@@ -69,15 +69,18 @@ def next_keeper(
     hosts: Mapping[int, str],
     racks: Mapping[int, str],
     load: Mapping[int, int],
+    saves_spares: bool = False,
 ) -> int:
     """Which of ``others``, ids of servers and spares, is to keep another copy of a shard that
     ``host`` has: one on another host, in another rack, then a spare that has fewer than the two
-    shards of a server, then one that has the fewest (``load``)."""
+    shards of a server, then one that has the fewest (``load``). ``saves_spares``: of spares rather
+    one that has something; the others may become workers."""
 
-    def apart(other: int) -> tuple[bool, bool, bool, int, int]:
+    def apart(other: int) -> tuple[bool, bool, bool, bool, int, int]:
         is_elsewhere = hosts[other] != hosts[host], racks[other] != racks[host]
         has_room = is_spare(other) and load[other] < _SHARDS_OF_A_SERVER
-        return *is_elsewhere, has_room, -load[other], -other
+        is_saving = saves_spares and has_room and load[other] > 0
+        return *is_elsewhere, has_room, is_saving, -load[other], -other
 
     return max(others, key=apart)
 

@@ -11,7 +11,8 @@ A shard that has one copy left gets another, in two steps: a server that lives k
 death of that one nobody has, and the job ends.
 
 Spares are processes that serve nothing at the start, and are known by ids of their own: to keep a
-copy, and then to take a place, they are as good as servers.
+copy, and then to take a place, they are as good as servers. Where they take workers' places, too,
+one that has nothing yet may be lent for that, and is no spare any more.
 
     takeovers = Takeovers(num_workers=2, buddies=(1, 2, 0))
     takeovers.on_server_lost(server_id(1), "server 1 (rank 1 on n1)")
@@ -111,10 +112,19 @@ class Takeovers:
         hosts: Sequence[str] = (),
         racks: Sequence[str] = (),
         num_spares: int = 0,
+        num_substitutes: int = 0,
     ) -> None:
         """``buddies``: by server, nothing where no server has one; ``hosts``, ``racks``: by server
-        and then by spare, nothing or "" where that is not known."""
-        self._num_workers = num_workers
+        and then by spare, nothing or "" where that is not known; ``num_substitutes``: so many of
+        the workers, the last ones, join later; with ``num_spares`` they are the spares."""
+        self._workers = [*range(num_workers)]
+        """That may be told anything."""
+        self._num_beginning = num_workers - num_substitutes
+        self._may_lend = bool(num_spares and num_substitutes)
+        if self._may_lend:
+            del self._workers[self._num_beginning :]
+        self._lent: set[int] = set()
+        """The ids of spares that are workers."""
         self._shards = [_Shard(host, buddy) for host, buddy in enumerate(buddies)]
         self._processes = [
             *map(server_id, range(len(buddies))),
@@ -136,7 +146,12 @@ class Takeovers:
     @property
     def alive(self) -> list[int]:
         """The ids of servers and spares whose processes live."""
-        return [each for each in self._processes if each not in self._names]
+        return [each for each in self._processes if each not in self._names.keys() | self._lent]
+
+    def lend(self, spare: int) -> None:
+        """This spare, which has no shard, is a worker from now on."""
+        self._lent.add(spare_id(spare))
+        self._workers.append(self._num_beginning + spare)
 
     @property
     def idle_spares(self) -> list[int]:
@@ -166,6 +181,8 @@ class Takeovers:
         dead = peer
         if dead not in self._processes:
             raise InvariantError(f"the registrar was told that {describe_peer(dead)} has died")
+        if dead in self._lent:
+            return []  # it was no spare any more
         self._names[dead] = who
         served = [server for server, each in enumerate(self._shards) if each.host == dead]
         gone = {each.lost for each in self._of(served) if each.keeper is None}
@@ -200,7 +217,7 @@ class Takeovers:
         shard = self._shards[server]
         host = shard.host
         moved = Moved(server=server, host=host)
-        peers = [*self.alive, *map(worker_id, range(self._num_workers))]
+        peers = [*self.alive, *map(worker_id, self._workers)]
         actions: list[TakeoverAction] = [
             Move(server, host),
             *(SendControl(peer, moved) for peer in peers),
@@ -225,7 +242,12 @@ class Takeovers:
             if not others:
                 continue
             found = next_keeper(
-                shard.host, others, hosts=self._hosts, racks=self._racks, load=self._load()
+                shard.host,
+                others,
+                hosts=self._hosts,
+                racks=self._racks,
+                load=self._load(),
+                saves_spares=self._may_lend,
             )
             shard.next_keeper = found
             shard.num_copies += 1

@@ -98,6 +98,11 @@ class Lines:
         """Another one has taken the place of ``peer``, and begins from nothing."""
         self._lines[peer] = _Line(is_open=self._are_open)
 
+    def rename(self, peer: int, now: int) -> None:
+        """``peer`` has another id from now on, and the same line."""
+        self._lines[now] = self._of(peer)
+        del self._lines[peer]
+
     def forget(self) -> None:
         """There is no deputy any more."""
         self._is_kept = False

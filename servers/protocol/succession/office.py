@@ -40,6 +40,7 @@ from psdist.protocol.control import (
     Noted,
     NotedToo,
     ReceivedUpTo,
+    Replace,
     Succeeds,
     TakenOver,
     WhoIsAbsent,
@@ -49,9 +50,11 @@ from psdist.protocol.control import (
 from psdist.protocol.ids import (
     REGISTRAR,
     describe_peer,
+    is_spare,
     is_worker,
     server_id,
     spare_id,
+    spare_of,
     worker_id,
     worker_of,
 )
@@ -83,9 +86,11 @@ class Office:
         num_workers: int,
         num_servers: int,
         num_spares: int = 0,
+        num_substitutes: int = 0,
         is_active: bool = True,
     ) -> None:
-        """``deputy``: its stable id; ``is_active``: false there."""
+        """``deputy``: its stable id; ``is_active``: false there; ``num_substitutes``: as of the
+        :class:`Registrar`."""
         self.registrar = registrar
         self._deputy = deputy
         self._has_deputy = True
@@ -95,6 +100,13 @@ class Office:
             *map(worker_id, range(num_workers)),
             *map(spare_id, range(num_spares)),
         ]
+        self._first_substitute = num_workers - num_substitutes
+        self._unused = set[int]()
+        """Ids of spares, which have two, that are not spoken to now."""
+        if num_spares and num_substitutes:
+            self._unused |= {worker_id(self._first_substitute + each) for each in range(num_spares)}
+        self._now: dict[int, int] = {}
+        """Of those that have become workers: the id before -> the one since."""
         self._lines = Lines()
         self._number = 0
         """Of the last note."""
@@ -124,7 +136,7 @@ class Office:
         if isinstance(message, NotedToo):
             return self._on_noted_too(peer, message.number)
         if isinstance(message, Follows):
-            again = self._lines.on_follows(peer, message.received)
+            again = self._lines.on_follows(self._now.get(peer, peer), message.received)
             return [*(SendControl(peer, each) for each in again), *self._end()]
         return self._take(peer, message)
 
@@ -182,7 +194,8 @@ class Office:
             return True
         if action.peer == REGISTRAR:
             return not self._is_shard_lost
-        return self._lines.is_open(action.peer) or isinstance(action.message, Succeeds)
+        peer = self._now.get(action.peer, action.peer)
+        return self._lines.is_open(peer) or isinstance(action.message, Succeeds)
 
     # -- what follows from a note, on both -----------------------------------------------------
 
@@ -190,7 +203,7 @@ class Office:
         if message is None:
             return self._on_death(peer, who)
         if isinstance(message, ReceivedUpTo):
-            self._lines.on_received(peer, message.count)
+            self._lines.on_received(self._now.get(peer, peer), message.count)
             return self._end()
         num_heard = self._lines.hear(peer) if peer != REGISTRAR else 0
         if self.is_complete:
@@ -232,6 +245,15 @@ class Office:
     def _say(self, action: SendControl) -> None:
         if action.peer != REGISTRAR and isinstance(action.message, SAID_BY_REGISTRAR):
             self._lines.say(action.peer, action.message)
+        if isinstance(action.message, Replace) and is_spare(action.peer):
+            self._rename(action.peer)
+
+    def _rename(self, spare: int) -> None:
+        """It is a worker from here on, and its line goes on."""
+        worker = worker_id(self._first_substitute + spare_of(spare))
+        self._lines.rename(spare, worker)
+        self._now[spare] = worker
+        self._unused ^= {spare, worker}
 
     def _complete(self, actions: list[RegistrarAction]) -> list[OfficeAction]:
         """What people are told first: whoever is stopped may end."""
@@ -289,7 +311,10 @@ class Office:
         return [
             SendControl(peer, self._succeeds(peer))
             for peer in self._peers
-            if peer not in self._dead or any(server_id(each.server) == peer for each in self.moves)
+            if peer not in self._unused
+            and (
+                peer not in self._dead or any(server_id(each.server) == peer for each in self.moves)
+            )
         ]
 
     def _succeeds(self, peer: int) -> Succeeds:

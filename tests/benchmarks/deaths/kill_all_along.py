@@ -6,7 +6,7 @@ Four workers and four servers with buddies train tests/support/programs/deaths/l
 this host. Every ``--every`` seconds of training a role is drawn, worker, server or registrar
 (server 0), and one of those that live gets SIGKILL: the job goes on without it, or where it cannot
 it ends, and is started again with ``--resume``, with all ranks. With ``--spares N`` as many more
-ranks wait to take dead servers' places, and may be killed, too. At the end ``psdist check`` judges
+ranks wait to take the places of both, and may be killed, too. At the end ``psdist check`` judges
 the history, and the loss stands beside that of a run in which nobody dies. Exit status 0 where the
 training has come to its end and the check has passed.
 """
@@ -45,6 +45,8 @@ class Found:
     """By role; the registrar by itself."""
     ends: list[str] = field(default_factory=list)
     """Why the job had to be started again: the last line of each."""
+    joined: int = 0
+    """So many workers' places spares have taken."""
     seconds: float = 0.0
     loss: float | None = None
     check: str = ""
@@ -131,6 +133,9 @@ def train(
         found.ends.append(text.strip().splitlines()[-1][:300])
         print(f"  {round(monotonic() - begun_s)} s: {found.ends[-1]}", flush=True)
     found.seconds = round(monotonic() - begun_s, 1)
+    for path in (run_dir / "summary.json", *run_dir.glob("attempt-*/summary.json")):
+        if path.exists():
+            found.joined += len(json.loads(path.read_text("utf-8"))["joined"])
     words = [sys.executable, "-m", "psdist", "check", str(run_dir)]
     judged = subprocess.run(words, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     found.check = "passed" if judged.returncode == 0 else (judged.stdout + judged.stderr)[-2000:]
@@ -164,7 +169,8 @@ def main() -> None:
         killed = ", ".join(f"{count} {role}" for role, count in sorted(found.kills.items()))
         print(
             f"{given.mode}, {name}: loss {found.loss}, {found.seconds} s, killed: "
-            f"{killed or 'nobody'}; started again {len(found.ends)} times; check: {found.check}",
+            f"{killed or 'nobody'}; spares took {found.joined} workers' places; started again "
+            f"{len(found.ends)} times; check: {found.check}",
             flush=True,
         )
     if given.json:

@@ -59,7 +59,11 @@ def _transports() -> tuple[MpiTransport, MpiTransport]:
     payload_there, payload_back = MPI.COMM_SELF.Dup(), MPI.COMM_SELF.Dup()
 
     def transport(end: _End, me: int, other: int) -> MpiTransport:
-        roles: Any = SimpleNamespace(rank_of_peer={other: 0, me: 1}, peer_of_rank={0: other, 1: me})
+        roles: Any = SimpleNamespace(
+            rank_of_peer={other: 0, me: 1},
+            peer_of_rank={0: other, 1: me},
+            peers_of_rank={0: (other,), 1: (me,)},
+        )
         comm: Any = end
         return MpiTransport(comm, roles)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.support.mpirun import REPOSITORY, Completed, run_mpi
+from tests.support.mpirun import REPOSITORY, Completed, run_mpi, run_program
 
 pytestmark = pytest.mark.mpi
 
@@ -24,18 +25,33 @@ SLOW = pytest.mark.slow
 
 
 def run(
-    dies: str, path: Path, *, mode: str = "sync", spares: int = 1, joins: int = 1, **settings: Any
+    dies: str,
+    path: Path,
+    *,
+    mode: str = "sync",
+    servers: int = 1,
+    spares: int = 1,
+    joins: int = 1,
+    has_parent: bool = False,
+    **settings: Any,
 ) -> Completed:
+    """``has_parent``: psdist starts the launcher, and ends it where that stays behind a failed
+    job."""
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
-    words += ["--servers", "1", "--spares", str(spares)]
+    words += ["--servers", str(servers), "--spares", str(spares)]
     settings = {"max_deaths": 4, "chunk_bytes": 4096, "progress": "off", **settings}
     words += [f"--set={key}={value}" for key, value in settings.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "MAY_JOIN": str(joins)}
+    env["PYTHONPATH"] = str(REPOSITORY)
+    num_ranks = servers + WORKERS + spares
+    if has_parent:
+        argv = [sys.executable, *words, "-n", str(num_ranks), str(PROGRAM)]
+        return run_program(argv, timeout_s=TIMEOUT_S, env=env)
     return run_mpi(
-        1 + WORKERS + spares,
+        num_ranks,
         [*words, str(PROGRAM)],
         timeout_s=TIMEOUT_S,
-        env={**env, "PYTHONPATH": str(REPOSITORY)},
+        env=env,
         launcher_args=("--with-ft", "ulfm"),
     )
 
@@ -115,8 +131,34 @@ def test_who_dies_during_a_checkpoint_is_followed_and_the_next_one_has_the_spare
     prove(done, tmp_path, places=[place])
     newest = tmp_path / "run" / "checkpoints" / "step-00000060"
     names = sorted(each.name for each in newest.glob("worker-*"))
-    living = sorted({0, 1, 2, 3} - {place})
-    assert names == [f"worker-{worker}.safetensors" for worker in living]
+    assert names == [f"worker-{each}.safetensors" for each in range(WORKERS)]  # of its place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+def test_a_job_that_starts_again_goes_on_with_all_places_and_keeps_its_spares(
+    mode: str, tmp_path: Path
+) -> None:
+    """A server dies when a spare has the place of worker 1, and worker 2 in the next attempt."""
+    settings = {"servers": 2, "checkpoint_every": 5, "resume": "true", "has_parent": True}
+    ended = run("1 loading 8,0 kills-1 33", tmp_path, mode=mode, **settings)
+    assert ended.returncode == 1, ended.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [each["place"] for each in summary["joined"]] == [1]
+    for mark in ("killed-0", "joined-3"):
+        (tmp_path / "run" / mark).unlink()
+    done = run("2 loading 45", tmp_path, mode=mode, **settings)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["exit"], summary["attempts"]) == ("completed", 2)
+    assert int(summary["resumed_from"].removeprefix("step-")) >= 25
+    assert [each["place"] for each in summary["joined"]] == [2]
+    assert "workers, the job of" not in done.text  # nothing is moved
+    assert [(tmp_path / "run" / "joins").exists(), *(tmp_path / "run" / "joins").iterdir()] == [
+        True
+    ]
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
 
 
 @pytest.mark.slow
@@ -151,6 +193,46 @@ def test_without_a_spare_left_the_others_train_on(tmp_path: Path) -> None:
     assert summary["clocks"] == [5, 30, 60, 60]
 
 
+@pytest.mark.parametrize(
+    ("mode", "dies", "kept_by"),
+    [
+        pytest.param("sync", "1 loading 10,0 kills-1 25", "spare 1", id="sync-worker-first"),
+        pytest.param(
+            "sync", "0 kills-1 5,1 loading 30", "spare 0", id="sync-server-first", marks=SLOW
+        ),
+        pytest.param(
+            "sync", "0 kills-0 5,1 loading 30", "spare 0", id="sync-registrar-first", marks=SLOW
+        ),
+        pytest.param("ssp", "0 loading 10,2 kills-0 30", "spare 1", id="ssp-chief", marks=SLOW),
+        pytest.param("async", "2 kills-1 10,0 pushing 11", None, id="async-at-once", marks=SLOW),
+    ],
+)
+def test_spares_take_the_places_of_workers_and_of_servers(
+    mode: str, dies: str, kept_by: str | None, tmp_path: Path
+) -> None:
+    """One of two becomes a worker, the other has the copies of the dead server's shards."""
+    done = run(dies, tmp_path, mode=mode, servers=2, spares=2, replication="buddy")
+    (place,) = [int(each.split()[0]) for each in dies.split(",") if "kills" not in each]
+    (joined,) = prove(done, tmp_path, places=[place])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["spares"] == 2
+    assert len(summary["deaths"]) == 2
+    keepers = [each["kept_by"] for each in summary["alone"]]
+    spare = joined["worker"] - WORKERS
+    assert keepers == [f"spare {1 - spare}"] * 2
+    assert kept_by in (None, keepers[0])
+    assert f"worker {joined['worker']}, a spare (rank " in joined["who"]
+
+
+@pytest.mark.slow
+def test_a_spare_that_serves_and_one_that_works_die(tmp_path: Path) -> None:
+    """Of four spares the first becomes a worker and dies, the second a server's buddy."""
+    dies = "1 loading 8,1 joining 0,0 kills-1 30"
+    done = run(dies, tmp_path, servers=3, spares=4, joins=2, replication="buddy")
+    prove(done, tmp_path, places=[1, 1])
+
+
+@pytest.mark.slow
 def test_a_spare_that_is_not_needed_ends_with_the_others(tmp_path: Path) -> None:
     done = run("", tmp_path, joins=0)
     prove(done, tmp_path, places=[])

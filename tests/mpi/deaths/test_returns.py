@@ -11,7 +11,7 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.mpi.deaths.test_deaths import two_groups_of_two
+from tests.mpi.deaths.test_deaths import plan_of_pairs
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 from tests.support.seen import Seen
 
@@ -35,7 +35,8 @@ def run_returning(
 ) -> Completed:
     (path / "seen").mkdir(exist_ok=True)
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--servers", "1"]
-    words += [f"--group={group}"] if group != "plan" else [f"--placement={two_groups_of_two(path)}"]
+    plan = "--placement={}".format(plan_of_pairs(path / "plan.json", servers=1))
+    words.append(f"--group={group}" if group != "plan" else plan)
     settings = ("max_deaths=3", "chunk_bytes=4096", "progress=off", *settings)
     words += [f"--set={each}" for each in settings]
     told = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "SEEN": str(path / "seen")}

@@ -52,6 +52,7 @@ from psdist.protocol.control import (
     WhoIsAbsent,
     WhoIsMissing,
 )
+from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import (
     REGISTRAR,
@@ -353,11 +354,12 @@ class VirtualJob(SetOfJob):
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
         whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
         on; ``num_substitutes``: so many of the groups, the last ones, are of workers that
-        wait to join."""
+        wait to join; where the schedule has spares they are these."""
         super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = wire
         self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
+        self._first_substitute = sum(schedule.group_sizes) - num_substitutes
         self.proposals: Sequence[int] = ()
         """After so many events the registrar proposes other codecs."""
         self.random = random.Random(schedule.seed)
@@ -436,7 +438,8 @@ class VirtualJob(SetOfJob):
             for worker in members
         ]
         for worker in self.workers:
-            self._spawn(worker_id(worker.worker), worker.script())
+            if not self._is_spare(worker.worker):
+                self._spawn(worker_id(worker.worker), worker.script())
 
     # -- how it is put together ----------------------------------------------------------------
 
@@ -510,6 +513,8 @@ class VirtualJob(SetOfJob):
         make_set: Callable[..., SetLoop] | None,
     ) -> SpareLoop:
         peer = spare_id(spare)
+        if self.num_substitutes:
+            self.network.share(peer, worker_id(self._first_substitute + spare))
         loop = SpareLoop(
             self.transport(peer),
             partial(self._make_core, peer, make_policy),
@@ -518,8 +523,29 @@ class VirtualJob(SetOfJob):
             make_set=make_set,
             replication=self._replication(make_policy),
         )
-        self._spawn(peer, loop.actor())
+        self._spawn(peer, self._process_of(spare, loop))
         return loop
+
+    def _is_spare(self, worker: int) -> bool:
+        """Whether it is one of the spares, which take the places of servers, too."""
+        return bool(self.schedule.spares) and worker >= self._first_substitute
+
+    def _process_of(self, spare: int, loop: SpareLoop) -> Actor:
+        """A spare, and the worker that it becomes if it is asked."""
+        yield from loop.actor()
+        if loop.replace is None:
+            return
+        worker = self.workers[self._first_substitute + spare]
+        loop.transport.become(worker_id(worker.worker))
+        for event in (*loop.heard, ControlArrived(REGISTRAR, loop.replace)):
+            worker.loop.hear(event)
+        yield from worker.script()
+
+    @property
+    def never_asked(self) -> set[int]:
+        """Workers that spares could have become that have not."""
+        idle = [number for number, each in enumerate(self.spares) if each.replace is None]
+        return {self._first_substitute + each for each in idle if self.num_substitutes}
 
     def _office(self, num_workers: int, *, is_active: bool) -> Office:
         assert self.deputy is not None
@@ -529,6 +555,7 @@ class VirtualJob(SetOfJob):
             num_workers=num_workers,
             num_servers=self.schedule.servers,
             num_spares=self.schedule.spares,
+            num_substitutes=self.num_substitutes,
             is_active=is_active,
         )
 
@@ -618,6 +645,8 @@ class VirtualJob(SetOfJob):
 
     def transport(self, peer: int) -> Transport:
         """The endpoint of ``peer``, watched."""
+        if is_worker(peer) and self._is_spare(worker_of(peer)):
+            return self.spares[worker_of(peer) - self._first_substitute].transport
         endpoint = self.network.endpoint(peer)
         watched = endpoint if self.watch is None else self.watch.transport(endpoint)
         return watched if self.deputy is None else LineTransport(watched, deputy=self.deputy)

@@ -211,7 +211,9 @@ def prove_bits(job: RefillJob) -> None:
     has_lost_worker = any(map(is_worker, job.network._dead))
     if job.errors or job.schedule.mode != "sync" or has_lost_worker or not job.met["deaths"]:
         return
-    whole = VirtualJob(job.schedule, max_deaths=99, is_watched=False)
+    whole = VirtualJob(
+        job.schedule, max_deaths=99, is_watched=False, num_substitutes=job.num_substitutes
+    )
     whole.run()
     for mine, other in zip(job.sets, whole.sets, strict=True):
         assert torch.equal(mine.parameters(), other.parameters())

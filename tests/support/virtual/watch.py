@@ -389,5 +389,8 @@ class WatchedTransport:
     def move(self, peer: int, host: int) -> None:
         self._transport.move(peer, host)
 
+    def become(self, peer: int) -> None:
+        self._transport.become(peer)
+
     def drain(self, timeout_s: float) -> None:
         self._transport.drain(timeout_s)

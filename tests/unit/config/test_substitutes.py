@@ -9,7 +9,7 @@ import pytest
 
 from psdist.config.beside import Other, table
 from psdist.config.settings import RunConfig, contradiction
-from psdist.config.substitutes import OTHERS, take_workers_places
+from psdist.config.substitutes import OTHERS, take_servers_places, take_workers_places
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "spares.md"
 
@@ -32,11 +32,33 @@ def test_spares_for_which_no_place_can_be_free_are_refused() -> None:
     assert contradiction(RunConfig(spares=2, max_deaths=1)) == ""
 
 
-def test_spares_beside_second_copies_are_for_servers_places() -> None:
-    assert not take_workers_places(RunConfig(replication="buddy", spares=1))
-    assert take_workers_places(RunConfig(spares=1, max_deaths=1))
-    config = RunConfig(replication="buddy", spares=1, max_deaths=1, local_steps=2)
-    assert "spares" not in contradiction(config)
+@pytest.mark.parametrize(
+    ("given", "of_servers", "of_workers"),
+    [
+        ({"max_deaths": 1}, False, True),
+        ({"replication": "buddy"}, True, False),
+        ({"replication": "buddy", "max_deaths": 1}, True, True),
+        ({"replication": "buddy", "max_deaths": 1, "spares_for": "servers"}, True, False),
+    ],
+)
+def test_whose_places_spares_take(
+    given: dict[str, Any], of_servers: bool, of_workers: bool
+) -> None:
+    config = RunConfig(spares=1, **given)
+    assert contradiction(config) == ""
+    assert take_servers_places(config) == of_servers
+    assert take_workers_places(config) == of_workers
+    beside = contradiction(config.model_copy(update={"local_steps": 2}))
+    assert bool(beside) == of_workers
+    assert ("or spares_for = servers" in beside) == (of_workers and of_servers)
+    assert ("or spares = 0" in beside) == (of_workers and not of_servers)
+
+
+def test_spares_for_servers_without_second_copies_are_refused() -> None:
+    found = contradiction(RunConfig(spares=1, max_deaths=1, spares_for="servers"))
+    assert found.startswith("spares = 1 with spares_for = servers and replication = none")
+    assert found.endswith("set replication = buddy, or spares_for = any")
+    assert contradiction(RunConfig(max_deaths=1, spares_for="servers")) == ""
 
 
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:

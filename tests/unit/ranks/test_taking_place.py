@@ -117,7 +117,7 @@ def test_a_spare_says_that_it_is_gone_where_it_has_joined(
     joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = context_of(network := Network(), tmp_path, monkeypatch)
-    context.joined.update([2] * joined)
+    context.joined.update({2: 1} if joined else {})
     leave(context)
     assert network.sent == [(REGISTRAR, Gone(worker=2))] * joined
 
@@ -163,7 +163,7 @@ def test_spares_for_workers_are_the_last_ones_with_groups_of_their_own() -> None
     cluster, places = five_ranks()
     config = RunConfig(max_deaths=1, servers=1, spares=1, group="rank")
     plan = _make_plan(cluster, places, config)
-    roles = roles_of_plan(places, plan, has_substitutes=True)
+    roles = roles_of_plan(places, plan, has_spares=False, has_substitutes=True)
     assert (roles.num_workers, roles.num_beginning, roles.num_substitutes) == (4, 3, 1)
     assert roles.worker_ranks[3] == 4
     assert roles.groups == ((0,), (1,), (2,), (3,))
@@ -228,7 +228,7 @@ def test_a_spare_that_fails_before_it_has_trained_ends_alone(
     context = context_of(network, tmp_path, monkeypatch)
     context.replace = Replace(worker=1)
     if has_joined:
-        context.joined.add(2)
+        context.joined[2] = 1
     with pytest.raises(EndedError) as ended:
         context.fail("error: no such file", 1)
     assert ended.value.args == (0,)
@@ -249,7 +249,7 @@ def test_a_spare_that_fails_otherwise_ends_the_job(
     network = Network()
     context = context_of(network, tmp_path, monkeypatch)
     monkeypatch.setattr("os._exit", lambda status: pytest.fail(f"it ended alone with {status}"))
-    context.joined.add(2)
+    context.joined[2] = 1
     context.has_trained = why == "trained"
     network.lost = {server_id(0): "server 0"} if why == "server" else {worker_id(1): "worker 1"}
     text, status = interruption(15) if why == "signal" else ("error: no such file", 1)

@@ -330,7 +330,7 @@ def test_a_substitute_that_dies_before_it_has_joined_is_no_death() -> None:
     assert lost == SubstituteDeath(SUBSTITUTE, "worker 3")
     assert sent(asked) == [(worker_id(4), Replace(worker=1))]
     assert registrar.on_lost(worker_id(SUBSTITUTE), "worker 3") == []
-    assert (registrar.idle_substitutes, registrar.not_joined) == ([], {3, 4})
+    assert (registrar.num_idle_spares, registrar.not_joined) == (0, {3, 4})
     assert registrar.out == {1, 3, 4}
     assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
 

@@ -10,10 +10,12 @@ in iteration 12; each plan is carried out once.
     collective   it waits in a job.mean behind the epoch in which the iteration was
     joining      it is a spare that has just been told that it has joined
     torn         likewise, but it is not killed: of what the chief has written it finds a part
+    kills-2      it lives, and kills server 2 in the iteration
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -45,6 +47,15 @@ def plan_of(job: psdist.Job, phase: str, clock: int) -> Path | None:
         if (int(worker), what) == (job.worker, phase) and clock == int(at) and not mark.exists():
             return mark
     return None
+
+
+def kill_servers(job: psdist.Job) -> None:
+    for worker, what, at in PLANS:
+        _, is_of_server, server = what.partition("kills-")
+        if is_of_server and (int(worker), int(at)) == (job.worker, job.clock):
+            places = json.loads((RUN_DIR / "ranks.json").read_text())
+            servers = [each["pid"] for each in places if each["role"] == "server"]
+            os.kill(servers[int(server)], signal.SIGKILL)
 
 
 def die(mark: Path, after_s: float = 0.0) -> None:
@@ -130,6 +141,7 @@ def main() -> None:
     for epoch in job.epochs(EPOCHS):
         for batch in loader:
             now["clock"], now["pushes"] = job.clock, 0
+            kill_servers(job)
             loss = model(batch[:, None].float().expand(-1, 64) / 1e3).square().mean()
             optimizer.zero_grad()
             loss.backward()

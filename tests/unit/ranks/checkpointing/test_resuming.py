@@ -80,7 +80,7 @@ def write_checkpoint(run_dir: Path, clocks: tuple[int, ...] = (4, 6)) -> None:
         groups=GROUPS,
         sets=(SetRecord.of(PARTITION, optimizer="torch.optim.Adam", clocks=clocks, hyper=[{}]),),
         files=tuple(
-            FileRecord(name=file_name(peer), num_bytes=size, crc32=crc)
+            FileRecord(name=file_name(peer, {}), num_bytes=size, crc32=crc)
             for peer, size, crc in records
         ),
     )
@@ -197,7 +197,8 @@ def test_a_file_that_cannot_be_written_is_told_and_the_next_one_may_be(tmp_path:
     assert "No such file or directory" in told.problem  # type: ignore[union-attr]
     assert not keeper.is_busy
     assert keeper.outcome() is None
-    assert file_name(worker_id(3)) == "worker-3.safetensors"
+    assert file_name(worker_id(3), {}) == "worker-3.safetensors"
+    assert file_name(worker_id(3), {2: 0, 3: 1}) == "worker-1.safetensors"
 
 
 @pytest.mark.parametrize("is_keeping", [True, False])

@@ -1,0 +1,48 @@
+"""Spares that take the places of servers and of workers, whoever dies first: under seeded
+schedules, on the virtual network. Whoever lives finishes, every update that was acknowledged is in
+the final parameters once, and the joined histories prove it.
+
+More by hand: ``python -m tests.protocol.deaths.test_shared_spares FIRST LAST [registrar]``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.virtual.refills import by_hand, play_and_prove
+from tests.support.virtual.shared_spares import play_with_shared_spares
+
+SEEDS = (7, 9, 31, 32, 36, 37, 44, 46, 47, 57, 58)
+"""Of the first sixty those that are quick and have met all that can be met."""
+SEEDS_WITH_REGISTRAR = (1, 4, 6, 7, 10, 19, 20, 21, 22)
+"""As these."""
+MANY = range(1000, 1200)
+
+
+def test_whoever_dies_first_is_followed_by_a_spare() -> None:
+    met = play_and_prove(play_with_shared_spares, SEEDS)
+    for what in (
+        *("sync", "ssp", "async", "several sets", "same bits", "survived"),
+        *("joined", "joined, and a spare has a shard", "joined behind a move"),
+        *("idle spare", "asked spare", "ready spare", "keeping spare", "server while asked"),
+    ):
+        assert met[what], met
+
+
+def test_the_registrar_dies_among_them() -> None:
+    met = play_and_prove(play_with_shared_spares, SEEDS_WITH_REGISTRAR, registrar_dies=True)
+    for what in (
+        *("registrar while a spare is asked", "same bits", "survived", "ended"),
+        *("joined", "joined, and a spare has a shard", "joined behind a move"),
+    ):
+        assert met[what], met
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    play_and_prove(play_with_shared_spares, MANY)
+    play_and_prove(play_with_shared_spares, MANY, registrar_dies=True)
+
+
+if __name__ == "__main__":
+    by_hand(play_with_shared_spares)

@@ -1,0 +1,171 @@
+"""Jobs whose spares take the places of servers and of workers, whoever dies first: workers, servers
+and spares die, each at a seeded moment.
+
+job = play_with_shared_spares(7)
+prove_refills(job)                      # tests.support.virtual.refills
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
+from tests.support.virtual.joining import JoiningJob, schedule_with_joins, with_buddies
+from tests.support.virtual.refills import RefillJob
+from tests.support.virtual.schedule import Schedule
+from tests.support.virtual.surviving import NOTICES_S
+
+MOMENTS = (
+    *("server", "server", "worker", "worker", "idle spare", "keeping spare", "serving spare"),
+    *("asked spare", "ready spare", "joined spare", "server while asked", "anybody"),
+)
+
+
+class SharedSparesJob(JoiningJob, RefillJob):
+    """Both in one."""
+
+    @property
+    def of_workers(self) -> list[int]:
+        """Spares that live and were asked to be workers."""
+        asked = [number for number, each in enumerate(self.spares) if each.replace is not None]
+        return [each for each in asked if spare_id(each) not in self.network._dead]
+
+
+def schedule_with_shared_spares(seed: int) -> Schedule:
+    pick = random.Random(f"{seed} shared spares")
+    num_spares = pick.choice([1, 2, 2, 3, 4])
+    schedule = with_buddies(schedule_with_joins(seed, num_substitutes=num_spares))
+    more = pick.choice([4, 10])
+    return replace(
+        schedule,
+        spares=num_spares,
+        servers=pick.choice([2, 3, 3, 4]),
+        iterations=tuple(each + more for each in schedule.iterations),
+    )
+
+
+def play_with_shared_spares(
+    seed: int, *, registrar_dies: bool = False, **broken: Any
+) -> SharedSparesJob:
+    """``registrar_dies``: it does, too, once, at any moment; its deputy lives on."""
+    pick = random.Random(f"{seed} who dies of those with spares")
+    schedule = schedule_with_shared_spares(seed)
+    num_spares = schedule.spares
+    job = SharedSparesJob(schedule, max_deaths=99, num_substitutes=num_spares, **broken)
+    at_risk = _at_risk(job, pick)
+    num_deaths = pick.randrange(1, 3 + num_spares)
+    registrar_wait = int(10 ** pick.uniform(0.5, 2.8)) if registrar_dies else -1
+    wait, num_since, num_ready = int(10 ** pick.uniform(0.0, 2.2)), 0, 0
+    wanted = pick.choice(["server", "worker"])
+    while job.network.step():
+        if job.errors and not job.may_end:
+            return job
+        if not job.registrar._is_ready:
+            continue
+        num_ready += 1
+        num_since += 1
+        if num_ready == registrar_wait and REGISTRAR in job.network._actors:
+            job.met["registrar while a spare is asked"] += bool(job.registrar._joins.asked)
+            _end(job, REGISTRAR, "registrar", pick)
+        if num_since < wait or not num_deaths:
+            continue
+        if num_since > 20 * wait + 200:  # what it waits for may never come
+            wanted = "worker"
+        candidates = _candidates(job, wanted, at_risk, spares_deputy=registrar_dies)
+        if candidates:
+            _end(job, pick.choice(candidates), wanted, pick)
+            num_deaths -= 1
+            num_since, wait, wanted = 0, int(10 ** pick.uniform(0.0, 2.0)), pick.choice(MOMENTS)
+        elif num_since > 40 * wait + 400:
+            num_deaths = 0
+    for each in job.workers[-num_spares:]:
+        if each.core.welcome is None:
+            for its in (each, *each.others):
+                its.history.close()
+    _note_met(job)
+    return job
+
+
+def _at_risk(job: SharedSparesJob, pick: random.Random) -> list[int]:
+    """Of one group nobody dies."""
+    groups = job.groups[: -job.schedule.spares]
+    safe = pick.randrange(len(groups))
+    return [
+        worker_id(worker)
+        for group, members in enumerate(groups)
+        if group != safe
+        for worker in members
+    ]
+
+
+def _candidates(
+    job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_deputy: bool
+) -> list[int]:
+    """Who may die now, if that is the moment for it."""
+    actors, takeovers, joins = job.network._actors, job.takeovers, job.registrar._joins
+    workers = [each for each in at_risk if each in actors]
+    processes = {each for each in takeovers.alive if each in actors} - {REGISTRAR}
+    if spares_deputy:
+        processes -= {job.deputy if job.deputy is not None else REGISTRAR}
+    servers = sorted(each for each in processes if not is_spare(each))
+    spares = sorted(each for each in processes if is_spare(each))
+    shards = takeovers._shards
+    is_at_rest = _dead_processes(job) <= takeovers._names.keys() and not takeovers.alone
+    first = len(job.workers) - job.schedule.spares
+    asked = [spare_id(each - first) for each in sorted(joins.asked)]
+    if wanted == "worker":
+        return workers
+    if wanted == "server":
+        return servers if is_at_rest else []
+    if wanted == "server while asked":
+        return servers if is_at_rest and asked else []
+    if wanted == "idle spare":
+        return [each for each in spares if each in takeovers.idle_spares]
+    if wanted == "keeping spare":
+        return sorted({each.keeper for each in shards} & set(spares)) if is_at_rest else []
+    if wanted == "serving spare":
+        return sorted({each.host for each in shards} & set(spares)) if is_at_rest else []
+    if wanted == "asked spare":
+        return [each for each in asked if each in actors]
+    if wanted == "ready spare":
+        ready = [spare_id(each - first) for each in joins.ready]
+        return [each for each in ready if each in actors]
+    if wanted == "joined spare":
+        joined = {spare_id(each.worker - first) for each in job.joined}
+        return sorted(joined & actors.keys())
+    return sorted({*workers, *servers, *spares} & actors.keys())
+
+
+def _dead_processes(job: SharedSparesJob) -> set[int]:
+    """Servers, and spares that were for them."""
+    of_servers = {spare_id(number) for number, each in enumerate(job.spares) if not each.replace}
+    everybody = {*map(server_id, range(job.schedule.servers)), *of_servers}
+    return {each for each in everybody if each in job.network._dead}
+
+
+def _end(job: SharedSparesJob, victim: int, why: str, pick: random.Random) -> None:
+    """``victim`` dies; whether it may have had the only copy of something is noted."""
+    gone = _dead_processes(job) | {victim}
+    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
+    if is_alone or {REGISTRAR, job.deputy} <= gone:
+        job.may_end, job.dead = True, victim  # errors of ranks are what may follow
+        job.met["only copy"] += 1
+    job.met[why] += 1
+    job.met["deaths"] += 1
+    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+
+
+def _note_met(job: SharedSparesJob) -> None:
+    keeps = {each.keeper for each in job.takeovers._shards}
+    serves = {each.host for each in job.takeovers._shards}
+    joined = bool(job.joined)
+    job.met["joined"] += joined
+    job.met["joined, and a spare has a shard"] += joined and any(
+        is_spare(each) for each in keeps | serves if each is not None
+    )
+    job.met["joined behind a move"] += any(
+        each.replace is not None and bool(each.heard) for each in job.spares
+    )
+    job.met["several sets"] += joined and bool(job.others)
