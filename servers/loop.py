@@ -235,15 +235,25 @@ class ServerLoop:
                         if cost_s := each.take_cost_s():
                             yield cost_s
                 continue
+            has_copied = False
             for loop in (self, *self.hosted):
                 loop._tell_of_file()
                 loop._go_on_filling()
+                has_copied |= loop._go_on_copying()
                 if loop._is_asked_to_finish:
                     loop._finish_if_all_is_over()
             if self.is_finished:  # nothing more will arrive and wake it
                 return
+            if has_copied:
+                yield self._take_cost_s()
+                continue
             on_idle()
             yield None
+
+    def _take_cost_s(self) -> float:
+        """Of what was done for all sets since it was last asked."""
+        loops = (self, *self.hosted)
+        return sum(each.take_cost_s() for loop in loops for each in loop.sets)
 
     def _next_event(self) -> tuple[ServerLoop, Event] | None:
         """And whose it is: this loop's or a hosted one's."""
@@ -253,7 +263,8 @@ class ServerLoop:
         return None
 
     def turn(self) -> bool:
-        """Handle everything that is here; False if there was nothing."""
+        """Handle everything that is here, else go on with a checkpoint's copies; False if there was
+        nothing of either."""
         poll = self.transport.poll
         event = first = poll()
         while event is not None:
@@ -265,6 +276,7 @@ class ServerLoop:
             self._tell_of_file()
             self._go_on_filling()
             self._reserve_snapshot()
+            has_handled = self._go_on_copying()
         if self._is_asked_to_finish:
             self._finish_if_all_is_over()
         for hosted in self.hosted:  # each of them, whatever the others find
@@ -420,6 +432,12 @@ class ServerLoop:
         keeper = self._options.keeper
         if keeper is not None and keeper.is_busy and (told := keeper.outcome()) is not None:
             self._outputs.send_control(REGISTRAR, told)
+
+    def _go_on_copying(self) -> bool:
+        """Between messages: one chunk for the checkpoint that is to be written; whether there was
+        one, or the file was begun."""
+        keeper = self._options.keeper
+        return keeper is not None and keeper.go_on()
 
     def _reserve_snapshot(self) -> None:
         """Between messages: memory for the first checkpoint, a chunk at a time."""

@@ -4,15 +4,20 @@ memory = ChunkMemory(chunk, transfers)
 memory.begin_step(source=0, target=1)      # memory.values is what is stepped
 memory.end_step(target=1)
 memory.buffer(1)                           # the bytes of replies
+copy = memory.owe(make)                    # of a checkpoint: made before anything here changes
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from psdist.errors import InvariantError
 from psdist.protocol.memory import as_tensor, torch_dtype
 from psdist.protocol.partition import Chunk, master_dtype
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer
+from psdist.servers.shard.snapshots import ChunkCopy
 from psdist.transfers import DONE, Copy, Transfers
 
 
@@ -50,6 +55,7 @@ class ChunkMemory:
         """(num_changes, crc32)"""
         self._copy: Copy = DONE
         """From the device to a buffer."""
+        self._owed: ChunkCopy | None = None
 
     def buffer(self, index: int) -> torch.Tensor:
         """Complete: what is still on its way there is awaited."""
@@ -71,6 +77,7 @@ class ChunkMemory:
     def load(self, host: torch.Tensor, values: torch.Tensor, *, target: int) -> None:
         """Begin with these, in the workers' dtype: where they lie for the network, and where they
         are computed with."""
+        self.begin_change()
         buffer = self.buffer(target)
         buffer.copy_(host)
         if self.is_buffer:
@@ -80,8 +87,30 @@ class ChunkMemory:
         self.newest, self.change = target, None
         self.num_changes += 1
 
+    def owe(self, make: Callable[[], None]) -> ChunkCopy:
+        """``make`` copies values and optimizer state as they are now; it is called before they
+        change, if nobody has called it before."""
+        num_changes = self.num_changes
+
+        def make_of_this() -> None:
+            if self.num_changes != num_changes:
+                raise InvariantError(
+                    f"chunk {self.chunk.index} changed before a checkpoint had its copy"
+                )
+            make()
+
+        self._owed = ChunkCopy(make_of_this)
+        return self._owed
+
+    def begin_change(self) -> None:
+        """Values, what workers hold, or the optimizer's state may change from here on."""
+        if self._owed is not None:
+            self._owed.make()
+            self._owed = None
+
     def begin_step(self, *, source: int, target: int) -> None:
         """``values`` may be stepped: they lie in buffer ``target``, or in none."""
+        self.begin_change()
         if not self.is_buffer:
             self._copy.wait()
         elif target != source:

@@ -106,9 +106,12 @@ class Executor(Protocol):
         ``start`` on (psdist.protocol.optimizer_state); nothing where there are only sizes."""
         ...
 
-    def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:
+    def snapshot(
+        self, chunk: int, into: SnapshotMemory, *, set_index: int, is_later: bool = False
+    ) -> list[Region]:
         """A copy of the values and the optimizer's state, by segment; nothing where there are only
-        sizes."""
+        sizes. ``is_later``: tensors hold it when ``into`` owes no copy any more, and are copied
+        before anything of the chunk changes."""
         ...
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:

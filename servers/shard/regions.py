@@ -3,7 +3,7 @@
 A region is the part of a piece that lies in a chunk, by where it lies in the piece: nothing in it
 depends on chunks, servers or groups, so another cut reads what it needs out of several.
 
-    regions = executor.snapshot(chunk, memory, set_index=0)    # copies
+    regions = executor.snapshot(chunk, memory, set_index=0)    # copies; is_later: memory owes them
     executor.restore(chunk, regions)                # on the same chunk of another server
 
 What the optimizer's state holds beside a value for each element is in its description, as on the
@@ -51,7 +51,7 @@ class Keeper(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written, or its outcome was not taken."""
+        """Whether something is to be written, or is, or its outcome was not taken."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Keeper(Protocol):
 
     @property
     def memory(self) -> SnapshotMemory:
-        """What is kept is copied to; InvariantError while something is being written from it."""
+        """What is kept is copied to; InvariantError while a file is to be made of it, or is."""
         ...
 
     def snapshot_bytes(self, set_index: int) -> int:
@@ -69,11 +69,17 @@ class Keeper(Protocol):
         ...
 
     def keep(self, set_index: int, regions: list[Region]) -> None:
-        """A set's part of the next checkpoint."""
+        """A set's part of the next checkpoint, whose copies :attr:`memory` may still owe."""
         ...
 
     def write(self, checkpoint: str) -> None:
-        """Write what was kept since the last call, beside what the server does."""
+        """Write what was kept since the last call, beside what the server does: when all of it is
+        copied."""
+        ...
+
+    def go_on(self) -> bool:
+        """In a moment in which nothing else is to do: copy a chunk of what is to be written, or
+        begin to write it. False where neither is left."""
         ...
 
     def outcome(self) -> Written | WriteFailed | None:

@@ -28,7 +28,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.regions import Region
-from psdist.servers.shard.snapshots import SnapshotMemory
+from psdist.servers.shard.snapshots import ChunkCopy, SnapshotMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,8 @@ class SizeShard:
         self._has_second_buffer: set[int] = set()
         self._has_state: set[int] = set()
         self._taken_s = 0.0
+        self._owed: dict[int, ChunkCopy] = {}
+        """Of chunks that a checkpoint has as they are now."""
         self._is_holding = spec.is_holding
 
     def make_slots(self, count: int) -> list[Frame]:
@@ -68,25 +70,41 @@ class SizeShard:
         """Nothing reads it."""
 
     def load(self, action: Load) -> None:
+        self._begin_change(action.chunk)
         self._charge(action.chunk, self._model.copy_s_per_byte)
         if action.target:
             self._has_second_buffer.add(action.chunk)
 
     def load_state(self, action: LoadState) -> None:
+        self._begin_change(action.chunk)
         self.busy_s += len(action.values) * self._model.copy_s_per_byte
         self._has_state.add(action.chunk)
 
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:  # noqa: ARG002 - seam
         return {}, b""
 
-    def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:  # noqa: ARG002 - seam
-        self._charge(chunk, self._model.copy_s_per_byte * (1 + self._model.state_bytes_per_byte))
+    def snapshot(
+        self,
+        chunk: int,
+        into: SnapshotMemory,
+        *,
+        set_index: int,  # noqa: ARG002 - seam
+        is_later: bool = False,
+    ) -> list[Region]:
+        s_per_byte = self._model.copy_s_per_byte * (1 + self._model.state_bytes_per_byte)
+        copy = ChunkCopy(lambda: self._charge(chunk, s_per_byte))
+        if is_later:
+            self._owed[chunk] = copy
+            into.owe(copy)
+        else:
+            copy.make()
         return []
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:  # noqa: ARG002 - seam
         return True
 
     def restore(self, chunk: int, regions: Sequence[Region]) -> None:  # noqa: ARG002 - seam
+        self._begin_change(chunk)
         self._charge(chunk, self._model.copy_s_per_byte)
 
     def value_checksum(self, chunk: int) -> None:  # noqa: ARG002 - seam
@@ -103,6 +121,7 @@ class SizeShard:
         return (0.0,) * num_blocks(self._chunks[action.chunk].length)
 
     def step(self, action: Step) -> None:
+        self._begin_change(action.chunk)
         self._charge(action.chunk, self._model.step_s_per_byte)
         self._has_state.add(action.chunk)
         is_switch = action.target != action.source
@@ -158,6 +177,10 @@ class SizeShard:
             optimizer_state_bytes=round(stepped_bytes * self._model.state_bytes_per_byte),
             held_bytes=held_bytes,
         )
+
+    def _begin_change(self, chunk: int) -> None:
+        if (owed := self._owed.pop(chunk, None)) is not None:
+            owed.make()
 
     def _charge(self, chunk: int, s_per_byte: float) -> None:
         self.busy_s += self._chunks[chunk].num_master_bytes * s_per_byte

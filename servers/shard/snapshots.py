@@ -1,4 +1,5 @@
-"""The memory that snapshots are copied to, kept from one checkpoint to the next.
+"""The memory that snapshots are copied to, kept from one checkpoint to the next; copies to it that
+are made later.
 
 New memory costs more than the copy: the kernel clears every page at its first touch. So what a
 checkpoint was written from stays for the next one, and may be made before the first.
@@ -6,13 +7,18 @@ checkpoint was written from stays for the next one, and may be made before the f
     memory = SnapshotMemory()
     memory.reserve((0, 3, 0, ""), values)            # made and touched, nothing copied
     memory.room((0, 3, 0, ""), values).copy_(values)  # the same memory every time
+    memory.owe(copy)                                 # that of a chunk which may be copied later
+    memory.make_next()                               # in a moment in which nothing else is to do
     memory.free()
 
-Who writes a copy to the disk must be done with it before the next is taken (FileKeeper).
+Who writes copies to the disk begins when none is owed, and must be done with them before the next
+are taken (FileKeeper).
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,9 +29,28 @@ At: TypeAlias = tuple[int, int, int, str]
 state."""
 
 
+class ChunkCopy:
+    """A copy of a chunk as it is: made by whoever has time first, at the latest by who is about to
+    change the chunk."""
+
+    def __init__(self, make: Callable[[], None]) -> None:
+        self._make: Callable[[], None] | None = make
+
+    @property
+    def is_made(self) -> bool:
+        return self._make is None
+
+    def make(self) -> None:
+        """Unless it is made."""
+        if self._make is not None:
+            self._make()
+            self._make = None
+
+
 class SnapshotMemory:
     def __init__(self) -> None:
         self._held: dict[At, torch.Tensor] = {}
+        self._owed: deque[ChunkCopy] = deque()
 
     def reserve(self, at: At, like: torch.Tensor) -> None:
         """Memory for a copy of ``like`` is there, every page of it."""
@@ -37,6 +62,19 @@ class SnapshotMemory:
         if not self._fits(at, like):
             self._held[at] = like.new_empty(like.shape, device="cpu")
         return self._held[at]
+
+    def owe(self, copy: ChunkCopy) -> None:
+        """What is here is whole when ``copy`` is made."""
+        self._owed.append(copy)
+
+    def make_next(self) -> bool:
+        """Make one of the copies that are owed; False if none is."""
+        while self._owed:
+            copy = self._owed.popleft()
+            if not copy.is_made:
+                copy.make()
+                return True
+        return False
 
     def _fits(self, at: At, values: torch.Tensor) -> bool:
         held = self._held.get(at)

@@ -125,6 +125,7 @@ class TensorShard:
     def load_state(self, action: LoadState) -> None:
         memory, at = self._memory[action.chunk], 0
         assert memory.optimizer is not None
+        memory.begin_change()
         for each in stretches(memory.chunk, self._states, action.start):
             target = memory.optimizer.state_elements(each.key, each.start, each.length)
             fill(target, action.values[at : at + each.num_bytes], each.dtype)
@@ -140,7 +141,9 @@ class TensorShard:
         )
         return states, b"".join(map(bytes_of, elements))
 
-    def snapshot(self, chunk: int, into: SnapshotMemory, *, set_index: int) -> list[Region]:
+    def snapshot(
+        self, chunk: int, into: SnapshotMemory, *, set_index: int, is_later: bool = False
+    ) -> list[Region]:
         pairs, regions = list[tuple[torch.Tensor, torch.Tensor]](), list[Region]()
         for place, live in enumerate(self._live_regions(chunk)):
             found = {"": live.values, **live.elements}
@@ -150,7 +153,14 @@ class TensorShard:
             }
             pairs += [(found[key], room) for key, room in rooms.items()]
             regions.append(replace(live, values=rooms.pop(""), elements=rooms))
-        self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
+
+        def copy() -> None:
+            self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
+
+        if is_later:
+            into.owe(self._memory[chunk].owe(copy))
+        else:
+            copy()
         return regions
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
@@ -201,6 +211,7 @@ class TensorShard:
         memory = self._memory[chunk]
         optimizer = memory.optimizer
         assert optimizer is not None
+        memory.begin_change()
         states = {each.piece: _without_held(each.state) for each in regions}
         optimizer.begin_state({piece: state for piece, state in states.items() if state})
         for segment, region in zip(memory.chunk.segments, regions, strict=True):

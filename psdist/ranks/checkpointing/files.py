@@ -115,20 +115,21 @@ class FileKeeper:
         self._memory = SnapshotMemory()
         self._entries: list[Entry] = []
         self._states: dict[tuple[int, int], State] = {}
+        self._awaiting_copies = ""
+        """The checkpoint that is to be written when all of it is copied; "": none."""
         self._writing: Writing | None = None
 
     @property
     def is_busy(self) -> bool:
-        return self._writing is not None
+        return self._writing is not None or bool(self._awaiting_copies)
 
     @property
     def is_reserving(self) -> bool:
-        return self._is_expecting and self._writing is None
+        return self._is_expecting and not self.is_busy
 
     @property
     def memory(self) -> SnapshotMemory:
-        if self._writing is not None:
-            raise InvariantError("a checkpoint began before the last one was written")
+        self._require_idle()
         return self._memory
 
     def snapshot_bytes(self, set_index: int) -> int:
@@ -148,8 +149,18 @@ class FileKeeper:
                 self._states.setdefault((set_index, each.piece), state)
 
     def write(self, checkpoint: str) -> None:
-        if self._writing is not None:
-            raise InvariantError("a checkpoint began before the last one was written")
+        self._require_idle()
+        self._awaiting_copies = checkpoint
+
+    def go_on(self) -> bool:
+        if not self._awaiting_copies:
+            return False
+        if not self._memory.make_next():
+            checkpoint, self._awaiting_copies = self._awaiting_copies, ""
+            self._begin(checkpoint)
+        return True
+
+    def _begin(self, checkpoint: str) -> None:
         entries, states = self._entries, self._states
         self._entries, self._states = [], {}
         path = self._folder.partial(checkpoint) / file_name(self._server)
@@ -166,6 +177,10 @@ class FileKeeper:
             if not self._is_keeping:
                 self._memory.free()
         return told
+
+    def _require_idle(self) -> None:
+        if self.is_busy:
+            raise InvariantError("a checkpoint began before the last one was written")
 
     def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:
         assert self._restored is not None

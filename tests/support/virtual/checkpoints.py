@@ -1,7 +1,7 @@
 """Checkpoints that stay in memory, for jobs on the virtual network.
 
-A keeper says that it has written when its server next looks, or some messages later, or that it
-could not.
+A keeper says that it has written when all is copied and its server next looks, or that it could
+not.
 """
 
 from __future__ import annotations
@@ -35,16 +35,23 @@ class MemoryKeeper:
     def __init__(self, seed: int, restored: Parts | None = None) -> None:
         """``restored``: everything of the checkpoint that the job goes on from."""
         self.checkpoints: list[MemoryCheckpoint] = []
-        self.is_busy = False
+        self._memory = SnapshotMemory()
+        self._next: MemoryCheckpoint | None = None
+        """Not all of it is copied."""
         self._pick = random.Random(f"{seed} keeper")
         self._kept: Parts = {}
         self._told: Written | WriteFailed | None = None
         self._restored = restored or {}
 
     @property
+    def is_busy(self) -> bool:
+        return self._next is not None or self._told is not None
+
+    @property
     def memory(self) -> SnapshotMemory:
-        """New every time: what was kept stays."""
-        return SnapshotMemory()
+        """New for every checkpoint: what was kept stays."""
+        assert not self.is_busy, "a checkpoint began before the last one was over"
+        return self._memory
 
     def snapshot_bytes(self, set_index: int) -> int:  # noqa: ARG002 - a keeper's
         return 0
@@ -54,14 +61,22 @@ class MemoryKeeper:
 
     def write(self, checkpoint: str) -> None:
         assert not self.is_busy, "a checkpoint began before the last one was over"
-        self.checkpoints.append(MemoryCheckpoint(checkpoint, self._kept))
-        self._kept, self.is_busy = {}, True
-        self._told = Written(checkpoint=checkpoint, num_bytes=len(self.checkpoints), crc32=0)
-        if self._pick.random() < self.fail_rate:
-            self._told = WriteFailed(checkpoint=checkpoint, problem="the disk is full")
+        self._next, self._kept = MemoryCheckpoint(checkpoint, self._kept), {}
+
+    def go_on(self) -> bool:
+        whole = self._next
+        if whole is None:
+            return False
+        if not self._memory.make_next():
+            self._next, self._memory = None, SnapshotMemory()
+            self.checkpoints.append(whole)
+            self._told = Written(checkpoint=whole.name, num_bytes=len(self.checkpoints), crc32=0)
+            if self._pick.random() < self.fail_rate:
+                self._told = WriteFailed(checkpoint=whole.name, problem="the disk is full")
+        return True
 
     def outcome(self) -> Written | WriteFailed | None:
-        told, self._told, self.is_busy = self._told, None, False
+        told, self._told = self._told, None
         return told
 
     def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from psdist.servers.protocol.actions import Fold, Load, Step
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.servers.shard.regions import Region
+from psdist.servers.shard.snapshots import ChunkCopy, SnapshotMemory
 from psdist.transport.virtual import Actor, LinkModel
 from tests.support.virtual.schedule import Schedule
 
@@ -39,13 +41,16 @@ def link_of(schedule: Schedule) -> Callable[[int, int], LinkModel] | LinkModel:
 
 
 def slowed(schedule: Schedule, server: int, make: MakeExecutor) -> MakeExecutor:
-    """A server's memory on which every gradient costs a time of its own."""
+    """A server's memory on which every gradient costs a time of its own, and every copy for a
+    checkpoint that may be made later."""
     if not schedule.work_s:
         return make
     pick = random.Random(f"{schedule.seed} {server} work")
+    pick_of_copies = random.Random(f"{schedule.seed} {server} copies")
 
     def make_slow(spec: ShardSpec) -> Executor:
         executor = make(spec)
+        take_snapshot = executor.snapshot
         execute = {name: getattr(executor, name) for name in ("load", "fold", "step")}
         cost_s = 0.0
 
@@ -54,6 +59,18 @@ def slowed(schedule: Schedule, server: int, make: MakeExecutor) -> MakeExecutor:
             cost_s += pick.random() * schedule.work_s
             execute[type(action).__name__.lower()](action)
 
+        def snapshot(
+            chunk: int, into: SnapshotMemory, *, set_index: int, is_later: bool = False
+        ) -> list[Region]:
+            regions = take_snapshot(chunk, into, set_index=set_index, is_later=is_later)
+            if is_later:
+                into.owe(ChunkCopy(spend))
+            return regions
+
+        def spend() -> None:
+            nonlocal cost_s
+            cost_s += pick_of_copies.random() * schedule.work_s
+
         def take_cost_s() -> float:
             nonlocal cost_s
             taken_s, cost_s = cost_s, 0.0
@@ -61,6 +78,7 @@ def slowed(schedule: Schedule, server: int, make: MakeExecutor) -> MakeExecutor:
 
         for name in execute:
             setattr(executor, name, slow)
+        executor.snapshot = snapshot  # type: ignore[method-assign]
         executor.take_cost_s = take_cost_s  # type: ignore[method-assign]
         return executor
 

@@ -154,6 +154,9 @@ class Reserving:
     def __init__(self) -> None:
         self.memory = SnapshotMemory()
 
+    def go_on(self) -> bool:
+        return False
+
 
 def make_loop(
     keeper: Any = None, *, is_changed: bool = False, codecs: CodecWire = RAW_WIRE

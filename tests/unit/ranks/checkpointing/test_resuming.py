@@ -10,6 +10,7 @@ import torch
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import Index, SetRecord
 from psdist.errors import ConfigError, InvariantError
+from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizer_state import OneValue, PerElement
 from psdist.protocol.partition import Partition, Piece
@@ -44,6 +45,17 @@ def regions(chunk: int) -> list[Region]:
     return found
 
 
+def finished(keeper: FileKeeper) -> Written | WriteFailed:
+    """What has become of the file, when nothing is owed to it any more."""
+    while keeper.go_on():
+        pass
+    assert keeper._writing is not None
+    keeper._writing.outcome(waits=True)
+    told = keeper.outcome()
+    assert told is not None
+    return told
+
+
 def write_checkpoint(run_dir: Path, clocks: tuple[int, ...] = (4, 6)) -> None:
     folder = Folder(run_dir)
     folder.begin("step-00000004")
@@ -53,9 +65,7 @@ def write_checkpoint(run_dir: Path, clocks: tuple[int, ...] = (4, 6)) -> None:
         for chunk in range(server, len(PARTITION.chunks), 2):
             keeper.keep(0, regions(chunk))
         keeper.write("step-00000004")
-        assert keeper._writing is not None
-        told = keeper._writing.outcome(waits=True)
-        assert told is not None, told
+        told = finished(keeper)
         records.append((server_id(server), told.num_bytes, told.crc32))  # type: ignore[union-attr]
     from psdist.checkpoint.index import FileRecord
 
@@ -183,8 +193,7 @@ def test_a_file_that_cannot_be_written_is_told_and_the_next_one_may_be(tmp_path:
     keeper = FileKeeper(Folder(tmp_path), 0, restored=None, is_behind=False)
     keeper.keep(0, regions(0))
     keeper.write("step-00000004")  # nobody has made its folder
-    told = keeper.outcome()
-    assert told is not None
+    told = finished(keeper)
     assert "No such file or directory" in told.problem  # type: ignore[union-attr]
     assert not keeper.is_busy
     assert keeper.outcome() is None
@@ -210,8 +219,6 @@ def test_memory_of_copies_is_not_written_to_while_a_file_is_made_of_it(
     assert not keeper.is_reserving
     with pytest.raises(InvariantError, match="before the last one was written"):
         _ = keeper.memory
-    assert keeper._writing is not None
-    keeper._writing.outcome(waits=True)
-    assert keeper.outcome() is not None
+    finished(keeper)
     assert keeper.is_reserving == is_keeping
     assert keeper.snapshot_bytes(0) == 16 * is_keeping
