@@ -369,9 +369,7 @@ class SetLoop:
         assert keeper is not None
         memory, regions = keeper.memory, list[Region]()
         for chunk in action.chunks:
-            regions += self._built.snapshot(
-                chunk, memory, set_index=self.set_index, is_later=True
-            )
+            regions += self._built.snapshot(chunk, memory, set_index=self.set_index, is_later=True)
             if not action.is_again:
                 crc = self._value_checksum(chunk)
                 self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)

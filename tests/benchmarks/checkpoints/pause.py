@@ -1,4 +1,5 @@
-"""How long ``job.checkpoint()`` keeps training waiting, beside a copy of a shard in memory.
+"""How long ``job.checkpoint()`` keeps training waiting, and what it costs the iterations behind it,
+beside a copy of a shard in memory.
 
     python -m tests.benchmarks.checkpoints.pause --mib 1024 --servers 4 --json FILE
 
@@ -8,6 +9,11 @@ the largest shard with its state: into memory that is new, as that of a first ch
 nobody has announced, and into memory that was used before. They are measured between the
 checkpoints, while the job stands. ``--announced``: with an interval, so servers make memory before
 the first one. Medians; time of files, written beside the training, is no part of the pause.
+
+Iterations are timed before each checkpoint, while nothing else happens, and right behind it: the
+*extra* is what the pause and those behind it have taken more than as many others. It contains the
+copies that servers make behind the pause and the files that they begin to write. ``--add``: to the
+rounds that are in FILE.
 """
 
 from __future__ import annotations
@@ -20,15 +26,19 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
+from typing import Any
 
 import torch
 
 ROUNDS = 5
 COPIES = 3
+ITERATIONS = 3
+"""So many in a row are timed."""
 SETTLED_S = 1.5
 """So long nothing else happens: servers make memory, files are on the disk."""
 
@@ -42,20 +52,32 @@ def train(mib: int, servers: int, out: Path) -> None:
     model = torch.nn.Embedding(rows, 1024, _weight=torch.zeros(rows, 1024))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, served = job.prepare(model, optimizer)
+
+    def timed_iterations(count: int = ITERATIONS) -> list[float]:
+        times = []
+        for _ in range(count):
+            begun_s = perf_counter()
+            served.zero_grad()
+            (model.weight[:2].sum() * 1.0).backward()
+            served.step()
+            times.append(perf_counter() - begun_s)
+        return times
+
     rounds = []
     for _ in range(ROUNDS + 1):
-        served.zero_grad()
-        (model.weight[:2].sum() * 1.0).backward()
-        served.step()
+        timed_iterations(1)
+        usual = timed_iterations()
         job.barrier()
         sleep(SETTLED_S)
         begun_s = perf_counter()
         job.checkpoint()
         pause_s = perf_counter() - begun_s
+        behind = timed_iterations()
         job._checkpoints.finish()
         job._collective("written")
         sleep(SETTLED_S)
-        rounds.append({"pause_s": pause_s, **measured_apart(2 * (mib << 20) // servers, servers)})
+        in_memory = measured_apart(2 * (mib << 20) // servers, servers)
+        rounds.append({"pause_s": pause_s, "usual_s": usual, "behind_s": behind, **in_memory})
     out.write_text(json.dumps(rounds))
 
 
@@ -101,12 +123,29 @@ def copies(num_bytes: int, at_once: int) -> list[float]:
     return [max(column) for column in zip(*found, strict=True)]
 
 
+def pause(of_round: dict[str, Any]) -> float:
+    seconds: float = of_round["pause_s"]
+    return seconds
+
+
+def extra(of_round: dict[str, Any]) -> float:
+    """Seconds that the checkpoint has cost the training: its pause, and what the iterations behind
+    it took longer."""
+    usual: float = median(of_round["usual_s"])
+    return pause(of_round) + sum(of_round["behind_s"]) - ITERATIONS * usual
+
+
+def rounded(value: float | list[float]) -> float | list[float]:
+    return [round(each, 4) for each in value] if isinstance(value, list) else round(value, 4)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--announced", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--add", action="store_true", help="to the rounds in that file")
     parser.add_argument("--script", type=Path, help="be the script under psdist run")
     parser.add_argument("--copies", type=int, help="be what measures copies of so many bytes")
     given = parser.parse_args()
@@ -125,13 +164,18 @@ def main() -> int:
         words += ["--set", "checkpoint_keep=1", "-m", "tests.benchmarks.checkpoints.pause"]
         words += ["--mib", str(given.mib), "--servers", str(given.servers), "--script", str(out)]
         subprocess.run(words, check=True, stdout=sys.stderr)
-        rounds: list[dict[str, float]] = json.loads(out.read_text())
+        runs: list[list[dict[str, Any]]] = [json.loads(out.read_text())]
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
-    first, *later = rounds
+    checkpoints = summary["checkpoints"]
+    if given.add and given.json and given.json.exists():
+        before = json.loads(given.json.read_text())
+        runs, checkpoints = before["runs"] + runs, before["checkpoints"] + checkpoints
+    first = [each[0] for each in runs]
+    later = [each for run in runs for each in run[1:]]
 
-    def in_copies(some: list[dict[str, float]], of: str) -> float:
-        """Each pause beside the copies of its own round; the median."""
-        return round(median(each["pause_s"] / each[of] for each in some), 2)
+    def in_copies(some: list[dict[str, Any]], of: str, take: Callable[..., float] = pause) -> float:
+        """Each beside the copies of its own round; the median."""
+        return round(median(take(each) / each[of] for each in some), 2)
 
     found = {
         "machine": platform.machine(),
@@ -139,12 +183,21 @@ def main() -> int:
         "servers": given.servers,
         "shard_with_state_mib": (2 * given.mib) // given.servers,
         "is_announced": given.announced,
-        "checkpoints": summary["checkpoints"],
-        "rounds": [{key: round(value, 4) for key, value in each.items()} for each in rounds],
-        "first_pause_in_copies_to_new_memory": in_copies([first], "new_s"),
-        "first_pause_in_copies_to_used_memory": in_copies([first], "used_s"),
+        "checkpoints": checkpoints,
+        "runs": [
+            [{key: rounded(value) for key, value in each.items()} for each in run] for run in runs
+        ],
+        "first_pauses_in_copies_to_new_memory": in_copies(first, "new_s"),
+        "first_pauses_in_copies_to_used_memory": in_copies(first, "used_s"),
         "later_pauses_in_copies_to_new_memory": in_copies(later, "new_s"),
         "later_pauses_in_copies_to_used_memory": in_copies(later, "used_s"),
+        "later_pauses_s": rounded(sorted(map(pause, later))),
+        "usual_iteration_s": rounded(median(median(each["usual_s"]) for each in later)),
+        "iterations_behind_s": rounded(
+            [median(each["behind_s"][number] for each in later) for number in range(ITERATIONS)]
+        ),
+        "extra_s": rounded(median(map(extra, later))),
+        "extra_in_copies_to_used_memory": in_copies(later, "used_s", extra),
     }
     print(json.dumps(found, indent=2))
     if given.json:
