@@ -18,7 +18,7 @@ from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import FileRecord
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import InvariantError
-from psdist.protocol.control import Finish, Resume, Resumed, Setup, Written
+from psdist.protocol.control import Finish, Registered, Resume, Resumed, Setup, Written
 from psdist.protocol.events import Arrived, Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, worker_id
@@ -378,6 +378,8 @@ def write(folder: Folder, keeper: FileKeeper, shard: Shard, between: Callable[[]
         assert not keeper.is_reserving
         with pytest.raises(InvariantError, match="before the last one was written"):
             _ = keeper.memory
+        with pytest.raises(InvariantError, match="before the last one was written"):
+            keeper.write("step-00000005")
         if not keeper.go_on():
             break
     told = keeper.outcome()
@@ -482,6 +484,33 @@ def test_a_server_answers_before_it_copies_and_copies_when_it_has_nothing_to_do(
                 if name.startswith(f"{each.set_index}/0/{2048 * chunk}/")
             )
             assert torch.equal(values, torch.full((2048,), 10.0 * each.set_index + chunk))
+
+
+def test_a_server_on_a_virtual_network_looks_for_messages_between_two_copies(
+    tmp_path: Path,
+) -> None:
+    folder = Folder(tmp_path)
+    keeper = FileKeeper(folder, 1, restored=None, is_behind=False)
+    loop, wire = serving(keeper)
+    folder.begin("step-00000000")
+    costs = [0.0, 0.0]
+    for each, index in zip(loop.sets, (0, 1), strict=True):
+        each._built.take_cost_s = lambda index=index: costs[index]  # type: ignore[method-assign, misc]
+    turns = loop.actor()
+    assert next(turns) is None
+    wire.events.append(from_registrar(Resume(seq=1, checkpoint="step-00000000")))
+    assert next(turns) == 0.0
+    assert len(keeper._memory._owed) == 3
+    costs[:] = 2.0, 0.5
+    assert next(turns) == 2.5, "what copies cost all sets"
+    costs[:] = 0.0, 0.0
+    wire.events.append(registers(0, 0))
+    assert next(turns) == 0.0
+    assert len(keeper._memory._owed) == 1
+    assert wire.sent[-1] == (worker_id(0), Registered(group=0, server=1), 0)
+    # The last copy; the file is begun; what has become of it is told.
+    assert [next(turns) for _ in range(3)] == [0.0, 0.0, None]
+    assert isinstance(wire.sent[-1][1], Written)
 
 
 def set_to(each: SetLoop, chunk: int, value: float) -> Load:
