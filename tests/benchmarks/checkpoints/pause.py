@@ -43,7 +43,7 @@ SETTLED_S = 1.5
 """So long nothing else happens: servers make memory, files are on the disk."""
 
 
-def train(mib: int, servers: int, out: Path) -> None:
+def train(mib: int, servers: int, num_rounds: int, out: Path) -> None:
     """The script, under psdist run."""
     import psdist
 
@@ -64,7 +64,7 @@ def train(mib: int, servers: int, out: Path) -> None:
         return times
 
     rounds = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(num_rounds + 1):
         timed_iterations(1)
         usual = timed_iterations()
         job.barrier()
@@ -143,6 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--servers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="behind the first")
     parser.add_argument("--announced", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--add", action="store_true", help="to the rounds in that file")
@@ -150,7 +151,7 @@ def main() -> int:
     parser.add_argument("--copies", type=int, help="be what measures copies of so many bytes")
     given = parser.parse_args()
     if given.script:
-        train(given.mib, given.servers, given.script)
+        train(given.mib, given.servers, given.rounds, given.script)
         return 0
     if given.copies:
         print(json.dumps(copies(given.copies, given.servers)))
@@ -162,7 +163,8 @@ def main() -> int:
         if given.announced:
             words += ["--checkpoint-every", "1000000"]
         words += ["--set", "checkpoint_keep=1", "-m", "tests.benchmarks.checkpoints.pause"]
-        words += ["--mib", str(given.mib), "--servers", str(given.servers), "--script", str(out)]
+        words += ["--mib", str(given.mib), "--servers", str(given.servers)]
+        words += ["--rounds", str(given.rounds), "--script", str(out)]
         subprocess.run(words, check=True, stdout=sys.stderr)
         runs: list[list[dict[str, Any]]] = [json.loads(out.read_text())]
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
