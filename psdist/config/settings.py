@@ -298,8 +298,8 @@ class RunConfig(BaseModel):
     checkpoint_memory: Literal["kept", "freed"] = _setting(
         "kept",
         allowed="kept or freed",
-        description="What servers copy a checkpoint to: kept for the next one (new pages take longer "
-        "than the copy), or freed.",
+        description="What servers copy a checkpoint to: kept for the next one (new pages take "
+        "longer than the copy), or freed.",
     )
     global_batch: _Count | None = _setting(
         None,
