@@ -36,6 +36,7 @@ from psdist.history.rules.checksums import Checksums, check_sampled_replies, che
 from psdist.history.rules.codecs import check_codecs
 from psdist.history.rules.decisions import (
     DecisionLine,
+    Members,
     check_decisions,
     read_decision_lines,
     with_decided_codecs,
@@ -487,6 +488,7 @@ def _with_decisions(lines: list[DecisionLine], history: History, report: Report)
         changes,
         findings,
         is_complete=report.is_complete,
+        members=Members.of(history.run, history.servers[0]),
     )
     return _with_findings(report, findings)
 

@@ -206,7 +206,6 @@ def contradiction_of_modes(config: RunConfig) -> str:
     tried = {
         f"pipeline = {config.pipeline}": config.pipeline > 0 and has_range(config),
         "replication = buddy": config.replication == "buddy",
-        f"max_deaths = {config.max_deaths}": config.max_deaths > 0,
         f"local_steps = {config.local_steps}": config.local_steps > 1,
         "resume = true": config.resume,
     }

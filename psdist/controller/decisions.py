@@ -52,12 +52,27 @@ class Observation:
 
 
 class Window:
-    """The next rounds to be looked at, of all groups."""
+    """The next rounds to be looked at, of all groups that are in the job."""
 
     def __init__(self, *, num_groups: int, first: int) -> None:
         self.first = first
-        self._rounds: list[dict[int, Times]] = [{} for _ in range(num_groups)]
+        self._rounds: dict[int, dict[int, Times]] = {group: {} for group in range(num_groups)}
         """By group, from the window on."""
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """Whose rounds are waited for."""
+        return frozenset(self._rounds)
+
+    def lose(self, group: int) -> None:
+        """It has died: what it has told is dropped, and nothing more of it is waited for."""
+        del self._rounds[group]
+
+    def admit(self, group: int, first_round: int) -> None:
+        """It has joined, and makes its first round there, of which it tells nothing: windows are
+        of rounds behind that."""
+        self._rounds[group] = {}
+        self.begin(max(self.first, first_round + 1))
 
     def add(self, seen: Observation) -> None:
         rounds = self._rounds[seen.group]
@@ -70,15 +85,15 @@ class Window:
     def take(self) -> list[list[Times]] | None:
         """[groups][WINDOW], once all have told of every round; the next window begins behind."""
         window = range(self.first, self.first + WINDOW)
-        if not all(each in rounds for rounds in self._rounds for each in window):
+        if not all(each in rounds for rounds in self._rounds.values() for each in window):
             return None
-        found = [[rounds[each] for each in window] for rounds in self._rounds]
+        found = [[rounds[each] for each in window] for rounds in self._rounds.values()]
         self.begin(window.stop)
         return found
 
     def begin(self, first: int) -> None:
         self.first = first
-        for rounds in self._rounds:
+        for rounds in self._rounds.values():
             for each in [each for each in rounds if each < first]:
                 del rounds[each]
 
@@ -96,9 +111,22 @@ class Controller(ABC):
         """Set once it is built."""
         self._sizes = sizes
 
+    @property
+    def groups(self) -> frozenset[int]:
+        """Those that are in the job."""
+        return self._window.groups
+
     def observe(self, seen: Observation) -> None:
-        """What these rounds of a group have taken."""
+        """What these rounds of a group, one of :attr:`groups`, have taken."""
         self._window.add(seen)
+
+    def lose(self, group: int) -> None:
+        """One of :attr:`groups` has died."""
+        self._window.lose(group)
+
+    def admit(self, group: int, first_round: int) -> None:
+        """Another one has joined, with its first round there."""
+        self._window.admit(group, first_round)
 
     @abstractmethod
     def judge(self) -> Decision | None:

@@ -356,7 +356,7 @@ def _registrar(context: RankContext) -> Registrar:
         num_spares=roles.num_spares,
         rebuilds=context.rebuilds_shards,
         takes_set_mode=context.config.set_mode == "allowed",
-        control=_controller(context.config, len(roles.groups)),
+        control=_controller(context.config, roles.num_groups_beginning),
         steps=_step_control(context),
         num_substitutes=roles.num_substitutes,
     )

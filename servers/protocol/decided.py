@@ -21,7 +21,7 @@ from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
 from psdist.protocol.control import AskSteps, LossReported, Progress, RoundTook
 from psdist.protocol.ids import describe_peer, worker_id
-from psdist.servers.protocol.modes import LevelsSized, ModeObserved
+from psdist.servers.protocol.modes import GroupCame, GroupGone, LevelsSized, ModeObserved
 from psdist.servers.protocol.steps import FixedSteps, LossHeard, StepsAction, is_loss
 
 
@@ -43,6 +43,9 @@ class Decided:
         self._decision: Decision | None = None
         """Of ``control``, while servers are being told."""
         self._group_led_by = {workers[0]: group for group, workers in enumerate(groups)}
+        self._group_of = {
+            worker: group for group, workers in enumerate(groups) for worker in workers
+        }
         self._steps: FixedSteps | None = None
         if steps is not None:
             self._steps = FixedSteps(
@@ -82,6 +85,24 @@ class Decided:
         if self._control is not None and self._decision is not None:
             self._control.committed(self._decision, round_number)
             self._decision = None
+
+    def lose(self, worker: int) -> list[GroupGone]:
+        """It is declared dead, and its group is out of the job: what that has told is dropped, and
+        it is waited for no more. What was decided stays, and so does what servers are being told:
+        they alone answer that."""
+        if self._control is None:
+            return []
+        group = self._group_of[worker]
+        self._control.lose(group)
+        return [GroupGone(group)]
+
+    def admit(self, worker: int, first_round: int) -> list[GroupCame]:
+        """A substitute joins, whose group makes this round first."""
+        if self._control is None:
+            return []
+        group = self._group_of[worker]
+        self._control.admit(group, first_round)
+        return [GroupCame(group, first_round)]
 
     def know_sizes(self, sizes: list[int]) -> list[LevelsSized]:
         """The model is known, and with it how many bytes an exchange takes at each level."""

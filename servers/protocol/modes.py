@@ -54,6 +54,22 @@ class ModeObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupGone:
+    """A group has died: its rounds are not looked at any more, for the record."""
+
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCame:
+    """A group has joined, and makes this round first: from the next one on its rounds are looked
+    at, for the record."""
+
+    group: int
+    first_round: int
+
+
+@dataclass(frozen=True, slots=True)
 class LevelsSized:
     """Bytes of one group's exchange, by level of the codecs among which psdist chooses."""
 

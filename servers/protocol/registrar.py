@@ -84,7 +84,14 @@ from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.decided import Decided
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.meetings import Meetings
-from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeChanges, ModeObserved
+from psdist.servers.protocol.modes import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    ModeChanged,
+    ModeChanges,
+    ModeObserved,
+)
 from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
@@ -126,6 +133,8 @@ RegistrarAction = (
     | RebuildAction
     | ModeChanged
     | ModeObserved
+    | GroupGone
+    | GroupCame
     | StepsObserved
     | LossHeard
     | StepsChosen
@@ -560,6 +569,7 @@ class Registrar:
             self._deaths.admit(each.worker)
             self._checkpoints.admit(each.worker)
             self._entered[each.worker] = seq
+            actions += self._decided.admit(each.worker, each.clocks[0])
             admit = Admit(worker=each.worker, clocks=list(each.clocks))
             actions += [SendControl(server_id(it), admit) for it in range(self._num_servers)]
         return [*actions, *self._resume(seq)]
@@ -820,9 +830,10 @@ class Registrar:
         if worker in self.done:
             return self._depart(worker)
         actions = self._deaths.on_lost(worker, who, is_ready=self._is_ready)
-        if any(isinstance(each, Death) for each in actions):
-            self._joins.on_died(worker)
-        return [*actions]
+        if not any(isinstance(each, Death) for each in actions):
+            return [*actions]
+        self._joins.on_died(worker)
+        return [*actions, *self._decided.lose(worker)]
 
     def _ask_substitutes(self) -> list[RegistrarAction]:
         """To take the places of the dead, where all servers know of these and training goes on."""

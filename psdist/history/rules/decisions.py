@@ -10,8 +10,9 @@ goes through :mod:`psdist.controller` again. Pure but for reading the file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -22,12 +23,13 @@ from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
 from psdist.history.hands import Reported
 from psdist.history.line_records import require_one
-from psdist.history.records import code_of
+from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
 
 DECISION_LINES = "decisions.jsonl"
-"""In the run directory: a line for each report of a group, and for each change."""
+"""In the run directory: a line for each report of a group, for each group that has died or joined,
+and for each change."""
 _LIMIT_BYTES = 1 << 30
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -66,11 +68,27 @@ class Sized(_Line):
     sizes: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1, max_length=1000)]
 
 
+class Gone(_Line):
+    """A group has died: its rounds are looked at no more."""
+
+    group: _Count
+
+
+class Came(_Line):
+    """A substitute's group has joined, and makes this round first; those behind it are looked
+    at."""
+
+    group: _Count
+    first_round: _Count
+
+
 class DecisionLine(_Line):
     observed: Observed | None = None
     reported: Reported | None = None
     changed: Changed | None = None
     sized: Sized | None = None
+    gone: Gone | None = None
+    came: Came | None = None
 
     _is_one = model_validator(mode="after")(require_one)
 
@@ -94,6 +112,23 @@ def read_decision_lines(run_dir: Path) -> list[DecisionLine]:
         raise HistoryError(f"{path} is damaged: {first['msg']}") from error
 
 
+class Members(NamedTuple):
+    """Of a log: which groups are in the job, as servers have it."""
+
+    dead: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    joined: Mapping[int, int] = {}
+    """Of substitutes: their first round."""
+
+    @classmethod
+    def of(cls, run: RunRecord, log: ServerLog) -> Members:
+        def of_kind(kind: EventKind) -> frozenset[int]:
+            return frozenset(log.events[log.events["kind"] == kind]["group"].tolist())
+
+        dead, left = of_kind(EventKind.DEATH), of_kind(EventKind.LEAVE)
+        return cls(dead, left, joined_at(run, log.events))
+
+
 def check_decisions(
     run: RunRecord,
     lines: list[DecisionLine],
@@ -101,63 +136,131 @@ def check_decisions(
     findings: Findings,
     *,
     is_complete: bool,
+    members: Members | None = None,
 ) -> None:
     """``changes``: those of the first set's log, which are those of the mode that were decided,
-    each for what was observed before it; nothing was decided that did not follow."""
-    control = _controller(run)
-    decided: Decision | None = None
-    made: list[tuple[int, int]] = []
+    each for what was observed before it; nothing was decided that did not follow. ``members``: of
+    that log; whose rounds were looked at follows from it."""
+    checking = _Checking(run, findings)
     for number, line in enumerate(lines, start=1):
-        where = f"{DECISION_LINES}, line {number}"
-        if (sized := line.sized) is not None:
-            if len(sized.sizes) != len(run.ladder):
-                findings.add(Rule.MODES, f"{where}: not of the codecs of this run")
-                return
-            control.know_sizes(sized.sizes)
-        elif (loss := line.reported) is not None:
-            may_be = loss.is_of(run.num_workers)
-            if not isinstance(control, CodecControl) or not control.reads_losses or not may_be:
-                findings.add(Rule.MODES, f"{where}: of no worker of this run, or not asked for")
-                continue
-            control.report(loss.count, loss.total)
-        elif (seen := line.observed) is not None:
-            is_whole = len(seen.own_us) == len(seen.waits_us)
-            if not is_whole or len(seen.errors_ppm) not in (0, len(seen.own_us)):
-                findings.add(Rule.MODES, f"{where}: not as much of each round")
-                continue
-            if seen.group >= len(run.groups):
-                findings.add(Rule.MODES, f"{where}: of no group of this run")
-                continue
+        checking.where = f"{DECISION_LINES}, line {number}"
+        if not checking.take(line):
+            return
+    if is_complete:
+        checking.compare(changes, members or Members())
+
+
+class _Checking:
+    """What a controller makes of the lines, one by one."""
+
+    def __init__(self, run: RunRecord, findings: Findings) -> None:
+        self._run, self._findings = run, findings
+        self._control = _controller(run)
+        self._decided: Decision | None = None
+        self._made: list[tuple[int, int]] = []
+        self._gone: set[int] = set()
+        self._came: dict[int, int] = {}
+        self.where = ""
+
+    def take(self, line: DecisionLine) -> bool:
+        """False where nothing behind it can be judged."""
+        if line.sized is not None:
+            return self._take_sizes(line.sized)
+        if line.changed is not None:
+            return self._take_change(line.changed)
+        if line.reported is not None:
+            self._take_loss(line.reported)
+        elif line.observed is not None:
+            self._take_rounds(line.observed)
+        elif line.gone is not None:
+            self._lose(line.gone.group)
+        elif line.came is not None:
+            self._admit(line.came)
+        return True
+
+    def _refuse(self, why: str) -> None:
+        self._findings.add(Rule.MODES, f"{self.where}: {why}")
+
+    def _take_sizes(self, sized: Sized) -> bool:
+        if len(sized.sizes) != len(self._run.ladder):
+            self._refuse("not of the codecs of this run")
+            return False
+        self._control.know_sizes(sized.sizes)
+        return True
+
+    def _take_loss(self, loss: Reported) -> None:
+        control = self._control
+        may_be = loss.is_of(self._run.num_workers)
+        if not isinstance(control, CodecControl) or not control.reads_losses or not may_be:
+            self._refuse("of no worker of this run, or not asked for")
+            return
+        control.report(loss.count, loss.total)
+
+    def _take_rounds(self, seen: Observed) -> None:
+        is_whole = len(seen.own_us) == len(seen.waits_us)
+        if not is_whole or len(seen.errors_ppm) not in (0, len(seen.own_us)):
+            self._refuse("not as much of each round")
+        elif seen.group not in self._control.groups:
+            self._refuse("of no group of this run, or of one that is not in it then")
+        else:
             told = (seen.first_round, seen.own_us, seen.waits_us, seen.errors_ppm)
-            control.observe(Observation(seen.group, *told))
-            decided = (control.judge() if seen.is_judged else None) or decided
-        elif (change := line.changed) is not None:
-            if not -1 <= change.level < len(run.ladder) or (change.level >= 0) != bool(run.ladder):
-                findings.add(Rule.MODES, f"{where}: to codecs that are none of this run")
-                return
-            said = Decision(change.mode, change.staleness, change.why, change.level)
-            if decided != said:
-                findings.add(
-                    Rule.MODES,
-                    f"{where}: changed to {_words(run, said)} ({said.why}); what was observed "
-                    f"calls for {_words(run, decided) if decided else 'no change'}"
-                    + (f" ({decided.why})" if decided else ""),
-                )
-            control.committed(said, change.rounds[0])
-            decided = None
-            if change.level < 0:
-                made.append((change.rounds[0], code_of(change.mode, change.staleness)))
-    if decided is not None and is_complete:
-        findings.add(
-            Rule.MODES,
-            f"{DECISION_LINES}: {_words(run, decided)} was never set, although: {decided.why}",
-        )
-    if tuple(made) != changes and is_complete:
-        findings.add(
-            Rule.MODES,
-            f"{DECISION_LINES} tells of {len(made)} changes, the log of server 0 of "
-            f"{len(changes)}, or of others",
-        )
+            self._control.observe(Observation(seen.group, *told))
+            self._decided = (self._control.judge() if seen.is_judged else None) or self._decided
+
+    def _lose(self, group: int) -> None:
+        if self._control.groups <= {group} or group not in self._control.groups:
+            self._refuse(f"group {group} is gone, which is not in the run then, or the last one")
+            return
+        self._control.lose(group)
+        self._gone.add(group)
+
+    def _admit(self, came: Came) -> None:
+        is_substitute = self._run.first_substitute <= came.group < len(self._run.groups)
+        if not is_substitute or came.group in self._came:
+            self._refuse(f"group {came.group} has come, which is no substitute, or has come before")
+            return
+        self._control.admit(came.group, came.first_round)
+        self._came[came.group] = came.first_round
+
+    def _take_change(self, change: Changed) -> bool:
+        run, decided = self._run, self._decided
+        if not -1 <= change.level < len(run.ladder) or (change.level >= 0) != bool(run.ladder):
+            self._refuse("to codecs that are none of this run")
+            return False
+        said = Decision(change.mode, change.staleness, change.why, change.level)
+        if decided != said:
+            self._refuse(
+                f"changed to {_words(run, said)} ({said.why}); what was observed calls for "
+                f"{_words(run, decided) if decided else 'no change'}"
+                + (f" ({decided.why})" if decided else "")
+            )
+        self._control.committed(said, change.rounds[0])
+        self._decided = None
+        if change.level < 0:
+            self._made.append((change.rounds[0], code_of(change.mode, change.staleness)))
+        return True
+
+    def compare(self, changes: tuple[tuple[int, int], ...], members: Members) -> None:
+        """With what servers have recorded, of a run that is whole."""
+        self.where, decided = DECISION_LINES, self._decided
+        if decided is not None:
+            self._refuse(f"{_words(self._run, decided)} was never set, although: {decided.why}")
+        if tuple(self._made) != changes:
+            self._findings.add(
+                Rule.MODES,
+                f"{DECISION_LINES} tells of {len(self._made)} changes, the log of server 0 of "
+                f"{len(changes)}, or of others",
+            )
+        if not members.dead <= self._gone <= members.dead | members.left:
+            self._refuse(
+                f"groups {sorted(self._gone)} are gone; by the log of server 0 groups "
+                f"{sorted(members.dead)} have died"
+            )
+        if self._came != dict(members.joined):
+            self._refuse(
+                f"groups {self._came} have come, by their first rounds; by the log of server 0 "
+                f"{dict(members.joined)}"
+            )
 
 
 def with_decided_codecs(run: RunRecord, lines: list[DecisionLine]) -> RunRecord:
@@ -175,11 +278,11 @@ def with_decided_codecs(run: RunRecord, lines: list[DecisionLine]) -> RunRecord:
 def _controller(run: RunRecord) -> Controller:
     if run.mode == "ssp" and run.auto_staleness is not None:
         lowest, highest = run.staleness or 0, run.auto_staleness
-        return BoundControl(num_groups=len(run.groups), lowest=lowest, highest=highest)
+        return BoundControl(num_groups=run.first_substitute, lowest=lowest, highest=highest)
     if not run.ladder:
-        return ModeControl(num_groups=len(run.groups), staleness=run.auto_staleness or 0)
+        return ModeControl(num_groups=run.first_substitute, staleness=run.auto_staleness or 0)
     return CodecControl(
-        num_groups=len(run.groups),
+        num_groups=run.first_substitute,
         names=[each.name for each in run.ladder],
         error_budget=run.error_budget,
         loss_patience=run.loss_patience,

@@ -14,11 +14,23 @@ from psdist.history.rules.decisions import DECISION_LINES
 from psdist.ranks.telling.codecs import CodecReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
+from psdist.servers.protocol.modes import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    ModeChanged,
+    ModeObserved,
+)
 from psdist.servers.protocol.steps import LossHeard
 
-Decided = ModeChanged | ModeObserved | LevelsSized
-_KINDS: dict[type, str] = {ModeObserved: "observed", ModeChanged: "changed", LevelsSized: "sized"}
+Decided = ModeChanged | ModeObserved | LevelsSized | GroupGone | GroupCame
+_KINDS: dict[type, str] = {
+    ModeObserved: "observed",
+    ModeChanged: "changed",
+    LevelsSized: "sized",
+    GroupGone: "gone",
+    GroupCame: "came",
+}
 
 
 class DecisionReports:

@@ -20,10 +20,17 @@ SCRIPT = str(REPOSITORY / "tests" / "support" / "programs" / "schemes" / "modes_
 QUIET = {"PSDIST_PROGRESS": "off", "PYTHONPATH": str(REPOSITORY)}
 
 
-def run_script(folder: Path, *options: str, passed: tuple[str, ...]) -> Completed:
-    words = ["-m", "psdist", "run", "--record", "--group", "rank", "--servers", "2", *options]
+def run_script(
+    folder: Path,
+    *options: str,
+    passed: tuple[str, ...],
+    servers: int = 2,
+    launcher_args: tuple[str, ...] = (),
+) -> Completed:
+    words = ["-m", "psdist", "run", "--record", "--group", "rank", *options]
+    words += ["--servers", str(servers)]
     words += ["--run-dir", str(folder / "run"), SCRIPT, str(folder), *passed]
-    return run_mpi(4, words, timeout_s=120, env=QUIET)
+    return run_mpi(4, words, timeout_s=120, env=QUIET, launcher_args=launcher_args)
 
 
 def seen(folder: Path) -> list[dict[str, Any]]:
@@ -78,6 +85,48 @@ def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_pa
     assert "ms with bounded staleness" in changes[0]["why"]
     lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
     assert sum("changed" in json.loads(line) for line in lines) == len(changes)
+
+
+def test_psdist_goes_on_deciding_by_those_who_live_when_a_worker_has_died(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        *("--mode", "auto", "--set", "max_deaths=1"),
+        passed=("80", "slow=25", "dies=10"),
+        servers=1,
+        launcher_args=("--with-ft", "ulfm"),
+    )
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    told = summary(tmp_path)
+    assert [each["worker"] for each in told["deaths"]] == [2]
+    decisions = tmp_path / "run" / "decisions.jsonl"
+    lines = [json.loads(each) for each in decisions.read_text().splitlines()]
+    kinds = [next(iter(each)) for each in lines]
+    gone = kinds.index("gone")
+    assert lines[gone] == {"gone": {"group": 2}}
+    assert "changed" in kinds[gone:]
+    assert told["modes"][1]["mode"] == "ssp"
+    decisions.write_text("".join(json.dumps(each) + "\n" for each in lines if "gone" not in each))
+    assert check.main(tmp_path / "run") == 1
+
+
+@pytest.mark.slow
+def test_a_script_sets_the_mode_of_those_who_live(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        *("--mode", "async", "--set", "set_mode=allowed", "--set", "max_deaths=1"),
+        passed=("30", "4=sync", "12=ssp:2", "20=sync", "dies=12"),
+        servers=1,
+        launcher_args=("--with-ft", "ulfm"),
+    )
+    assert done.returncode == 0, done.text
+    assert check.main(tmp_path / "run") == 0
+    first, second = seen(tmp_path)
+    assert first["modes"] == second["modes"]
+    assert first["weights"] == second["weights"]
+    assert [each["mode"] for each in summary(tmp_path)["modes"]] == [
+        *("async", "sync", "ssp", "sync"),
+    ]
 
 
 @pytest.mark.slow

@@ -103,10 +103,13 @@ class JoiningJob(VirtualJob):
         return [each for each in self.reported if isinstance(each, Joined)]
 
 
-def schedule_with_joins(seed: int, *, num_substitutes: int) -> Schedule:
-    """Several groups with several collectives each, and behind them the substitutes' groups."""
+def schedule_with_joins(
+    seed: int, *, num_substitutes: int, base: Schedule | None = None
+) -> Schedule:
+    """Several groups with several collectives each, and behind them the substitutes' groups.
+    ``base``: a schedule with deaths, of which the rest is."""
     pick = random.Random(f"{seed} joins")
-    schedule = schedule_with_deaths(seed)
+    schedule = base or schedule_with_deaths(seed)
     num_groups, num_meetings = len(schedule.group_sizes), pick.randint(2, 5)
     most = pick.randint(3, 8)
     iterations = [most] * num_groups
@@ -134,13 +137,15 @@ def with_buddies(schedule: Schedule) -> Schedule:
     return replace(schedule, servers=max(3, schedule.servers), later=(), has_buddies=True)
 
 
-def play_with_joins(seed: int, *, server: int | None = None, **broken: Any) -> JoiningJob:
+def play_with_joins(
+    seed: int, *, server: int | None = None, base: Schedule | None = None, **broken: Any
+) -> JoiningJob:
     """Some workers die, each at a random event, but one group has none of them; some substitutes
     die in turn, while they idle, before they join, or behind that. ``server``: dies as well, at a
     random event; servers have buddies then."""
     pick = random.Random(f"{seed} substitutes")
     num_substitutes = pick.choice([1, 1, 2, 3])
-    schedule = schedule_with_joins(seed, num_substitutes=num_substitutes)
+    schedule = schedule_with_joins(seed, num_substitutes=num_substitutes, base=base)
     if server is not None:
         schedule = with_buddies(schedule)
     is_watched = server is None
@@ -166,6 +171,8 @@ def play_with_joins(seed: int, *, server: int | None = None, **broken: Any) -> J
         if not job.registrar._is_ready:
             continue
         num_events += 1
+        if num_events in schedule.proposals:
+            job._propose(num_events)
         while wanted and num_events >= wanted[0]:
             wanted.pop(0)
             _crash(job, worker_id(victims.pop()), pick)

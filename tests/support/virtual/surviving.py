@@ -26,8 +26,13 @@ NOTICES_S = (0.0, 1e-4, 1e-2)
 
 def schedule_with_deaths(seed: int) -> Schedule:
     """Several groups, of which not all die; the chief may."""
-    pick = random.Random(f"{seed} survivors")
     schedule = replace(Schedule.from_seed(seed), mistake="", death=None, has_model=True)
+    return with_several_groups(schedule)
+
+
+def with_several_groups(schedule: Schedule) -> Schedule:
+    """And nothing of which there is no oracle where somebody dies."""
+    pick = random.Random(f"{schedule.seed} survivors")
     if len(schedule.group_sizes) < 2:
         sizes = (*schedule.group_sizes, *(1,) * pick.choice([1, 2]))
         num = len(sizes)

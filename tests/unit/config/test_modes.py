@@ -114,7 +114,6 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
         ({"mode": "auto", "pipeline": 1}, "pipeline = 1 with mode = auto: sync may come"),
         ({"mode": "auto", "local_steps": 2}, "local_steps = 2 with mode = auto"),
         ({"mode": "auto", "codec": "sign"}, "pull_codec = sign with mode = ssp"),
-        ({"set_mode": "allowed", "max_deaths": 1}, "max_deaths = 1 with set_mode = allowed"),
         ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
         ({"set_mode": "allowed", "replication": "buddy"}, "replication = buddy with set_mode"),
         ({"schedule": "0: sync; 9: async", "resume": True}, "resume = true with schedule"),
@@ -134,6 +133,10 @@ def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
         {"schedule": "0: sync; 5: async", "codec": "bf16"},
         {"schedule": "0: ssp:2; 5: async", "codec": "int8", "pull_copies": "on"},
         {"schedule": "0: sync", "max_deaths": 1, "local_steps": 4},
+        {"schedule": "0: ssp:4; 5: sync", "max_deaths": 1},
+        {"set_mode": "allowed", "max_deaths": 1},
+        {"mode": "auto", "max_deaths": 1},
+        {"mode": "ssp", "staleness_to": 8, "max_deaths": 1},
     ],
 )
 def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
@@ -150,7 +153,7 @@ def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
         ({"staleness": 8}, "staleness_to = 8 with staleness = 8, from which on"),
         ({"pipeline": 1}, "pipeline = 1 with staleness_to: a mode that changes"),
         ({"local_steps": 2}, "local_steps = 2 with staleness_to: a mode that changes"),
-        ({"max_deaths": 1}, "max_deaths = 1 with staleness_to: a mode that changes"),
+        ({"replication": "buddy"}, "replication = buddy with staleness_to: a mode that changes"),
     ],
 )
 def test_what_a_bound_that_moves_does_not_go_with_is_refused(

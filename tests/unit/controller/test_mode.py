@@ -145,3 +145,55 @@ def test_groups_that_take_no_time_change_nothing() -> None:
     control = control_of()
     feed(control, alike(WINDOW + 1, own_us=0), exchange_us=0)
     assert control.judge() is None
+
+
+def test_a_group_that_has_died_is_waited_for_no_more_and_what_it_told_is_dropped() -> None:
+    control, times = control_of(), skewed(WINDOW)
+    for group in range(3):
+        control.observe(Observation(group, 1, times[group], [500] * WINDOW))
+    assert control.judge() is None, "group 3 has told nothing"
+    control.observe(Observation(3, 1, [10**9] * (WINDOW - 1), [10**9] * (WINDOW - 1)))
+    control.lose(3)
+    assert control.groups == {0, 1, 2}
+    decision = control.judge()
+    of_three = ModeControl(num_groups=3, staleness=3)
+    for group in range(3):
+        of_three.observe(Observation(group, 1, times[group], [500] * WINDOW))
+    assert decision == of_three.judge()
+    assert decision is not None
+    assert decision.mode == "ssp"
+
+
+def test_where_one_group_is_left_sync_comes_back() -> None:
+    control, times = control_of("ssp"), skewed(WINDOW)
+    for group in (0, 1, 2):
+        control.lose(group)
+    control.observe(Observation(3, 1, times[3], [500] * WINDOW))
+    decision = control.judge()
+    assert decision is not None
+    assert decision.mode == "sync"
+
+
+def test_a_group_that_has_joined_is_waited_for_from_the_round_behind_its_first_on() -> None:
+    control, times = control_of(), skewed(WINDOW)
+    control.lose(2)
+    control.admit(7, 5)
+    assert control.groups == {0, 1, 3, 7}
+    for group, own in zip((0, 1, 3), times, strict=False):
+        control.observe(Observation(group, 1, [1] * 5 + own, [0] * (WINDOW + 5)))
+    assert control.judge() is None
+    control.observe(Observation(7, 6, times[3], [0] * WINDOW))
+    decision = control.judge()
+    assert decision is not None
+    assert decision.why.startswith(f"iterations 6 to {WINDOW + 5}: ")
+
+
+def test_who_joins_behind_the_rounds_that_are_looked_at_moves_nothing() -> None:
+    control, times = control_of(), skewed(WINDOW)
+    control.committed(Decision("sync", 0, ""), 30)
+    control.admit(4, 9)
+    for group, own in enumerate([*times, times[0]]):
+        control.observe(Observation(group, 30, own, [0] * WINDOW))
+    decision = control.judge()
+    assert decision is not None
+    assert decision.why.startswith("iterations 30 to 49: ")

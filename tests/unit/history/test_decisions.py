@@ -12,6 +12,7 @@ from psdist.history.rules.decisions import (
     DECISION_LINES,
     Changed,
     DecisionLine,
+    Members,
     Observed,
     check_decisions,
     read_decision_lines,
@@ -118,7 +119,7 @@ def test_a_change_of_codecs_that_follows_is_right() -> None:
         ((sized(), observed(0), observed(1), changed(2)), "line 4: to codecs that are none of"),
         ((sized(), observed(0), observed(1), changed(-1)), "line 4: to codecs that are none of"),
         ((sized(5, 4, 3),), "line 1: not of the codecs of this run"),
-        ((sized(), observed(2)), "line 2: of no group of this run"),
+        ((sized(), observed(2)), "line 2: of no group of this run, or of one that is not in"),
         ((sized(), observed(0, own_us=[1])), "line 2: not as much of each round"),
         ((sized(), observed(0, errors_ppm=[1])), "line 2: not as much of each round"),
         (
@@ -151,6 +152,76 @@ def test_a_ladder_is_that_with_which_the_run_begins() -> None:
     for wrong in ({"codecs": ()}, {"ladder": (INT8.model_dump(), NONE.model_dump())}):
         with pytest.raises(ValueError, match="begins with the first one"):
             RunRecord.model_validate(told | wrong)
+
+
+# -- groups that have died or joined --------------------------------------------------------------
+
+THREE = RUN.model_copy(
+    update={"groups": ((0,), (1,), (2,)), "num_substitutes": 1, "slices": ((0,), (0,), (0,))}
+)
+
+
+def gone(group: int) -> DecisionLine:
+    return DecisionLine.model_validate({"gone": {"group": group}})
+
+
+def came(group: int, first_round: int) -> DecisionLine:
+    return DecisionLine.model_validate({"came": {"group": group, "first_round": first_round}})
+
+
+def findings_with(members: Members, *lines: DecisionLine) -> str:
+    findings = Findings(max_listed_per_rule=9)
+    check_decisions(THREE, [*lines], (), findings, is_complete=True, members=members)
+    return "\n".join(findings.lines())
+
+
+DIED = Members(dead=frozenset({1}))
+
+
+def test_of_a_group_that_has_died_nothing_is_waited_for() -> None:
+    assert findings_with(DIED, sized(), gone(1), observed(0), changed()) == ""
+    assert "calls for no change" in findings_with(Members(), sized(), observed(0), changed())
+
+
+def test_a_group_that_had_left_may_be_gone() -> None:
+    assert findings_with(Members(left=frozenset({0, 1})), sized(), gone(1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("members", "lines", "words"),
+    [
+        (DIED, (sized(),), "groups [] are gone; by the log of server 0 groups [1] have died"),
+        (Members(), (sized(), gone(1)), "groups [1] are gone; by the log of server 0 groups []"),
+        (DIED, (gone(1), gone(1)), "line 2: group 1 is gone, which is not in the run then"),
+        (DIED, (gone(1), gone(0)), "line 2: group 0 is gone, which is not in the run then, or the"),
+        (DIED, (gone(1), observed(1)), "line 2: of no group of this run, or of one that is not"),
+        (Members(), (observed(2),), "line 1: of no group of this run, or of one that is not in"),
+        (Members(), (gone(2),), "line 1: group 2 is gone, which is not in the run then"),
+        (Members(), (came(1, 3),), "line 1: group 1 has come, which is no substitute"),
+        (Members(), (came(3, 3),), "line 1: group 3 has come, which is no substitute"),
+        (Members(), (came(2, 3), came(2, 3)), "line 2: group 2 has come, which is no substitute"),
+        (Members(), (came(2, 3),), "groups {2: 3} have come, by their first rounds; by the log"),
+        (Members(joined={2: 4}), (came(2, 3),), "by the log of server 0 {2: 4}"),
+        (Members(joined={2: 4}), (), "groups {} have come"),
+    ],
+)
+def test_who_is_looked_at_is_who_is_in_the_job(
+    members: Members, lines: tuple[DecisionLine, ...], words: str
+) -> None:
+    assert words in findings_with(members, *lines)
+
+
+def test_a_group_that_has_joined_is_waited_for() -> None:
+    joined = Members(dead=frozenset({1}), joined={2: 4})
+    begins = [sized(), gone(1), came(2, 4), observed(0)]
+    assert findings_with(joined, *begins, observed(2), changed()) == ""
+    assert "calls for no change" in findings_with(joined, *begins, changed())
+
+
+def test_of_a_run_that_was_cut_nobody_says_who_is_in_it() -> None:
+    findings = Findings(max_listed_per_rule=9)
+    check_decisions(THREE, [sized()], (), findings, is_complete=False, members=DIED)
+    assert findings.lines() == ()
 
 
 # -- by what scripts have reported ----------------------------------------------------------------

@@ -21,10 +21,10 @@ TIMES: dict[str, Any] = {"own_us": [1000] * WINDOW, "waits_us": [9000] * WINDOW}
 class Job:
     """Two groups of one worker, two servers, and a link that makes them wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.control = CodecControl(num_groups=2, names=["none", "int8"])
         self.registrar = Registrar(
-            num_workers=2, num_servers=2, groups=[(0,), (1,)], control=self.control
+            num_workers=2, num_servers=2, groups=[(0,), (1,)], control=self.control, **settings
         )
         self.registrar._is_ready = True
 

@@ -1,11 +1,13 @@
 """A script whose mode changes: sys.argv is the folder for what each worker saw, the number of
 iterations, and after how many of them which mode is set: modes_script.py FOLDER 12 4=ssp:2 8=sync;
-slow=25: in each of them another worker takes 25 ms.
+slow=25: in each of them another worker takes 25 ms; dies=40: in that one the last worker dies.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,6 +29,8 @@ for iteration in range(num_iterations):
         mode, _, bound = changes[str(iteration)].partition(":")
         job.set_mode(mode, staleness=int(bound) if bound else None)
     modes.append([job.mode, job.staleness])
+    if changes.get("dies") == str(iteration) and job.worker == job.num_workers - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     torch.manual_seed(100 * iteration + job.worker)
     if (iteration * 7 // 3) % job.num_workers == job.worker:
         time.sleep(float(changes.get("slow", 0)) / 1000)
