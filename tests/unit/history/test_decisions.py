@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psdist.errors import HistoryError
+from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
 from psdist.history.rules.decisions import (
     DECISION_LINES,
     Changed,
@@ -173,6 +175,16 @@ def findings_with(members: Members, *lines: DecisionLine) -> str:
     findings = Findings(max_listed_per_rule=9)
     check_decisions(THREE, [*lines], (), findings, is_complete=True, members=members)
     return "\n".join(findings.lines())
+
+
+def test_who_is_in_the_job_is_read_from_a_log() -> None:
+    events = np.zeros(4, EVENT_DTYPE)
+    events["kind"] = [EventKind.JOIN, EventKind.DEATH, EventKind.JOIN, EventKind.LEAVE]
+    events["group"] = [0, 1, 2, 0]
+    events["clock"] = [0, 7, 9, 12]
+    sums = np.zeros(0, CHECKSUM_DTYPE)
+    log = ServerLog(server=0, events=events, checksums=sums, is_complete=True)
+    assert Members.of(THREE, log) == Members(frozenset({1}), frozenset({0}), {2: 9})
 
 
 DIED = Members(dead=frozenset({1}))

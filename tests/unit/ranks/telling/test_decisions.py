@@ -12,7 +12,13 @@ from psdist.config.settings import RunConfig
 from psdist.history.rules.decisions import DECISION_LINES, read_decision_lines
 from psdist.ranks.telling.decisions import Decided, DecisionReports
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
+from psdist.servers.protocol.modes import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    ModeChanged,
+    ModeObserved,
+)
 from psdist.servers.protocol.steps import LossHeard
 
 SEEN = ModeObserved(1, 5, [7], [9], is_judged=True, errors_ppm=[3])
@@ -68,6 +74,17 @@ def test_modes_are_told_as_modes(tmp_path: Path) -> None:
     assert reports.words == "auto (sync, ssp:3), ssp:2 from 28"
     assert reports.codecs.told() == []
     assert len(read_decision_lines(tmp_path)) == 2
+
+
+def test_who_is_looked_at_no_more_and_who_is_from_now_on_is_kept(tmp_path: Path) -> None:
+    config = RunConfig(mode="auto", record=True, max_deaths=1)
+    reports = report(config, tmp_path, GroupGone(1), GroupCame(3, 40))
+    assert reports.words == "auto (sync, ssp:3)"
+    gone, came = read_decision_lines(tmp_path)
+    assert gone.gone is not None
+    assert gone.gone.group == 1
+    assert came.came is not None
+    assert (came.came.group, came.came.first_round) == (3, 40)
 
 
 @pytest.mark.parametrize(
