@@ -28,7 +28,7 @@ from rich.table import Table
 
 from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
-from psdist.history.hands import read_hands, read_step_lines
+from psdist.history.hands import STEP_LINES, read_hands, read_step_lines
 from psdist.history.lengths import read_lengths
 from psdist.history.records import History, Ints, joined_at
 from psdist.history.rules.applies import check_applies, check_steps
@@ -469,7 +469,7 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     if is_controlled:
         report = _with_decisions(lines, histories[0], report)
     if histories[0].run.local_steps_by_speed:
-        report = _with_hands(run_dir, histories[0], report)
+        report = _with_hands(run_dir, histories[0], summary, report)
     if histories[0].run.local_steps_by_loss:
         report = _with_lengths(run_dir, histories[0], summary, report)
     if summary is not None:
@@ -493,13 +493,20 @@ def _with_decisions(lines: list[DecisionLine], history: History, report: Report)
     return _with_findings(report, findings)
 
 
-def _with_hands(run_dir: Path, history: History, report: Report) -> Report:
+def _with_hands(run_dir: Path, history: History, summary: Summary | None, report: Report) -> Report:
     """What workers were dealt is whole, and follows from what was observed."""
     findings, run = Findings(max_listed_per_rule=20), history.run
-    workers = read_hands(history_folder(run_dir, 0), num_workers=run.num_workers)
-    check_hands(run, workers, read_step_lines(run_dir), findings)
+    has_ended_early = summary is None or not report.is_complete
+    workers = read_hands(
+        history_folder(run_dir, 0),
+        num_workers=run.num_workers,
+        may_be_missing=has_ended_early,
+    )
+    lines = read_step_lines(run_dir)
+    check_hands(run, workers, lines, findings)
     are_complete = [told.is_complete for told in workers]
-    return _with_ends(_with_findings(report, findings), "hands", are_complete)
+    report = _with_ends(_with_findings(report, findings), "hands", are_complete)
+    return report if lines else _with_no_term(report, has_ended_early=has_ended_early)
 
 
 def _with_lengths(
@@ -507,10 +514,24 @@ def _with_lengths(
 ) -> Report:
     """Rounds were as long as the reported losses call for."""
     findings, run = Findings(max_listed_per_rule=20), history.run
-    workers = read_lengths(history_folder(run_dir, 0), num_workers=run.num_workers)
-    check_lengths(run, workers, read_step_lines(run_dir), summary, findings)
+    has_ended_early = summary is None or not report.is_complete
+    workers = read_lengths(
+        history_folder(run_dir, 0),
+        num_workers=run.num_workers,
+        may_be_missing=has_ended_early,
+    )
+    lines = read_step_lines(run_dir)
+    check_lengths(run, workers, lines, summary, findings)
     are_complete = [told.is_complete for told in workers]
-    return _with_ends(_with_findings(report, findings), "rounds", are_complete)
+    report = _with_ends(_with_findings(report, findings), "rounds", are_complete)
+    return report if lines else _with_no_term(report, has_ended_early=has_ended_early)
+
+
+def _with_no_term(report: Report, *, has_ended_early: bool) -> Report:
+    note = f"no local steps were fixed: there is no {STEP_LINES}"
+    if has_ended_early:
+        note += "; the run ended before its first term"
+    return dataclasses.replace(report, notes=(*report.notes, note))
 
 
 def _with_ends(report: Report, what: str, are_complete: Sequence[bool]) -> Report:

@@ -134,19 +134,22 @@ class HandRecords(LineRecords):
         self.add_line({**line, "round": round_number})
 
 
-def read_hands(folder: Path, *, num_workers: int) -> list[HandLines]:
-    """By worker. Raises :class:`HistoryError` where a file is missing or damaged; a last line that
-    a crash has cut is left out."""
+def read_hands(folder: Path, *, num_workers: int, may_be_missing: bool = False) -> list[HandLines]:
+    """By worker. Raises :class:`HistoryError` where a file is damaged, or missing but in a run that
+    ended early (``may_be_missing``); a last line that a crash has cut is left out."""
     found = []
     for worker in range(num_workers):
         path = folder / f"worker-{worker}.hands"
-        lines, is_complete = read_closed_lines(path)
+        lines, is_complete = read_closed_lines(path, may_be_missing=may_be_missing)
         hands = tuple(parsed(HandLine, each, path) for each in lines)
         found.append(HandLines(lines=hands, is_complete=is_complete))
     return found
 
 
 def read_step_lines(run_dir: Path) -> list[StepLine]:
-    """In order; as :func:`read_hands`."""
+    """In order; as :func:`read_hands`. None where there is no such file, because nothing was told
+    or fixed."""
     path = run_dir / STEP_LINES
+    if not path.exists():
+        return []
     return [parsed(StepLine, each, path) for each in read_lines(path)]

@@ -40,13 +40,15 @@ class LengthRecords(LineRecords):
         self.add_line({"round": round_number, "steps": num_steps})
 
 
-def read_lengths(folder: Path, *, num_workers: int) -> list[LengthLines]:
-    """By worker. Raises :class:`HistoryError` where a file is missing or damaged; a last line that
-    a crash has cut is left out."""
+def read_lengths(
+    folder: Path, *, num_workers: int, may_be_missing: bool = False
+) -> list[LengthLines]:
+    """By worker. Raises :class:`HistoryError` where a file is damaged, or missing but in a run that
+    ended early (``may_be_missing``); a last line that a crash has cut is left out."""
     found = []
     for worker in range(num_workers):
         path = folder / f"worker-{worker}.lengths"
-        lines, is_complete = read_closed_lines(path)
+        lines, is_complete = read_closed_lines(path, may_be_missing=may_be_missing)
         rounds = tuple(parsed(LengthLine, each, path) for each in lines)
         found.append(LengthLines(lines=rounds, is_complete=is_complete))
     return found

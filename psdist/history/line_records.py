@@ -89,8 +89,12 @@ def read_lines(path: Path) -> list[bytes]:
         raise cannot("read", path, error) from error
 
 
-def read_closed_lines(path: Path) -> tuple[list[bytes], bool]:
-    """As :func:`read_lines`, without the one that closes the file; whether there is that one."""
+def read_closed_lines(path: Path, *, may_be_missing: bool = False) -> tuple[list[bytes], bool]:
+    """As :func:`read_lines`, without the one that closes the file; whether there is that one.
+    ``may_be_missing``: the run may have ended before the file was begun, which has no lines then
+    and is not closed."""
+    if may_be_missing and not path.exists():
+        return [], False
     lines = read_lines(path)
     is_complete = bool(lines) and lines[-1] == _CLOSED
     return lines[: len(lines) - is_complete], is_complete

@@ -7,7 +7,9 @@ import json
 import shutil
 from pathlib import Path
 
-from psdist.commands.check import Report, check_run
+import pytest
+
+from psdist.commands.check import Report, Verdict, check_run
 from psdist.history.files import read_histories
 from psdist.history.records import HEADER, MAGIC, OPEN, FileKind
 from psdist.history.run_record import FORMAT_VERSION
@@ -58,6 +60,23 @@ def test_a_server_that_dies_when_all_is_done_may_not_have_written_its_checksums(
     assert not any("server 0" in note for note in report.notes), report.notes
     (history / "copy-0.events").unlink()
     assert any("server 0 ends early" in note for note in judged(tmp_path).notes)
+
+
+@pytest.mark.parametrize("rule", ["local_steps_by_loss", "local_steps_by_speed"])
+def test_a_run_that_ended_before_steps_were_fixed_is_incomplete_and_says_so(
+    rule: str, tmp_path: Path
+) -> None:
+    run = recorded(tmp_path) / "run.json"
+    run.write_text(json.dumps({**json.loads(run.read_text()), rule: 4}))
+    (tmp_path / "summary.json").unlink(missing_ok=True)
+    report = judged(tmp_path)
+    assert report.verdict is Verdict.INCOMPLETE, report.violations
+    assert any(
+        note.startswith("no local steps were fixed: there is no steps.jsonl; the run ended before")
+        for note in report.notes
+    ), report.notes
+    kind = "rounds" if rule.endswith("loss") else "hands"
+    assert f"the {kind} of worker 0 end early" in report.notes
 
 
 def empty(path: Path, kind: FileKind, num_closed: int) -> None:

@@ -94,7 +94,9 @@ def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
         read_step_lines(tmp_path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_where_the_run_did_not_end_early(tmp_path: Path) -> None:
+    (told,) = read_hands(tmp_path, num_workers=1, may_be_missing=True)
+    assert (told.lines, told.is_complete) == ((), False)
     with pytest.raises(HistoryError, match=r"cannot read .*worker-0.hands"):
         read_hands(tmp_path, num_workers=1)
 

@@ -64,6 +64,9 @@ def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
     (tmp_path / "worker-0.lengths").write_text("closed\n")
     with pytest.raises(HistoryError, match=r"cannot read .*worker-1.lengths"):
         read_lengths(tmp_path, num_workers=2)
+    of_a_run_that_ended_early = read_lengths(tmp_path, num_workers=2, may_be_missing=True)
+    assert [each.is_complete for each in of_a_run_that_ended_early] == [True, False]
+    assert read_step_lines(tmp_path) == []
 
 
 @pytest.mark.parametrize(
