@@ -549,6 +549,13 @@ def contradiction(config: RunConfig) -> str:
             f"{setting} with trace: clocks are compared at the end among all ranks, also those "
             "that have died; leave out one of them"
         )
+    if config.on_usr1 == "requeue" and not config.resume:
+        again = contradiction(config.model_copy(update={"resume": True}))
+        if again:
+            return (
+                "on_usr1 = requeue ends the job so that it is started again with resume = true, "
+                f"and then: {again}; or set on_usr1 = checkpoint"
+            )
     return ""
 
 
