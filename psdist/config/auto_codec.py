@@ -35,7 +35,7 @@ OTHERS: Final = (
     Other({"backup": 1}, _TRIED, "backup = 0"),
     Other({"freeze_step": 500}, _TRIED, "freeze_step = 0"),
     Other({"local_steps": 2}, _TRIED, "local_steps = 1"),
-    Other({"max_deaths": 1}, _TRIED, "max_deaths = 0"),
+    Other({"max_deaths": 1}, ""),
     Other({"replication": "buddy", "servers": 2}, _TRIED, "replication = none"),
     Other({"resume": True}, _TRIED, "resume = false"),
     Other({"overlap": "full"}, ""),

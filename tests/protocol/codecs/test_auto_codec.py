@@ -4,6 +4,7 @@ again; each message has the codec of its round, and each change follows from wha
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -28,7 +29,9 @@ from psdist.transport.virtual import LinkModel, VirtualNetwork
 from tests.protocol.codecs.test_reader_copies import held
 from tests.protocol.test_auto_mode import Skewed, lines_of, violations
 from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.mode_deaths import ModeDeathsJob
 from tests.support.virtual.proof import prove
+from tests.support.virtual.surviving import deaths_of, prove_survival, with_several_groups
 
 EXACT, FP16 = Exact(), Cast("fp16")
 INT8, INT4 = Quantized("int8"), Quantized("int4")
@@ -80,6 +83,25 @@ def test_every_schedule_ends_and_keeps_its_rules_while_the_registrar_changes_cod
         except Exception as error:  # say which schedule, whatever went wrong
             raise AssertionError(f"seed {seed}: {with_proposals(seed)}") from error
     assert num_changes > len(seeds) / 2
+
+
+def test_codecs_change_where_workers_die_and_all_who_live_hold_the_same() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(16):
+        schedule, proposals = with_proposals(seed)
+        job = ModeDeathsJob(with_several_groups(replace(schedule, has_model=True)), wire=LADDER)
+        job.proposals = proposals
+        job.run()
+        try:
+            prove_survival(job)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        lived = [each for each in job.workers if each.worker not in job.out_of_the_job]
+        assert all(each.loop.num_compared_in_vain == 0 for each in lived), seed
+        met["changed and died"] += len(job.codecs) > 1 and bool(deaths_of(job))
+        met += job.met
+    for what in ("changed and died", "between the phases", "proposed while a death was told"):
+        assert met[what], met
 
 
 # -- by the controller ---------------------------------------------------------------------------

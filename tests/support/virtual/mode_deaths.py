@@ -1,4 +1,4 @@
-"""Schedules in which the mode changes and workers die.
+"""Schedules in which the mode changes, or psdist's codecs do, and workers die.
 
 job = play_with_mode_deaths(seed)
 prove_survival(job)
@@ -46,14 +46,15 @@ class ModeDeathsJob(VirtualJob):
             for each in victims
             if each not in self._between
         )
-        self._proposes_behind = schedule.mode_by == "auto" and pick.random() < 0.5
+        is_by_psdist = schedule.mode_by == "auto" or self.wire.is_ladder
+        self._proposes_behind = is_by_psdist and pick.random() < 0.5
 
     def run(self) -> None:
         num_events = 0
         while self.network.step():
             num_events += 1
             registrar = self.registrar
-            if num_events in self.schedule.proposals:
+            if num_events in (self.schedule.proposals or self.proposals):
                 self._propose(num_events)
             if not registrar._is_ready:
                 continue
