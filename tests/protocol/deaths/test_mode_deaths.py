@@ -2,7 +2,7 @@
 moments, between the two phases of a change, too: rules hold, whoever lives finishes, and every
 value is what arithmetic says.
 
-More by hand: ``python -m tests.protocol.test_mode_deaths 2000``.
+More by hand: ``python -m tests.protocol.deaths.test_mode_deaths 2000``.
 """
 
 from __future__ import annotations
