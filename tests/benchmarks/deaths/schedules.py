@@ -18,7 +18,12 @@ from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 
-from tests.protocol import test_both_deaths, test_deaths, test_registrar_deaths
+from tests.protocol.deaths import (
+    test_both_deaths,
+    test_deaths,
+    test_mode_deaths,
+    test_registrar_deaths,
+)
 from tests.support.virtual.refills import play_and_prove, play_refills
 from tests.support.virtual.spares import play_with_spares
 
@@ -33,6 +38,8 @@ KINDS: dict[str, Callable[[range], Counter[str]]] = {
     "server after server, the registrar": partial(REFILLS, registrar_dies=True),
     "servers and spares": SPARES,
     "servers and spares, the registrar": partial(SPARES, registrar_dies=True),
+    "workers, and the mode changes": test_mode_deaths.play_and_prove,
+    "workers and substitutes, and the mode changes": test_mode_deaths.play_and_prove_joins,
 }
 
 
