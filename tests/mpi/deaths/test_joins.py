@@ -123,6 +123,15 @@ def test_a_spare_takes_the_place_of_a_dead_worker(mode: str, dies: str, tmp_path
 
 
 @pytest.mark.slow
+def test_psdist_decides_by_a_spare_that_has_joined_too(tmp_path: Path) -> None:
+    (joined,) = prove(run("1 loading 10", tmp_path, mode="auto"), tmp_path, places=[1])
+    lines = map(json.loads, (tmp_path / "run" / "decisions.jsonl").read_text().splitlines())
+    members = [each for each in lines if not {"gone", "came"}.isdisjoint(each)]
+    came = {"group": WORKERS, "first_round": joined["clock"]}
+    assert members == [{"gone": {"group": 1}}, {"came": came}]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2])
 def test_who_dies_during_a_checkpoint_is_followed_and_the_next_one_has_the_spare(
     place: int, tmp_path: Path

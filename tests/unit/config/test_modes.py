@@ -153,7 +153,7 @@ def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
         ({"staleness": 8}, "staleness_to = 8 with staleness = 8, from which on"),
         ({"pipeline": 1}, "pipeline = 1 with staleness_to: a mode that changes"),
         ({"local_steps": 2}, "local_steps = 2 with staleness_to: a mode that changes"),
-        ({"replication": "buddy"}, "replication = buddy with staleness_to: a mode that changes"),
+        ({"replication": "buddy"}, "replication = buddy with staleness_to: a server's second copy"),
     ],
 )
 def test_what_a_bound_that_moves_does_not_go_with_is_refused(
