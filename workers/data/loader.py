@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -142,6 +142,31 @@ class Batches(Protocol):
         ...
 
 
+class _Plans(NamedTuple):
+    """Not the batches' own methods: what keeps these would keep the dataset, and its place."""
+
+    batch_size: int
+    drop_last: bool
+    global_batch: int | None
+
+    def one(self, num_samples: int, num_workers: int) -> BatchPlan:
+        """Raises UsageError."""
+        return BatchPlan(
+            num_samples=num_samples,
+            batch_size=self.batch_size,
+            num_workers=num_workers,
+            drop_last=self.drop_last,
+            global_batch=self.global_batch,
+        )
+
+    def any(self, num_samples: int, num_workers: int) -> BatchPlan | None:
+        """None where these are too few."""
+        try:
+            return self.one(num_samples, num_workers)
+        except UsageError:
+            return None
+
+
 class PlannedBatches:
     """By the plan: every sample once, in the order of the dataset or of (seed, epoch)."""
 
@@ -161,17 +186,17 @@ class PlannedBatches:
         next_cuts: NextCuts = lambda: (),
     ) -> None:
         self._dataset = dataset
-        self._batch_size = batch_size
         self._global_batch = global_batch
         self._drop_last = drop_last
         self._shuffle = shuffle
         self._seed = seed
         self._worker = worker
         self._num_workers = num_workers
+        self._plans = _Plans(batch_size, drop_last, global_batch)
         self._next_cuts = next_cuts
         self._pass = Pass(epoch=0, is_over=True)
         """The last that has begun, and how it is dealt."""
-        self._layout = PassLayout((), plan_of=self._plan_of, workers=())
+        self._layout = PassLayout((), plan_of=self._plans.any, workers=())
 
     def start_pass(self, a_pass: Pass) -> None:
         self._pass = a_pass
@@ -182,29 +207,14 @@ class PlannedBatches:
     def _dealt(self, start: int, left: Spans | None, cuts: Sequence[Cut]) -> PassLayout:
         # The length is asked for each time: a dataset may grow.
         spans = [(start, len(self._dataset))] if left is None else left
-        layout = PassLayout(spans, plan_of=self._plan_of, workers=range(self._num_workers))
+        layout = PassLayout(spans, plan_of=self._plans.any, workers=range(self._num_workers))
         for cut in cuts:
             layout.cut(cut)
         return layout
 
-    def _plan_of(self, num_samples: int, num_workers: int) -> BatchPlan | None:
-        try:
-            return self._plan(num_samples, num_workers)
-        except UsageError:
-            return None
-
-    def _plan(self, num_samples: int, num_workers: int) -> BatchPlan:
-        return BatchPlan(
-            num_samples=num_samples,
-            batch_size=self._batch_size,
-            num_workers=num_workers,
-            drop_last=self._drop_last,
-            global_batch=self._global_batch,
-        )
-
     def require_joint_batches(self) -> None:
         """Raises UsageError for a dataset of which no such batches can be dealt."""
-        self._plan(len(self._dataset), self._num_workers)
+        self._plans.one(len(self._dataset), self._num_workers)
         require_joint_batches(
             len(self._dataset),
             global_batch=self._global_batch,
@@ -216,16 +226,12 @@ class PlannedBatches:
         return self._layout.num_batches > 0
 
     def consumed(self, *, start: int, seen: int) -> int:
-        plan = self._plan(len(self._dataset) - start, self._num_workers)
+        plan = self._plans.one(len(self._dataset) - start, self._num_workers)
         return start + plan.num_taken(seen)
 
     def rest(self, seen: int) -> Spans | None:
         is_told_by_consumed = self._pass.left is None and not self._layout.is_cut
         return None if is_told_by_consumed else self._layout.left(seen)
-
-    def num_left(self, seen: int) -> int:
-        """Samples that nobody has seen after ``seen`` batches of the pass."""
-        return self._layout.num_left(seen)
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         layout = self._layout
@@ -258,7 +264,7 @@ class PlannedBatches:
             return self._layout.num_batches
         cuts = self._next_cuts()
         if not cuts:
-            return self._plan(len(self._dataset), self._num_workers).num_batches
+            return self._plans.one(len(self._dataset), self._num_workers).num_batches
         return self._dealt(0, None, cuts).num_batches
 
 

@@ -161,9 +161,6 @@ class PassLayout:
         found: list[list[int]] = edges.reshape(-1, 2).tolist()
         return found
 
-    def num_left(self, seen: int) -> int:
-        return int(self._left(seen).sum())
-
 
 def _positions(spans: Spans) -> Sequence[int]:
     if len(spans) == 1:
