@@ -523,7 +523,7 @@ class ServerLoop:
         office, transport = standby.office, self.transport
         lost = {peer: name for peer, name in transport.lost.items() if peer != REGISTRAR}
         for action in office.moves:  # some of which this server has still to hear of
-            transport.move(server_id(action.server), server_id(action.host))
+            self._on_moved(action.server, action.host)
         said = office.announcements()
         hosted: ServerLoop | None = None
         if not office.is_complete:

@@ -23,9 +23,10 @@ SEEDS_WITH_REGISTRAR = (1, 5, 6, 10, 15, 19, 34, 42, 49, 58, 60, 73, 74, 81, 83,
 MANY = range(1000, 1300)
 FOUND = (2111,)
 """What waited to be sent again, when who was to get it died as well (2111)."""
-FOUND_WITH_REGISTRAR = (48, 91)
+FOUND_WITH_REGISTRAR = (48, 91, 31007)
 """A shard that was asked again whether a collective is over, when the next copy of it knew that
-(48); a registrar that had a place taken before its own shard knew that its copy was lost (91)."""
+(48); a registrar that had a place taken before its own shard knew that its copy was lost (91); a
+deputy that had not heard of its own buddy's death when it became the registrar (31007)."""
 
 
 def test_server_after_server_dies_and_the_others_go_on() -> None:

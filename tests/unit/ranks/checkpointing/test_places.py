@@ -76,9 +76,15 @@ def test_places_begin_where_they_were_and_spares_nowhere(tmp_path: Path) -> None
         assert first.clocks == clocks
 
 
-@pytest.mark.parametrize(("known", "is_moved"), [([0, 1], False), ([0], True), ([0, 1, 2], True)])
-def test_nothing_is_moved_where_every_place_has_a_file(known: list[int], is_moved: bool) -> None:
-    restored = SimpleNamespace(checkpoint=SimpleNamespace(workers=known))
+@pytest.mark.parametrize(
+    ("known", "num_dealt", "is_moved"),
+    [([0, 1], 2, False), ([0], 2, True), ([0, 1, 2], 3, True), ([0, 1], 3, True)],
+)
+def test_nothing_is_moved_where_every_place_has_a_file(
+    known: list[int], num_dealt: int, is_moved: bool
+) -> None:
+    index = SimpleNamespace(groups=[(worker,) for worker in range(num_dealt)])
+    restored = SimpleNamespace(checkpoint=SimpleNamespace(workers=known, index=index))
     context: Any = SimpleNamespace(restored=restored, roles=ROLES)
     assert WorkerCheckpoints(context, collect=dict).is_moved == is_moved
 
