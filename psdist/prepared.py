@@ -28,7 +28,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of_codecs
 from psdist.config.combinations import text_of
 from psdist.config.modes import is_mixed, judging_mode
-from psdist.config.outer import steps_on_workers
+from psdist.config.outer import ACCUMULATE, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
@@ -404,19 +404,20 @@ class ParameterSets:
         for optimizer in optimizers:
             if isinstance(optimizer, ServedOptimizer):
                 raise UsageError("job.prepare was given an optimizer that it has returned itself")
+        clips_itself = "call job.clip_grad_norm_ before each step, or "
+        if self._config.outer == ACCUMULATE:  # there a step's gradient is a part of one
+            clips_itself = ""
         if max_norm and self._context.buddies and self._context.config.mode == "sync":
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with replication = buddy in mode sync: servers "
                 "hold an iteration back until they know its joint norm, and the death of one "
-                "meanwhile could not be survived; call job.clip_grad_norm_ before each step, or "
-                "set replication = none"
+                f"meanwhile could not be survived; {clips_itself}set replication = none"
             )
         if max_norm and self._context.rebuilds_shards and self._context.config.mode == "sync":
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with on_server_death = rebuild in mode sync: "
                 "servers hold an iteration back until they know its joint norm, and the death of "
-                "one meanwhile could not be survived; call job.clip_grad_norm_ before each step, "
-                "or set on_server_death = end"
+                f"one meanwhile could not be survived; {clips_itself}set on_server_death = end"
             )
         if max_norm and is_mixed(self._config):
             raise UsageError(
@@ -827,7 +828,12 @@ class ParameterSets:
 
     def _accumulating_trainer(self, optimizer: ServedOptimizer) -> Callable[..., Trainer]:
         rounds = self._rounds(optimizer, max_norm=0.0)
-        return partial(AccumulatingTrainer, rounds=rounds, steps=self._config.local_steps)
+        return partial(
+            AccumulatingTrainer,
+            rounds=rounds,
+            steps=self._config.local_steps,
+            has_pending=lambda: bool(optimizer.pending.collect()),
+        )
 
     def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:
         return Rounds(

@@ -503,8 +503,11 @@ class Trainer:
         yield self._loop.wait_for_replies()
 
     def _end_iteration(self) -> None:
-        self._values.commit(self.clock)
         self._batches.end_iteration()
+        self._end_clock()
+
+    def _end_clock(self) -> None:
+        self._values.commit(self.clock)
         self.clock += 1
         self._overlap.end_iteration()
 

@@ -26,7 +26,12 @@ OTHERS: Final = (
     Other({"push_codec": "int8"}, ""),
     Other({"pull_codec": "fp16"}, ""),
     Other({"outer": "nesterov"}, ""),
-    Other({"outer": "accumulate"}, ""),
+    Other(
+        {"outer": "accumulate"},
+        "servers step with the script's lr, which groups that have made other numbers of steps do "
+        "not share",
+        "outer = average",
+    ),
     Other({"max_deaths": 1}, "what a dead group was dealt would be lost", "max_deaths = 0"),
     Other(
         {"replication": "buddy", "servers": 2},

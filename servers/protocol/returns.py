@@ -98,6 +98,9 @@ def _cut(
     per_round = max(rounds, default=0)
     farthest = max(standings, key=lambda each: _place(each, dataset))
     place = _place(farthest, dataset)
+    open_there = [e for e in standings if e.is_open and _place(e, dataset)[0] == place[0]]
+    if open_there:  # who has not begun that pass knows the length of the one before
+        farthest = farthest._replace(num_batches=open_there[0].num_batches)
     for each in standings:
         ordinal, seen = _place(each, dataset)
         is_beside = ordinal == place[0]

@@ -59,9 +59,10 @@ def test_nccl_is_refused_for_models_on_the_cpu_in_one_line(tmp_path: Path) -> No
 def test_of_two_jobs_on_a_host_one_ends_by_a_kill_and_the_other_well(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     with ThreadPoolExecutor(2) as both:
-        killed = both.submit(run, "killed.py", tmp_path / "killed", killed="2")
+        killed = both.submit(run, "deaths/killed.py", tmp_path / "killed", killed="2")
         well = both.submit(run, "group_of_three.py", tmp_path / "well")
     assert killed.result().returncode != 0, killed.result().text
+    assert "has died" in killed.result().text or "killed" in killed.result().text
     assert "completed" not in killed.result().stdout, killed.result().text
     digest(well.result())
     for path in ("killed", "well"):

@@ -40,6 +40,8 @@ class RegularRounds:
             )
         elif before is not None and before.number != a_pass.number:
             self._why_not = "the script trains with several datasets"
+        elif before is not None and not before.is_over and a_pass.seen:  # it had begun before
+            self._why_not = "the script trains with several loaders at once"
 
     def end_iteration(self, num_batches: int) -> None:
         """One that took so many."""

@@ -61,16 +61,6 @@ class LocalTrainer(RoundTrainer):
         self._step_here()
         self._flat.note_values()
 
-    def _before_cut(self, call: str) -> None:
-        if written := self._flat.written_by_others():
-            raise UsageError(
-                f"{call}: parameter {self._partition.pieces[written[0]].name} was written since "
-                "the last optimizer.step(), in the middle of a round of local steps, which ends "
-                f"here, after {self._in_round}; call job.pull(), which "
-                "ends it, before the script writes to parameters (averaged weights for an "
-                "evaluation, load_state_dict)"
-            )
-
     def _make_push(self) -> Row:
         for index in self._mine:
             chunk = self._partition.chunks[index]

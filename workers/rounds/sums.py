@@ -14,23 +14,31 @@ group reduces once a round; in each step its workers only say whether it counts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final
 
 import torch
 
 from psdist.errors import UsageError
+from psdist.protocol.checkpoints import CHECKPOINT
+from psdist.protocol.returns import RETURN
+from psdist.protocol.substitutes import JOIN
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.step_table import Row
 
+_BETWEEN_BATCHES: Final = (CHECKPOINT, JOIN, RETURN, "finish")
+"""What psdist calls in front of a batch, or at the end."""
+
 
 class AccumulatingTrainer(RoundTrainer):
-    def __init__(self, *, steps: int, **options: Any) -> None:
-        """``steps``: H, of a whole round."""
+    def __init__(self, *, steps: int, has_pending: Callable[[], bool], **options: Any) -> None:
+        """``steps``: H, of a whole round; ``has_pending()``: whether the script has computed
+        gradients that no step has used."""
         super().__init__(**options)
         self._steps_of_round = steps
+        self._has_pending = has_pending
         self._sums = [
             torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
             for flat in self._flat.gradients
@@ -49,7 +57,14 @@ class AccumulatingTrainer(RoundTrainer):
     def _before_step(self) -> None:
         """Values that the script writes are replaced, as without rounds."""
 
-    def _before_cut(self, call: str) -> None: ...
+    def _require_cut(self, call: str) -> None:
+        super()._require_cut(call)
+        if call not in _BETWEEN_BATCHES and self._has_pending():
+            raise UsageError(
+                f"{call} between backward() and optimizer.step() with outer = accumulate: it ends "
+                f"the round, after {self._in_round} steps, and the next parameters are not those "
+                "of which this gradient is; call it behind optimizer.step()"
+            )
 
     def _reduce_in_group(
         self, table: Sequence[Row], mine: Row, *, gives_back: bool

@@ -70,10 +70,6 @@ class RoundTrainer(Trainer):
         """A step, with the group's gradient."""
 
     @abstractmethod
-    def _before_cut(self, call: str) -> None:
-        """Raises :class:`UsageError` where the round may not end here."""
-
-    @abstractmethod
     def _make_push(self) -> Row:
         """What came of the round is in the flat gradients; what its group must know of it."""
 
@@ -214,7 +210,7 @@ class RoundTrainer(Trainer):
             return
         self._loop.begin_waiting(self.clock)
         if is_cut:
-            self._before_cut(call)
+            self._require_cut(call)
         mine = self._make_push()
         table = yield from self._steps.gather(mine)
         if not all(row.is_finite for row in table) and self._on_nonfinite == "error":
@@ -230,6 +226,22 @@ class RoundTrainer(Trainer):
         yield from self._exchange(reduced)
         self._rounds.length.exchanged()
         self._after_replies()
+
+    def _require_cut(self, call: str) -> None:
+        """Raises :class:`UsageError` where the round may not end with ``call``."""
+        if written := self._flat.written_by_others():
+            raise UsageError(
+                f"{call}: parameter {self._partition.pieces[written[0]].name} was written since "
+                "the last optimizer.step(), in the middle of a round of local steps, which ends "
+                f"here, after {self._in_round}; call job.pull(), which "
+                "ends it, before the script writes to parameters (averaged weights for an "
+                "evaluation, load_state_dict)"
+            )
+
+    def _end_iteration(self) -> None:
+        """The batches of a round are those of its steps, which have ended; what has been handed out
+        since is of a step behind it."""
+        self._end_clock()
 
     # -- what ends a round early ---------------------------------------------------------------
 

@@ -273,12 +273,16 @@ class CheckpointFiles:
             f"{newest} stays the newest" if newest else "there is none yet",
         )
 
+    def _holder(self, place: int, files: Mapping[int, tuple[int, int]]) -> int:
+        """Who had this worker's place when the checkpoint began, of which these are the files: who
+        has died since may have been replaced already."""
+        holders = [place, *(each for each, its in self._context.joined.items() if its == place)]
+        return next((each for each in holders if worker_id(each) in files), holders[-1])
+
     def _index(self, action: CompleteCheckpoint) -> Index:
         context, config, roles = self._context, self._context.config, self._context.roles
         groups = roles.groups[: roles.num_groups_beginning]
-        holder_of = {place: worker for worker, place in context.joined.items()}
-        leaders = [members[0] for members in groups]
-        clocks = [action.clocks[holder_of.get(each, each)] for each in leaders]
+        clocks = [action.clocks[self._holder(members[0], action.files)] for members in groups]
         return Index(
             psdist=VERSION,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -53,9 +53,11 @@ class StateSearch:
 
     def _search(self) -> FoundState | None:
         try:
-            return self._read_newest()
-        except CheckpointError:  # a newer one was made meanwhile, and that one removed
-            return self._read_newest()
+            found = self._read_newest()
+        except CheckpointError:
+            found = None
+        # A newer one may have been made meanwhile, and the one that was looked at removed.
+        return self._read_newest() if found is None else found
 
     def _read_newest(self) -> FoundState | None:
         checkpoint = self._folder.newest_good(

@@ -3,6 +3,7 @@ run the script's own optimizer with their mean."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,76 @@ def test_a_prepared_loader_gives_the_same(tmp_path: Path) -> None:
     optimizer.step()
     for result in outcome.results:
         assert torch.allclose(result["parameters"], flat(model), rtol=1e-4, atol=1e-6)
+
+
+def scripted(between: Callable[[Job, nn.Module, int], None], behind: bool) -> Script:
+    """``between`` backward() and step(), or ``behind`` both."""
+
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        for step, (x, y) in enumerate(PROBLEM.batches(size=SIZE, count=STEPS)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            if not behind:
+                between(job, model, step)
+            optimizer.step()
+            if behind:
+                between(job, model, step)
+        return {}
+
+    return script
+
+
+def load_others(model: nn.Module) -> None:
+    model.load_state_dict({name: each * 0.5 for name, each in model.state_dict().items()})
+
+
+def test_a_gradient_is_of_the_parameters_that_its_round_began_with(tmp_path: Path) -> None:
+    def mean_in(step_of_round: int) -> Callable[[Job, nn.Module, int], None]:
+        def call(job: Job, _model: nn.Module, step: int) -> None:
+            if step % 4 == step_of_round:
+                job.mean(0.0)
+
+        return call
+
+    with pytest.raises(UsageError, match=r"mean between backward\(\) and optimizer\.step\(\)"):
+        fails(scripted(mean_in(2), behind=False), tmp_path / "within", outer="accumulate")
+    # Before a round's first step it ends none.
+    first = accumulate(scripted(mean_in(0), behind=False), tmp_path / "first", groups=ALONE)
+    assert first.summary["rounds_cut"] == 0
+
+
+@pytest.mark.parametrize("call", ["push", "mean"])
+def test_what_the_script_writes_in_a_round_is_refused_where_the_round_would_end(
+    call: str, tmp_path: Path
+) -> None:
+    def write(job: Job, model: nn.Module, step: int) -> None:
+        if step != 5:
+            return
+        load_others(model)
+        if call == "push":
+            job.push(model)
+        else:
+            job.mean(0.0)
+
+    with pytest.raises(UsageError, match="in the middle of a round of local steps"):
+        fails(scripted(write, behind=True), tmp_path, outer="accumulate")
+
+
+def test_a_batch_that_is_under_way_when_a_round_is_cut_weighs_what_it_does(tmp_path: Path) -> None:
+    """Of the local steps of a script that calls a collective between backward() and step()."""
+    x, y = (part[:20] for part in PROBLEM.data())
+
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        for inputs, labels in job.loader(TensorDataset(x, y), batch_size=8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            job.mean(0.0)
+            optimizer.step()
+        job.barrier()
+        return {}
+
+    assert run(script, tmp_path, groups=((0,),)).summary["samples"] == 20

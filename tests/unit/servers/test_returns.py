@@ -56,6 +56,15 @@ def packed(*standings: DataStanding | str, first: int = 0) -> dict[int, bytes]:
     }
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_has_not_begun_a_pass_knows_nothing_of_its_length(is_first: bool) -> None:
+    """One of two is in front of it, and the pass before had more batches."""
+    before = standing(20, 0, is_open=False, num_batches=13, counts=(5, 2))
+    both = [before, standing(20, 0)] if is_first else [standing(20, 0), before]
+    found = decide({4: 20}, *both)
+    assert (found.ordinal, found.at, found.num_batches) == (2, 0, 10)
+
+
 def test_the_pass_is_cut_where_the_farthest_is() -> None:
     found = decide({4: 22, 5: 27}, standing(24, 4), standing(26, 6), standing(25, 5))
     assert found == Return(

@@ -32,15 +32,17 @@ ROLES = Roles(
 
 
 @pytest.mark.parametrize(
-    ("joined", "clocks", "names"),
+    ("joined", "living", "clocks"),
     [
-        ({}, (9, 4), ["server-0", "worker-0", "worker-1"]),
-        ({SUBSTITUTE: 1}, (9, 7), ["server-0", "worker-0", "worker-1"]),
-        ({SUBSTITUTE: 0}, (7, 4), ["server-0", "worker-0", "worker-1"]),
+        ({}, (0, 1), (9, 4)),
+        ({SUBSTITUTE: 1}, (0, SUBSTITUTE), (9, 7)),
+        ({SUBSTITUTE: 0}, (1, SUBSTITUTE), (7, 4)),
+        # Who had the place when the checkpoint began has died behind its file, and was replaced.
+        ({SUBSTITUTE: 1}, (0, 1), (9, 4)),
     ],
 )
 def test_a_place_has_the_file_and_the_clock_of_who_holds_it(
-    joined: dict[int, int], clocks: tuple[int, ...], names: list[str]
+    joined: dict[int, int], living: tuple[int, ...], clocks: tuple[int, ...]
 ) -> None:
     context: Any = SimpleNamespace(
         config=RunConfig(mode="async"), roles=ROLES, joined=joined, attempt=1, folder=None
@@ -49,7 +51,6 @@ def test_a_place_has_the_file_and_the_clock_of_who_holds_it(
     partition = SimpleNamespace()
     made: list[Any] = []
     files._sets = [(partition, SimpleNamespace(optimizer="SGD", hyper=b""))]  # type: ignore[list-item]
-    living = sorted({0, 1, *joined} - set(joined.values()))
     told = dict.fromkeys((server_id(0), *map(worker_id, living)), (10, 1))
     action = CompleteCheckpoint("step-00000004", [(9,), (4,), (7,)], told)
 
@@ -63,7 +64,9 @@ def test_a_place_has_the_file_and_the_clock_of_who_holds_it(
         index: Any = files._index(action)
     assert made == [clocks]
     assert index["groups"] == ((0,), (1,))
-    assert sorted(each.name for each in index["files"]) == [f"{n}.safetensors" for n in names]
+    assert sorted(each.name for each in index["files"]) == [
+        f"{name}.safetensors" for name in ("server-0", "worker-0", "worker-1")
+    ]
 
 
 def test_places_begin_where_they_were_and_spares_nowhere(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,25 @@ def test_it_looks_again_where_that_was_removed_meanwhile(
         return read(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Checkpoint, "read_stretch", late)
+    found = search(folder, 0, made)
+    assert found is not None
+    assert found.checkpoint == "step-00000200"
+
+
+def test_it_looks_again_where_the_only_one_was_removed_before_it_was_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, folder = Made(step=100), Folder(tmp_path)
+    made.write(folder)
+    later = Made(step=200, seed=2)
+    verify = Checkpoint.verify
+
+    def late(self: Checkpoint, *arguments: Any) -> None:
+        if self.name == "step-00000100":
+            later.write(folder, keep=1)
+        verify(self, *arguments)
+
+    monkeypatch.setattr(Checkpoint, "verify", late)
     found = search(folder, 0, made)
     assert found is not None
     assert found.checkpoint == "step-00000200"

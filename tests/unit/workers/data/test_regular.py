@@ -70,3 +70,16 @@ def test_several_datasets_say_nothing() -> None:
     assert regular.standing(pass_of(1), clock=1, counts=[1, 1]) == why
     train(regular, pass_of(1), 1)
     assert regular.standing(None, clock=2, counts=[1, 1]) == why
+
+
+def test_loaders_that_are_read_together_say_nothing_and_one_that_was_left_early_does() -> None:
+    together, one, other = RegularRounds(), pass_of(), pass_of()
+    for a_pass in (one, other, one):
+        together.hand_out(a_pass)
+        a_pass.seen += 1
+    found = together.standing(other, clock=1, counts=[0, 2])
+    assert found == "the script trains with several loaders at once"
+    regular = RegularRounds()
+    train(regular, pass_of(), 1)  # break
+    train(regular, pass_of(), 1)
+    assert isinstance(regular.standing(None, clock=2, counts=[0, 2]), DataStanding)
