@@ -25,7 +25,7 @@ from tests.support.slurm.cluster import SlurmCluster
 
 HOSTS: Final = 4
 HEADERS: Final = 66
-TIMEOUT_S: Final = 420.0
+TIMEOUT_S: Final = 560.0
 
 
 def main() -> int:
