@@ -218,7 +218,9 @@ def job_script(folder: Path, plays: Sequence[Cell]) -> str:
     return "\n".join([*lines, ""])
 
 
-def play_on_four(plays: Sequence[Cell], cluster: SlurmCluster) -> list[Played]:
+def play_on_four(
+    plays: Sequence[Cell], cluster: SlurmCluster, keep: Path | None
+) -> list[Played]:
     folder = cluster.directory("matrix")
     script = folder / "job.sbatch"
     script.write_text(job_script(folder, plays))
@@ -238,10 +240,16 @@ def play_on_four(plays: Sequence[Cell], cluster: SlurmCluster) -> list[Played]:
         found.append(
             judged(place / "run", cell, hosts=4, statuses=statuses, seconds=seconds, output=output)
         )
+        if keep and not found[-1].is_good:
+            shutil.copytree(place, keep / _folder_name(cell))
     return found
 
 
 # -- what is told ----------------------------------------------------------------------------------
+
+
+def _folder_name(cell: Cell) -> str:
+    return str(cell).replace(", ", "-").replace(" ", "-")
 
 
 def load(path: Path) -> list[Played]:
@@ -312,12 +320,12 @@ def main() -> int:
     found: list[Played] = []
     if given.hosts > 1 and plays:
         with taken_cluster(shape="1gbit") as cluster:
-            found = play_on_four(plays, cluster)
+            found = play_on_four(plays, cluster, given.keep)
     for cell in plays if given.hosts == 1 else []:
         folder = Path(tempfile.mkdtemp(prefix="psdist-kills-"))
         found.append(play(cell, folder))
         if given.keep and not found[-1].is_good:
-            shutil.move(folder, given.keep / str(cell).replace(", ", "-").replace(" ", "-"))
+            shutil.move(folder, given.keep / _folder_name(cell))
         else:
             shutil.rmtree(folder)
         if given.json:
