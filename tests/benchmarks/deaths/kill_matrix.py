@@ -218,9 +218,7 @@ def job_script(folder: Path, plays: Sequence[Cell]) -> str:
     return "\n".join([*lines, ""])
 
 
-def play_on_four(
-    plays: Sequence[Cell], cluster: SlurmCluster, keep: Path | None
-) -> list[Played]:
+def play_on_four(plays: Sequence[Cell], cluster: SlurmCluster, keep: Path | None) -> list[Played]:
     folder = cluster.directory("matrix")
     script = folder / "job.sbatch"
     script.write_text(job_script(folder, plays))
