@@ -62,7 +62,6 @@ def test_of_two_jobs_on_a_host_one_ends_by_a_kill_and_the_other_well(tmp_path: P
         killed = both.submit(run, "deaths/killed.py", tmp_path / "killed", killed="2")
         well = both.submit(run, "group_of_three.py", tmp_path / "well")
     assert killed.result().returncode != 0, killed.result().text
-    assert "has died" in killed.result().text or "killed" in killed.result().text
     assert "completed" not in killed.result().stdout, killed.result().text
     digest(well.result())
     for path in ("killed", "well"):

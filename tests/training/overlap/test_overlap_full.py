@@ -213,7 +213,7 @@ def pickled(turn: Turn) -> list[Tensor]:
     file = io.BytesIO()
     torch.save(turn.model[1:], file)  # type: ignore[index] # it is a Sequential
     file.seek(0)
-    twin: nn.Module = torch.load(file, weights_only=False)
+    twin: nn.Module = torch.load(file, weights_only=False)  # what stands two lines above
     assert all(type(each._parameters) is dict for each in twin.modules())
     return list(twin.parameters())
 

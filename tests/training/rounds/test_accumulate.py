@@ -57,6 +57,16 @@ def in_torch(make: Make, lengths: list[int], *, workers: int, max_norm: float = 
     return flat(model)
 
 
+def require_one_step(outcome: Outcome, x: Tensor, y: Tensor) -> None:
+    """Every worker has come to where one step of all these samples leads."""
+    model = PROBLEM.model()
+    optimizer = sgd(model.parameters())
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    for result in outcome.results:
+        assert torch.allclose(result["parameters"], flat(model), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [sgd, adamw])
 @pytest.mark.parametrize("groups", [ALONE, OF_TWO, UNEVEN], ids=["alone", "of-two", "uneven"])
 def test_a_round_is_one_step_of_all_its_samples(
@@ -119,12 +129,7 @@ def test_a_short_batch_weighs_less(groups: tuple[tuple[int, ...], ...], tmp_path
         return {"parameters": flat(model)}
 
     outcome = accumulate(script, tmp_path, groups=groups, local_steps=3)
-    model = PROBLEM.model()
-    optimizer = sgd(model.parameters())
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    for result in outcome.results:
-        assert torch.allclose(result["parameters"], flat(model), rtol=1e-4, atol=1e-6)
+    require_one_step(outcome, x, y)
 
 
 @pytest.mark.parametrize("groups", [((0, 1),)], ids=["of-two"])
@@ -147,12 +152,7 @@ def test_a_worker_whose_data_ends_takes_part_in_its_groups_rounds(
         return {"parameters": flat(model)}
 
     outcome = accumulate(script, tmp_path, groups=groups, local_steps=6)
-    model = PROBLEM.model()
-    optimizer = sgd(model.parameters())
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    for result in outcome.results:
-        assert torch.allclose(result["parameters"], flat(model), rtol=1e-4, atol=1e-6)
+    require_one_step(outcome, x, y)
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,7 @@ def test_a_prepared_loader_gives_the_same(tmp_path: Path) -> None:
         return {"parameters": flat(model)}
 
     outcome = accumulate(script, tmp_path, local_steps=3)
-    model = PROBLEM.model()
-    optimizer = sgd(model.parameters())
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    for result in outcome.results:
-        assert torch.allclose(result["parameters"], flat(model), rtol=1e-4, atol=1e-6)
+    require_one_step(outcome, x, y)
 
 
 def scripted(between: Callable[[Job, nn.Module, int], None], behind: bool) -> Script:
