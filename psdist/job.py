@@ -930,6 +930,7 @@ class Job:
         report = {
             "trained_s": trained_s,
             "samples": max((each.samples for each in statistics), default=0),
+            "bytes_sent": self._loop.transport.bytes_sent,
             "sets": [each.as_told() for each in statistics],
         }
         self._send_progress()

@@ -726,5 +726,8 @@ class ServerLoop:
         self._has_finished = True
 
     def statistics(self) -> dict[str, Any]:
-        """For summary.json, by set."""
-        return {"sets": [each.statistics() for each in self.sets]}
+        """For summary.json: of this process, and by set."""
+        return {
+            "bytes_sent": self.transport.bytes_sent,
+            "sets": [each.statistics() for each in self.sets],
+        }

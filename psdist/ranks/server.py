@@ -777,6 +777,7 @@ class Reporter:
             **together(sets),
             "codecs": self._codecs.told(),
             "steps_by_loss": self._steps.told(),
+            "bytes_sent": told.bytes_sent,
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(time.monotonic() - context.started_s, 3),
             "samples": samples if is_known else None,

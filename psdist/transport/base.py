@@ -61,6 +61,12 @@ class Transport(Protocol):
         """Those of them that go on in another one's process: these are lost no more."""
         ...
 
+    @property
+    def bytes_sent(self) -> int:
+        """All that this process has sent others in this job: headers, payloads, control messages.
+        What a hosted endpoint sends counts as its host's, and its own is 0."""
+        ...
+
     def send(self, peer: int, frame: Frame) -> None:
         """Send the frame's header, packed already, and as much of its payload as the header's
         ``length`` says. Raises :class:`InvariantError` where the frame holds less than that."""

@@ -57,6 +57,10 @@ class LineTransport:
     def moved(self) -> Mapping[int, str]:
         return self._transport.moved
 
+    @property
+    def bytes_sent(self) -> int:
+        return self._transport.bytes_sent
+
     def send(self, peer: int, frame: Frame) -> None:
         if self._is_shard_elsewhere and peer == REGISTRAR:
             self._ready.append(Sent(frame))

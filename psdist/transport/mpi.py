@@ -102,6 +102,7 @@ class MpiTransport:
         self._cut_off: set[int] = set()
         """Those of them of whom only a part of a message is here: what is behind it is dropped."""
         self.lost: dict[int, str] = {}
+        self.bytes_sent = 0
         self._num_sent = dict.fromkeys(self._peer_of, 0)  # payloads to each rank
         self._num_offered = dict.fromkeys(self._peer_of, 0)  # payloads from each rank
         tag_limit = comm.Get_attr(MPI.TAG_UB)
@@ -132,6 +133,7 @@ class MpiTransport:
             self._failed(error, f"sending to {describe_peer(peer)}")
             self._ready.append(Sent(frame))
             return
+        self.bytes_sent += HEADER_BYTES + num_bytes
         self._sending.append((header, payload, frame, None))
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
@@ -160,6 +162,7 @@ class MpiTransport:
         except MPI.Exception as error:
             self._failed(error, f"sending to {describe_peer(peer)}")
             return
+        self.bytes_sent += len(data)
         self._sending.append((request, None, None, data))
 
     def accept(self, ticket: Any, frame: Frame) -> None:
@@ -198,6 +201,7 @@ class MpiTransport:
     def advance(self) -> None:
         """This rank goes on into the next job, or back to waiting: what others sent before that is
         late from now on (psdist.transport.generations)."""
+        self.bytes_sent = 0
         kept = [event for event in self._ready if _is_of_any_generation(event)]
         self._ready = deque([*kept, *self._generations.advance()])
 
@@ -392,6 +396,8 @@ class MpiTransport:
 class HostedEndpoint:
     """That of a peer which has died and goes on in this process, over this rank's transport, which
     has to be polled, too: it is what finds messages."""
+
+    bytes_sent = 0
 
     def __init__(self, transport: MpiTransport, me: int) -> None:
         self._transport = transport

@@ -31,7 +31,7 @@ from typing import Any
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Control, decode_control, encode_control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import describe_peer
 
 Actor = Generator[float | None, None, None]
@@ -138,6 +138,10 @@ class VirtualNetwork:
         endpoint = self._endpoints[address] = VirtualTransport(self, peer, address=address)
         endpoint.known_dead |= self.endpoint(host).known_dead
         return endpoint
+
+    def process_of(self, address: int) -> VirtualTransport:
+        """The endpoint in whose process this one is: mostly itself."""
+        return self.endpoint(self._host_of.get(address, address))
 
     def _id(self, address: int) -> int:
         return self._id_of.get(address, address)
@@ -246,7 +250,8 @@ class VirtualNetwork:
                 ticket.copy = bytes(frame.payload[:num_bytes])
             self._deliver(sender, peer, lambda: self._offer(peer, ticket))
 
-    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> None:
+    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> int:
+        """Returns the bytes of the message, its header with them."""
         data, said_by = encode_control(message), self._id(sender)
         for _ in range(self._how_often(self._link(sender, peer), type(message))):
             self._deliver(
@@ -254,6 +259,7 @@ class VirtualNetwork:
                 peer,
                 lambda: self._give(peer, ControlArrived(said_by, decode_control(data), set_index)),
             )
+        return HEADER_BYTES + len(data)
 
     def transfer(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
         if ticket.num_bytes > frame.capacity:
@@ -389,6 +395,7 @@ class VirtualTransport:
         self.inbox: deque[Event] = deque()
         self.lost: dict[int, str] = {}
         self.moved: dict[int, str] = {}
+        self.bytes_sent = 0
         self.known_dead: set[int] = set()
         """Of whom this one was told, or that whose process it is in."""
         self.is_asleep = False
@@ -400,10 +407,16 @@ class VirtualTransport:
 
     def send(self, peer: int, frame: Frame) -> None:
         self._network.transmit(self._address, self._address_of(peer), frame)
+        self._network.process_of(self._address).bytes_sent += (
+            HEADER_BYTES + frame.num_payload_bytes()
+        )
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
         address = self._address_of(peer)
-        self._network.transmit_control(self._address, address, message, set_index)
+        num_bytes = self._network.transmit_control(self._address, address, message, set_index)
+        process = self._network.process_of(self._address)
+        if process is not self._network.process_of(address):
+            process.bytes_sent += num_bytes
 
     def _address_of(self, peer: int) -> int:
         return self._moved.get(peer, self._network.found_at(peer))

@@ -157,6 +157,10 @@ class Outbox:
     def moved(self) -> Mapping[int, str]:
         return self._transport.moved
 
+    @property
+    def bytes_sent(self) -> int:
+        return self._transport.bytes_sent
+
     def send(self, peer: int, frame: Frame) -> None:
         if not self.primary.hold(_HeldFrame(peer, frame)):
             self._transport.send(peer, frame)

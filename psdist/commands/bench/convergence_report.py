@@ -123,6 +123,7 @@ def _of_summary(summary: dict[str, Any], roles: Roles) -> dict[str, Any]:
         "bytes": pushed + pulled,
         "bytes_pushed": pushed,
         "bytes_pulled": pulled,
+        "bytes_sent": summary["bytes_sent"],
         "link_bytes": pushed * to_servers + pulled * to_workers,
         "staleness": summary["max_staleness_seen"],
         "left_out": coding.get("error"),

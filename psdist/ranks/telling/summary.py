@@ -71,6 +71,15 @@ class Told:
     def all_servers(self) -> bool:
         return len(self.servers) == self.roles.num_servers
 
+    @property
+    def bytes_sent(self) -> int | None:
+        """All messages of those that have told what they have done, their headers and control
+        messages with them; None while one of them has not."""
+        if not (self.all_workers and self.all_servers):
+            return None
+        told = (*self.workers.values(), *self.servers.values())
+        return sum(int(each["bytes_sent"]) for each in told)
+
 
 def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, Any]:
     """What summary.json says of one set; ``built``: None before it was described."""

@@ -4,8 +4,9 @@
 
 ``--link`` in Mbit/s; words behind ``--`` go to the benchmark as they are. Printed besides is what
 the hosts' interfaces have sent beside what the summaries say, of which three quarters cross a link
-here: of every worker's bytes all but those of its own host's server. Of each packet 66 bytes are
-headers (Ethernet 14, IP 20, TCP 32). Brings the Slurm test cluster up and takes it down, whatever
+here: of every worker's bytes all but those of its own host's server; ``bytes_sent``, so psdist's
+headers and control messages count. Of each packet 66 bytes are headers (Ethernet 14, IP 20, TCP
+32). Brings the Slurm test cluster up and takes it down, whatever
 happens: nobody else may use it then. Needs root.
 """
 
@@ -69,10 +70,12 @@ def run(cluster: SlurmCluster, options: argparse.Namespace) -> int:
 
 
 def interfaces(result: dict[str, Any]) -> str:
-    lines = ["bytes on the interfaces, headers left out, against those of the summary or the ring:"]
+    lines = [
+        "bytes on the interfaces, packets' headers left out, against the summary's or the ring's:"
+    ]
     for row in result["rows"]:
-        is_ring = "bytes_pushed" not in row
-        told = row["bytes"] * (1.0 if is_ring else (HOSTS - 1) / HOSTS)
+        is_ring = "bytes_sent" not in row
+        told = row["bytes"] if is_ring else row["bytes_sent"] * (HOSTS - 1) / HOSTS
         seen = row["hosts_sent_bytes"] - HEADERS * row["hosts_sent_packets"]
         lines.append(f"  {row['name']}: {seen / 1e6:.2f} MB, {100 * (seen / told - 1):+.1f} %")
     return "\n".join(lines)

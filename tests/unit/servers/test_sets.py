@@ -133,6 +133,7 @@ class Wire:
     """A transport that keeps what is sent."""
 
     me = server_id(1)
+    bytes_sent = 0
 
     def __init__(self) -> None:
         self.events: list[Any] = []

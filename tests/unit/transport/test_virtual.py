@@ -7,9 +7,9 @@ import random
 import pytest
 
 from psdist.errors import InvariantError
-from psdist.protocol.control import Progress
+from psdist.protocol.control import Progress, encode_control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
-from psdist.protocol.header import Header, Kind
+from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.transport.base import Transport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -70,6 +70,24 @@ def test_who_drives_the_network_leaves_nothing_under_way() -> None:
     driver.drain(10.0)
     assert len(server.inbox) == 1
     assert driver.poll() == Sent(frame)
+
+
+def test_every_byte_for_another_process_is_counted_by_the_one_that_sends_it() -> None:
+    network, progress = VirtualNetwork(), Progress(worker=0, clock=1, samples=2)
+    worker, server = network.endpoint(worker_id(0)), network.endpoint(server_id(0))
+    frame = Frame(memoryview(bytearray(8)))
+    Header(kind=Kind.PUSH, sender=worker_id(0), length=5).pack_into(frame.header)
+    worker.send(server_id(0), frame)
+    assert worker.bytes_sent == HEADER_BYTES + 5
+    worker.send_control(server_id(0), progress)
+    one = HEADER_BYTES + len(encode_control(progress))
+    assert worker.bytes_sent == HEADER_BYTES + 5 + one
+    server.send_control(server_id(0), progress)
+    hosted = server.host(server_id(1))
+    hosted.send_control(server_id(0), progress)
+    assert server.bytes_sent == 0
+    hosted.send_control(worker_id(0), progress)
+    assert (server.bytes_sent, hosted.bytes_sent) == (one, 0)
 
 
 # -- death -------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 
 from psdist.config.sources import resolve
-from psdist.protocol.control import Control, Failure, Resume
+from psdist.protocol.control import Control, Failure, Resume, encode_control
 from psdist.protocol.events import ControlArrived
+from psdist.protocol.header import HEADER_BYTES
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.context import RankContext, connect
 
@@ -31,6 +32,8 @@ def send(context: RankContext) -> None:
     say(context, 0)
     context.advance()
     say(context, 1)
+    of_this_job = HEADER_BYTES + len(encode_control(Resume(seq=1)))
+    assert context.transport.bytes_sent == of_this_job
     context.advance()
     say(context, 2)
     mark(context)

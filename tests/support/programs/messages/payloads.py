@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from psdist.config.sources import resolve
 from psdist.errors import ProtocolError, TransportError
+from psdist.protocol.control import Progress, encode_control
 from psdist.protocol.events import Arrived, Event, Frame, Offered
 from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
@@ -45,10 +46,16 @@ def payload(round_number: int, index: int) -> bytes:
 
 
 def send(context: RankContext) -> None:
+    before, progress = context.transport.bytes_sent, Progress(worker=0, clock=1, samples=1)
+    context.transport.send_control(worker_id(0), progress)
+    context.transport.send_control(server_id(0), progress)
     for round_number in range(ROUNDS):
         for index in range(len(SIZES)):
             send_payload(context, payload(round_number, index), index)
         next_event(context, Arrived)
+    of_round = sum(HEADER_BYTES + size for size in SIZES)
+    of_control = HEADER_BYTES + len(encode_control(progress))
+    assert context.transport.bytes_sent - before == ROUNDS * of_round + of_control
     for told in (9, 7):
         send_lie(context, b"12345678", told)
         next_event(context, Arrived)

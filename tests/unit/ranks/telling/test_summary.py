@@ -14,6 +14,8 @@ ROLES = Roles(
     num_substitutes=3,
 )
 
+OUT = frozenset({2, 3, 4})
+
 
 def clocks(*not_joined: int) -> list[int]:
     progress = {worker: Progress(worker=worker, clock=9 - worker, samples=1) for worker in (0, 1)}
@@ -46,6 +48,21 @@ def test_the_clock_of_a_group_that_has_died_stays() -> None:
         not_joined=frozenset({2, 3}),
     )
     assert counts_of_set(told, None, 0)["clocks"] == [0, 0, 0, 0, 7]
+
+
+def test_bytes_are_those_of_all_that_have_told() -> None:
+    told = {0: {"bytes_sent": 3}, 1: {"bytes_sent": 4}, 2: {"bytes_sent": 5}}
+    servers = {0: {"bytes_sent": 10}}
+
+    def sent(workers: int, servers: dict[int, dict[str, int]]) -> int | None:
+        of_workers = {worker: told[worker] for worker in range(workers)}
+        parts = Told(roles=ROLES, workers=of_workers, servers=servers, progress={}, out=OUT)
+        return parts.bytes_sent
+
+    assert sent(2, servers) == 17
+    assert sent(3, servers) == 22  # who is out and has told it all the same
+    assert sent(1, servers) is None
+    assert sent(2, {}) is None
 
 
 def test_who_has_not_joined_owes_no_counts() -> None:
