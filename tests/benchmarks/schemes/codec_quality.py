@@ -47,6 +47,8 @@ class Scheme(NamedTuple):
 
 
 _TOPK: Final = "sync topk:0.01"
+_RISING: Final = "0: sync topk:0.25; 100: sync topk:0.1; 200: sync topk:0.04; 400: sync topk:0.01"
+"""As Deep Gradient Compression warms up (Lin et al. 2018, section 3.3): sparser step by step."""
 SCHEMES: Final = {
     "none": Scheme({}),
     "int8": Scheme({"codec": "int8"}),
@@ -61,6 +63,7 @@ SCHEMES: Final = {
     "topk:0.01": Scheme({"push_codec": "topk:0.01"}),
     "SGD, topk:0.01 from 200 on": Scheme({"schedule": f"0: sync none; 200: {_TOPK}"}, "SGD"),
     "SGD, topk:0.01 from 500 on": Scheme({"schedule": f"0: sync none; 500: {_TOPK}"}, "SGD"),
+    "SGD, topk:0.25 to 0.01 in 400": Scheme({"schedule": _RISING}, "SGD"),
     "SGD, topk:0.01 up to 1800": Scheme({"schedule": f"0: {_TOPK}; 1800: sync none"}, "SGD"),
     "SGD, topk:0.01 from 200 to 1800": Scheme(
         {"schedule": f"0: sync none; 200: {_TOPK}; 1800: sync none"}, "SGD"

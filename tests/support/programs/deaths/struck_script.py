@@ -22,6 +22,8 @@ PAUSE_S = 0.005
 STILL_S = 0.25
 """A worker that has been in a step, or in a collective, for so long and sends nothing waits."""
 MOST_S = 30.0
+CHECKPOINT_S = 2.0
+"""In every iteration, until the first checkpoint is there: so the next one's is far away."""
 
 
 class Watch:
@@ -58,6 +60,14 @@ def wait_until_fallen(strike: Strike) -> None:
         time.sleep(0.01)
 
 
+def is_there(file: Path) -> bool:
+    """Behind :data:`CHECKPOINT_S` at the latest."""
+    until_s = time.monotonic() + CHECKPOINT_S
+    while not file.exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return file.exists()
+
+
 class Nothing:
     def __enter__(self) -> None: ...
 
@@ -87,6 +97,9 @@ def main() -> None:
         if strike is not None and not is_first and strike.phase == phase:
             wait_until_fallen(strike)
 
+    parks = strike is not None and strike.phase == "parked"
+    newest = Path(os.environ["PSDIST_RUN_DIR"]) / "checkpoints" / "latest"
+
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 64)
@@ -100,10 +113,10 @@ def main() -> None:
             loss = model(batch[:, None].float().expand(-1, 64) / 1e3).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            if clock == AT:
+            if parks and clock >= AT and is_there(newest):  # else it would wait for who waits here
                 let_the_first_go("parked")
             time.sleep(PAUSE_S)
-            with waited if clock >= AT and strike and strike.phase == "parked" else Nothing():
+            with waited if parks and clock >= AT else Nothing():
                 optimizer.step()
             job.log(loss=float(loss.detach()), at=time.time())
             if clock == MEAN_AT:
