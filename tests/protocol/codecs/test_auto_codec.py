@@ -226,9 +226,10 @@ class Unbarred(Changing):
 class Deaf(VirtualNetwork):
     """Says nothing of other codecs to one worker."""
 
-    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> None:
-        if not (isinstance(message, BeginCodecs) and peer == worker_id(0)):
-            super().transmit_control(sender, peer, message, set_index)
+    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> int:
+        if isinstance(message, BeginCodecs) and peer == worker_id(0):
+            return 0
+        return super().transmit_control(sender, peer, message, set_index)
 
 
 def failures(**broken: Any) -> list[str]:

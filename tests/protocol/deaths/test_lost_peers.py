@@ -51,9 +51,9 @@ class WatchedNetwork(VirtualNetwork):
         self.sent.setdefault((sender, peer), []).append(bytes(frame.header))
         super().transmit(sender, peer, frame)
 
-    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> None:
+    def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> int:
         self.sent.setdefault((sender, peer), []).append(message)
-        super().transmit_control(sender, peer, message, set_index)
+        return super().transmit_control(sender, peer, message, set_index)
 
     def _give(self, peer: int, event: Event) -> None:
         what: bytes | Control | None = None

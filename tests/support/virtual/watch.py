@@ -362,6 +362,10 @@ class WatchedTransport:
     def lost(self) -> Mapping[int, str]:
         return self._transport.lost
 
+    @property
+    def bytes_sent(self) -> int:
+        return self._transport.bytes_sent
+
     def send(self, peer: int, frame: Frame) -> None:
         self._watch.on_send(self.me, peer, frame)
         self._transport.send(peer, frame)
