@@ -1,0 +1,97 @@
+"""What psdist has chosen by itself goes on with ``--resume``: local steps by the loss with the bits
+of a run that nobody has ended, codecs with the level that ruled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from psdist.commands.check import check_run
+from psdist.history.rules.findings import Rule
+from psdist.history.writers import read_histories
+from psdist.job import Job
+from psdist.workers.standing import Rounds
+from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
+from tests.support.programs.training.virtual_job import run_virtually
+
+BATCHES = 12
+BY_LOSS: dict[str, Any] = {"local_steps": 8, "steps_by": "loss", "record": True}
+
+
+def script_of(
+    *, at: tuple[int, ...], epochs: int = 4, loss_of: Callable[[float], float] = float
+) -> Script:
+    """``at``: behind these batches of the script there is a checkpoint."""
+
+    def script(job: Job, _stage: Stage) -> Result:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 2)
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(6 * BATCHES, 8, generator=generator)
+        dataset = TensorDataset(x, x[:, :2] * 2 + 1)
+        loader = job.loader(dataset, batch_size=2)
+        job.state.setdefault("batches", 0)
+        for _ in job.epochs(epochs):
+            job.report(7.0)  # again where the script is executed again; not in the mean, then
+            for given, wanted in loader:
+                optimizer.zero_grad()
+                loss = (model(given) - wanted).square().mean()
+                loss.backward()
+                job.report(loss_of(loss.item()))
+                optimizer.step()
+                job.state["batches"] += 1
+                if job.state["batches"] in at:
+                    job.checkpoint()
+        job.barrier()
+        values = torch.cat([each.detach().flatten() for each in model.parameters()])
+        return {"parameters": values, "clock": job.clock}
+
+    return script
+
+
+def run(path: Path, script: Script, *, resumes: bool = False, **settings: Any) -> Outcome:
+    groups = settings.pop("groups", ((0, 1), (2,)))
+    case = Case(name="resumed", script=script, servers=2, groups=groups, settings=settings)
+    return run_virtually(case, path, resumes=resumes)
+
+
+def lines_of(path: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+
+
+def violated(path: Path) -> set[str]:
+    return set(check_run(path, read_histories(path)).violations_by_rule)
+
+
+@pytest.mark.parametrize("batches", [3, 16, 33])
+def test_steps_by_the_loss_go_on_with_the_bits_of_a_run_that_nobody_ended(
+    batches: int, tmp_path: Path
+) -> None:
+    """Checkpoints within a block, the first one and later ones, whose steps were fixed."""
+    script = script_of(at=(batches,))
+    whole = run(tmp_path / "whole", script, **BY_LOSS)
+    whole.checked()
+    assert len(whole.summary["steps_by_loss"]) > 1, "steps never change: nothing is tested"
+    again = run(
+        Path(shutil.copytree(tmp_path / "whole", tmp_path / "again")),
+        script,
+        resumes=True,
+        **BY_LOSS,
+    )
+    again.checked()
+    assert again.summary["attempts"] == 2
+    for mine, its in zip(again.results, whole.results, strict=True):
+        assert mine["clock"] == its["clock"]
+        assert torch.equal(mine["parameters"], its["parameters"])
+    (first, *later), before = again.summary["steps_by_loss"], whole.summary["steps_by_loss"]
+    assert first["why"].startswith("checkpoint step-")
+    assert [each for each in before if each in later] == later
