@@ -97,6 +97,8 @@ class FixedSteps:
         """Of steps by the loss (block, steps): how many from which block on,"""
         self._num_fixed = 0
         """until this one, which is still to be fixed."""
+        self._num_before = 0
+        """Of them those that were fixed before the checkpoint from which the run goes on."""
         if isinstance(control, LossStepControl):
             self._starts.append((0, control.now))
 
@@ -113,7 +115,8 @@ class FixedSteps:
         if not isinstance(self._control, LossStepControl):
             raise ValueError("of local steps by the loss")
         self._control.go_on(kept)
-        self._starts, self._num_fixed = [*kept.starts], kept.num_fixed
+        self._starts = [*kept.starts]
+        self._num_fixed = self._num_before = kept.num_fixed
 
     def on_took(self, message: RoundTook) -> list[StepsAction]:
         group, control = self._leaders.get(message.worker), self._control
@@ -153,8 +156,8 @@ class FixedSteps:
         actions: list[StepsAction] = []
         for term, asked in tuple(self._terms.items()):
             control = self._control
-            is_before = isinstance(control, LossStepControl) and term.block < self._num_fixed
-            if asked.steps is None and is_before:  # it was fixed before the checkpoint
+            is_before = isinstance(control, LossStepControl) and term.block < self._num_before
+            if asked.steps is None and is_before:
                 assert isinstance(control, LossStepControl)
                 asked.steps = control.of_all(at_place(tuple(self._starts), term.block))
                 actions += [_answer(term, asked.steps, each) for each in sorted(asked.workers)]

@@ -106,6 +106,8 @@ def _check_by_loss(
         for block in range(block_of(_first_round(run)), num_before):
             fixed[Term(0, 0, block)] = [*control.of_all(at_place(starts, block))]
 
+    unsaid = [] if begins is None else [begins]
+
     def kept_now(step: int) -> KeptSteps:
         changes = [*starts[:1]]
         for term, (steps, *_) in fixed.items():
@@ -116,7 +118,8 @@ def _check_by_loss(
 
     def take(line: StepLine) -> str:
         if line.resumed is not None:
-            is_first = line is lines[0] and begins is not None
+            is_first = bool(unsaid)
+            unsaid.clear()
             return "" if is_first else "says with what the run has gone on, which it has not"
         if line.kept is not None:
             step = int(line.kept.checkpoint.removeprefix("step-"))
