@@ -40,6 +40,7 @@ from psdist.history.lengths import LengthRecords
 from psdist.history.writers import history_folder
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.prepared import ParameterSets
+from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import RoundTook
 from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
@@ -489,7 +490,8 @@ class Job:
         self._add_loss("job.report", metrics.number("job.report", loss))
 
     def _add_loss(self, call: str, loss: float) -> None:
-        if reads_losses(self._config):
+        # What is reported before training goes on where the checkpoint was made is in it already.
+        if reads_losses(self._config) and not self._checkpoints.is_resuming:
             self._losses.add(call, loss)
 
     def _steps_by_loss(self) -> StepsByLoss:
@@ -821,6 +823,9 @@ class Job:
         self._checkpoints.tell()
         self._loop.begin_waiting(self.clock)
         self._loop.wait_for(self._group.agree(name), name)
+        if name == CHECKPOINT and self._config.steps_by == "loss":
+            # It keeps all that was reported; what others have still to tell of a block, too.
+            tell_losses(self._losses, self.worker, self.clock, self._context.transport)
         self._send_progress()  # the registrar judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
 

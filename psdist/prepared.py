@@ -44,6 +44,7 @@ from psdist.protocol.optimizers import (
 )
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import backward_order, round_order
+from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
@@ -712,7 +713,7 @@ class ParameterSets:
             partition=partition,
             owners=owners,
             credits=credits_of(config, len(self._context.roles.groups)),
-            wire=wire_of(config),
+            wire=wire_of(config, levels_of(self._context.fidelity)),
             parameters=description.parameters,
             look_for_changes=lambda flat, clock: watch.look(
                 flat, clock=clock, is_local=self._steps_here

@@ -105,6 +105,11 @@ class ScriptCheckpoints:
             parent=context.parent,
         )
 
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the script has still to come to where its checkpoint was made."""
+        return self.script.is_resuming
+
     def begin(self) -> None:
         """Take what a checkpoint has of this script, if the job goes on from one, and signals."""
         self._restore()

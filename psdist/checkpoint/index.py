@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from psdist.checkpoint import plain as plain_values
 from psdist.checkpoint import strict
 from psdist.checkpoint.strict import parse_json
+from psdist.controller.kept import Fidelity
 from psdist.errors import CheckpointError, PlacementError
 from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
 from psdist.topology.text.models import (
@@ -155,6 +156,8 @@ class Index:
     """Of each group its workers."""
     sets: Annotated[tuple[SetRecord, ...], Field(min_length=1)]
     files: tuple[FileRecord, ...]
+    fidelity: Fidelity | None = None
+    """What psdist had chosen within the run; None where it chooses nothing that goes on."""
 
     @property
     def step(self) -> int:
@@ -175,6 +178,8 @@ _ADAPTER: Final = TypeAdapter(Index)
 def encode(index: Index) -> str:
     """Raises :class:`CheckpointError` for what :func:`decode` would refuse."""
     content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(index)}
+    if index.fidelity is None:
+        del content["fidelity"]
     # In one line: a model of many parameters would have more lines than a text may have.
     text = json.dumps({**content, "crc32": _checksum(content)}) + "\n"
     try:

@@ -58,6 +58,8 @@ class Wire:
     the rounds mean nothing."""
     is_ladder: bool = False
     """Whether the registrar says which of them rules which rounds."""
+    starts: tuple[tuple[int, int], ...] = ((0, 0),)
+    """Of a ladder (round, level): which rule which rounds as the job begins."""
     turns: Turns | None = None
     """Where it does so: of one parameter set (:meth:`of_set`)."""
     compare_every: int = 64
@@ -73,7 +75,7 @@ class Wire:
 
     def of_set(self) -> Wire:
         """For one end of one parameter set, whose rounds are its own."""
-        return replace(self, turns=Turns([(0, 0)])) if self.is_ladder else self
+        return replace(self, turns=Turns(self.starts)) if self.is_ladder else self
 
     def pushes(self, partition: Partition) -> Layouts | None:
         parts = [CodecOf(self.push, self.exact_in_pushes)]

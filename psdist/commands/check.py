@@ -68,6 +68,7 @@ from psdist.history.rules.modes import (
 from psdist.history.rules.pushes import Claims, check_num_iterations
 from psdist.history.rules.rebuilt import check_rebuilt
 from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.resumed import Attempt, check_resumed
 from psdist.history.rules.summaries import (
     Shown,
     ShownServer,
@@ -561,6 +562,7 @@ def _with_attempts(
 ) -> Report:
     """``report`` is of the newest attempt; those before may end anywhere, and break no rule."""
     reports, attempts, notes = {last: report}, {last: histories}, []
+    folders = {last: run_dir}
     for number in range(1, last):
         folder = run_dir / f"attempt-{number}"
         if not (history_folder(folder, 0) / "run.json").exists():
@@ -568,10 +570,17 @@ def _with_attempts(
                 f"attempt {number} was not recorded, ended before it had a model, or is not there"
             )
             continue
-        attempts[number] = read_histories(folder)
+        attempts[number], folders[number] = read_histories(folder), folder
         reports[number] = _check_one(folder, attempts[number])
     findings = Findings(max_listed_per_rule=20)
     notes += check_attempts(attempts, findings)
+    chosen = {
+        number: Attempt(
+            attempts[number][0].run, [*read_decision_lines(each), *read_step_lines(each)]
+        )
+        for number, each in folders.items()
+    }
+    check_resumed(chosen, findings)
     numbers = sorted(reports)
     joined = _joined(
         [reports[number] for number in numbers],

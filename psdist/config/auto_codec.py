@@ -37,7 +37,7 @@ OTHERS: Final = (
     Other({"local_steps": 2}, _TRIED, "local_steps = 1"),
     Other({"max_deaths": 1}, ""),
     Other({"replication": "buddy", "servers": 2}, _TRIED, "replication = none"),
-    Other({"resume": True}, _TRIED, "resume = false"),
+    Other({"resume": True}, ""),
     Other({"overlap": "full"}, ""),
     Other({"group": "node"}, ""),
     Other({"checkpoint_every": "100"}, ""),

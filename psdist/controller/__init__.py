@@ -2,9 +2,9 @@
 
 Lives here: when to change between sync and bounded staleness (``mode``), which bound staleness has
 (``bound``), which codecs to send with (``codec``), and how many local steps groups make (``steps``
-by their speed, ``loss_steps`` by the loss). Pure: numbers in, decisions out. The registrar runs
-one of them, ``psdist check`` feeds it what was recorded and must get the same decisions. It must
-not import anything of psdist.
+by their speed, ``loss_steps`` by the loss); in ``kept`` what a checkpoint has of that. Pure:
+numbers in, decisions out. The registrar runs one of them, ``psdist check`` feeds it what was
+recorded and must get the same decisions. It must not import anything of psdist.
 
     control = CodecControl(num_groups=4, names=["none", "fp16", "int8"])
     control.observe(Observation(group=0, first_round=1, own_us=[...], waits_us=[...]))

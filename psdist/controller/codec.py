@@ -35,11 +35,14 @@ lossiest level that may come becomes less lossy only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import chain
 from statistics import median_low
 from typing import Final, NamedTuple
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
+from psdist.controller.kept import KeptCodecs, are_starts, from_place
 from psdist.controller.loss_guard import LossGuard
 
 SLACK: Final = 0.10
@@ -87,6 +90,8 @@ class CodecControl(Controller):
         self._lossiest = len(names) - 1
         """Of the levels that the loss allows."""
         self.level = 0
+        self._starts = [(0, 0)]
+        """(round, level): which rules from when on."""
         self._num_windows = 0
         self._here = 0
         """Windows since the level of now rules."""
@@ -127,9 +132,59 @@ class CodecControl(Controller):
         goes_back = self._here == 1 and (self._came_from > left) == (to > left)
         self._vain[left] = min(self._vain.get(left, 0) + 1, _MOST_VAIN) if goes_back else 0
         self._came_from, self.level, self._here = left, to, 0
+        earlier = [each for each in self._starts if each[0] < round_number]
+        self._starts = [*earlier, (round_number, to)]
         if self._guard is not None:
             self._guard.begin()
         self._window.begin(max(round_number + SETTLES, self._window.first))
+
+    # -- from attempt to attempt ----------------------------------------------------------------
+
+    def kept(self, clock: int) -> KeptCodecs:
+        """For a checkpoint of ``clock`` rounds. Of rounds that no window has looked at yet nothing
+        is kept."""
+        self._starts = [*from_place(self._starts, clock)]
+        return KeptCodecs(
+            names=tuple(self._names),
+            starts=tuple(self._starts),
+            lossiest=self._lossiest,
+            num_windows=self._num_windows,
+            here=self._here,
+            came_from=self._came_from,
+            seen=tuple((level, *self._seen[level]) for level in sorted(self._seen)),
+            errors=tuple((level, *self._errors[level]) for level in sorted(self._errors)),
+            fixed_us=self._fixed_us,
+            vain=tuple(sorted(self._vain.items())),
+            guard=self._guard.kept() if self._guard is not None else None,
+        )
+
+    def go_on(self, kept: KeptCodecs, first_round: int) -> None:
+        """Before anything is observed: a run that begins with ``first_round``, from a checkpoint.
+        Raises ValueError for what is not of such a run."""
+        most = len(self._names) - 1
+        levels = [kept.came_from, *(each[0] for each in (*kept.seen, *kept.errors, *kept.vain))]
+        counts = [kept.num_windows, kept.here, *chain(*kept.seen, *kept.errors, *kept.vain)]
+        if (
+            kept.names != tuple(self._names)
+            or not are_starts(kept.starts, least=0, most=most)
+            or not 0 <= kept.lossiest <= most
+            or not all(0 <= each <= most for each in levels)
+            or min(counts) < 0
+            or max((times for _, times in kept.vain), default=0) > _MOST_VAIN
+            or not 0 <= kept.fixed_us < math.inf
+        ):
+            raise ValueError(f"of the codecs {', '.join(kept.names)}, or not whole")
+        self._starts = [*kept.starts]
+        self.level, self._lossiest = kept.starts[-1][1], kept.lossiest
+        self._num_windows, self._here = kept.num_windows, kept.here
+        self._came_from, self._fixed_us = kept.came_from, kept.fixed_us
+        self._seen = {level: _Seen(*each) for level, *each in kept.seen}
+        self._errors = {level: (error, window) for level, error, window in kept.errors}
+        self._vain = dict(kept.vain)
+        if self._guard is not None and kept.guard is not None:
+            self._guard.go_on(kept.guard)
+        # As at the beginning of a run: memory is made, and connections are opened.
+        self._window.begin(max(first_round, kept.starts[-1][0]) + FIRST)
 
     # -- what was seen --------------------------------------------------------------------------
 

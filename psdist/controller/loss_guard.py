@@ -12,7 +12,10 @@ nothing. It is lower than before if it is below the least one until then by a pa
 
 from __future__ import annotations
 
+import math
 from typing import Final
+
+from psdist.controller.kept import KeptGuard
 
 LEAST_FALL: Final = 1e-4
 """Of the least loss: so much lower is lower."""
@@ -45,6 +48,20 @@ class LossGuard:
     def begin(self) -> None:
         """Another level rules: what was reported under the one before says nothing of it."""
         self._count, self._total, self._num_vain = 0, 0.0, 0
+
+    def kept(self) -> KeptGuard:
+        """For a checkpoint."""
+        return KeptGuard(
+            count=self._count, total=self._total, least=self._least, num_vain=self._num_vain
+        )
+
+    def go_on(self, kept: KeptGuard) -> None:
+        """From a checkpoint. Raises ValueError for what none has."""
+        losses = kept.total, kept.least or 0.0
+        if min(kept.count, kept.num_vain) < 0 or not all(map(math.isfinite, losses)):
+            raise ValueError("reported losses that are none")
+        self._count, self._total = kept.count, kept.total
+        self._least, self._num_vain = kept.least, kept.num_vain
 
     @property
     def words(self) -> str:

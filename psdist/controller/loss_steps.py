@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from psdist.controller.kept import KeptSteps, are_starts
 from psdist.controller.steps import Choice
 
 MOST_LOSS: Final = 1e100
@@ -38,6 +39,37 @@ class LossStepControl:
         which workers are heard changes no bit."""
         self._count = 0
         self._first_loss: float | None = None
+
+    @property
+    def now(self) -> int:
+        """Steps that every group makes, as chosen last."""
+        return self._now
+
+    def kept(self, starts: tuple[tuple[int, int], ...], num_fixed: int) -> KeptSteps:
+        """For a checkpoint; what was fixed until then is the caller's."""
+        return KeptSteps(
+            starts=starts,
+            num_fixed=num_fixed,
+            first_loss=self._first_loss,
+            totals=tuple(self._totals),
+            count=self._count,
+        )
+
+    def go_on(self, kept: KeptSteps) -> None:
+        """From a checkpoint, before anything is reported. Raises ValueError for what none of such
+        a run has. Other workers go on with the sum of what those had reported."""
+        losses = [*kept.totals, kept.first_loss or 0.0]
+        if (
+            not are_starts(kept.starts, least=1, most=self._at_first)
+            or min(kept.num_fixed, kept.count) < 0
+            or not all(0 <= each < math.inf for each in losses)
+        ):
+            raise ValueError(f"of more than {self._at_first} local steps, or not whole")
+        self._now = kept.starts[-1][1]
+        self._first_loss, self._count = kept.first_loss, kept.count
+        rest = [0.0] * (len(self._totals) - 1)
+        is_same = len(kept.totals) == len(self._totals)
+        self._totals = [*kept.totals] if is_same else [sum(kept.totals), *rest]
 
     def report(self, worker: int, count: int, total: float) -> None:
         """This worker's script has reported ``count`` > 0 losses since its last report, with this
@@ -62,5 +94,9 @@ class LossStepControl:
         self._now = steps
         return self._choice(f"the loss is {loss:.4g}, {self._first_loss:.4g} at first")
 
+    def of_all(self, steps: int) -> tuple[int, ...]:
+        """By group, where each makes so many."""
+        return (steps,) * self._num_groups
+
     def _choice(self, why: str) -> Choice:
-        return Choice((self._now,) * self._num_groups, why)
+        return Choice(self.of_all(self._now), why)

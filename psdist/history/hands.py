@@ -18,6 +18,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field, model_validator
 
+from psdist.controller.kept import Fidelity
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.history.line_records import (
     Line,
@@ -89,10 +90,19 @@ class Fixed(Line):
     why: str
 
 
+class KeptLine(Line):
+    """What psdist had chosen by itself, as the checkpoint has it."""
+
+    checkpoint: Annotated[str, Field(pattern=r"^step-[0-9]{8,15}$")]
+    fidelity: Fidelity
+
+
 class StepLine(Line):
     observed: Observed | None = None
     reported: Reported | None = None
     fixed: Fixed | None = None
+    kept: KeptLine | None = None
+    resumed: KeptLine | None = None
 
     _is_one = model_validator(mode="after")(require_one)
 

@@ -189,11 +189,14 @@ class RunRecord(BaseModel):
         starts = [each.round for each in self.codecs]
         if starts and (starts[0] or starts != sorted(set(starts))):
             raise ValueError(f"codecs that begin at the rounds {starts[:8]}")
-        first = [CodecsSince(round=0, **each.model_dump()) for each in self.ladder[:1]]
-        if first and (self.codecs != tuple(first) or self.mode_by != "run"):
+        levels = [LevelCodecs(**each.model_dump(exclude={"round"})) for each in self.codecs]
+        is_first = levels == [*self.ladder[:1]]
+        is_kept = bool(self.restored and levels) and all(each in self.ladder for each in levels)
+        if self.ladder and (self.mode_by != "run" or not (is_first or is_kept)):
             raise ValueError(
                 f"of a ladder of {len(self.ladder)} codecs the run begins with the first one, in "
-                f"one mode; it begins with {[each.push for each in self.codecs[:8]]}"
+                "one mode, or with those that a checkpoint has; it begins with "
+                f"{[each.push for each in self.codecs[:8]]}"
             )
         if self.mode == "sync" and self.pipeline:
             raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")

@@ -37,6 +37,7 @@ from psdist.config.modes import judging_mode
 from psdist.config.on_server_death import survives_servers
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved, describe_defaults
+from psdist.controller.kept import Fidelity
 from psdist.errors import (
     BuriedError,
     ConfigError,
@@ -70,6 +71,7 @@ from psdist.ranks.agreement import (
     exchange,
     start_mpi,
 )
+from psdist.ranks.checkpointing.fidelity import packed, unpacked
 from psdist.ranks.checkpointing.resuming import Restored, mark_of, opened
 from psdist.ranks.failure import (
     end_all,
@@ -187,6 +189,7 @@ class RankContext:
         self._endpoint = self.transport
         self._first_path = self.run_directory.path
         self._checkpoint: Checkpoint | None = None
+        self._fidelity: Fidelity | None = None
         self._attempt = 1
         self._has_survived = False
         self._ends_without_mpi = False
@@ -297,9 +300,17 @@ class RankContext:
         """Whether this rank's script has others to end, or a job."""
         return self.comm is not None or self.is_in_job
 
-    def go_on(self, checkpoint: Checkpoint | None, attempt: int) -> None:
-        """The first job is attempt number ``attempt`` of a run, and goes on from ``checkpoint``."""
-        self._attempt, self._checkpoint = attempt, checkpoint
+    def go_on(
+        self, checkpoint: Checkpoint | None, attempt: int, fidelity: Fidelity | None = None
+    ) -> None:
+        """The first job is attempt number ``attempt`` of a run, and goes on from ``checkpoint``,
+        with this of psdist's own choices."""
+        self._attempt, self._checkpoint, self._fidelity = attempt, checkpoint, fidelity
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """What the job begins with of psdist's own choices; None: as every run begins."""
+        return self._fidelity if self.job <= 1 else None
 
     @property
     def restored(self) -> Restored | None:
@@ -702,7 +713,7 @@ def _connect(
             made = _packed(create_run_directory(outcome, placed.roles, placed.files))
         except ConfigError as error:
             made = error
-    path, attempt, name, mark = _unpacked(broadcast(comm, agreed(comm, made)))
+    path, attempt, name, mark, fidelity = _unpacked(broadcast(comm, agreed(comm, made)))
     checkpoint: Checkpoint | UserError | None = None
     try:
         checkpoint = opened(path, name, mark)
@@ -732,7 +743,7 @@ def _connect(
             end=context.end_cut_off,
         )
     atexit.register(context.end_process)  # behind whatever the script registers
-    context.go_on(checkpoint, attempt)
+    context.go_on(checkpoint, attempt, fidelity)
     context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
         parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
@@ -757,13 +768,14 @@ def _tell_of_pairs(context: RankContext, pairs: Pairs) -> None:
 def _packed(begun: Begun) -> bytes:
     name = begun.checkpoint.name if begun.checkpoint is not None else ""
     mark = mark_of(begun.checkpoint)
-    packed: bytes = msgpack.packb([os.fsencode(begun.path), begun.attempt, name, mark])
-    return packed
+    words = [os.fsencode(begun.path), begun.attempt, name, mark, packed(begun.fidelity)]
+    as_bytes: bytes = msgpack.packb(words)
+    return as_bytes
 
 
-def _unpacked(data: bytes) -> tuple[Path, int, str, str]:
-    path, attempt, name, mark = msgpack.unpackb(data)
-    return Path(os.fsdecode(path)), int(attempt), str(name), str(mark)
+def _unpacked(data: bytes) -> tuple[Path, int, str, str, Fidelity | None]:
+    path, attempt, name, mark, fidelity = msgpack.unpackb(data)
+    return Path(os.fsdecode(path)), int(attempt), str(name), str(mark), unpacked(fidelity)
 
 
 def join(
@@ -856,7 +868,7 @@ def _connect_alone(
         started_s=started_s,
         network=network,
     )
-    context.go_on(begun.checkpoint, begun.attempt)
+    context.go_on(begun.checkpoint, begun.attempt, begun.fidelity)
     start_logs(begun.path, rank=0, who=context._who_in_logs)
     _log_defaults(outcome)
     return context

@@ -19,9 +19,11 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import describe_modes, modes_that_may_come
 from psdist.config.settings import RunConfig, to_toml
 from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
+from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_spare, is_worker, worker_of
 from psdist.protocol.roles import Roles
+from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
 from psdist.report.run_directory import RunDirectory
 
@@ -35,7 +37,9 @@ class Begun:
     path: Path
     attempt: int = 1
     checkpoint: Checkpoint | None = None
-    """What the run goes on from."""
+    """What the run goes on from,"""
+    fidelity: Fidelity | None = None
+    """and with what of psdist's own choices."""
 
 
 def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Begun:
@@ -53,6 +57,7 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     path = path.absolute()
     lines: list[str] = []
     checkpoint, attempt = choose(path, lines.append) if config.resume else (None, 1)
+    fidelity = fidelity_of(config, checkpoint, lines.append)
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(config))
@@ -64,7 +69,7 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     _say(describe(outcome))
     _say(lines)
     _say(_nobody_to_be_ahead_of(config, roles))
-    return Begun(path=path, attempt=attempt, checkpoint=checkpoint)
+    return Begun(path=path, attempt=attempt, checkpoint=checkpoint, fidelity=fidelity)
 
 
 def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, first: Path) -> None:

@@ -23,8 +23,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
-from psdist.config.codec_rounds import has_codecs, is_auto, ladder_of
-from psdist.config.combinations import text_of_both
+from psdist.config.codec_rounds import has_codecs, is_auto
 from psdist.config.modes import (
     judging_mode,
     least_bound,
@@ -34,7 +33,6 @@ from psdist.config.modes import (
 )
 from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig
 from psdist.controller.bound import BoundControl
-from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
@@ -50,6 +48,7 @@ from psdist.protocol.control import Progress, Setup
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
+from psdist.ranks.checkpointing.fidelity import codec_control, levels_of, loss_step_control
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
 from psdist.ranks.checkpointing.states import StateSearch
 from psdist.ranks.context import RankContext
@@ -70,6 +69,7 @@ from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.deaths import Death, Survived
@@ -252,7 +252,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         reply_window=REPLY_WINDOW_BYTES if config.overlap == "full" else None,
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
-        wire=wire_of(config),
+        wire=wire_of(config, levels_of(context.fidelity)),
         compensation=config.delay_compensation,
         freeze_step=config.freeze_step,
         keeper=make_keeper(server),
@@ -344,7 +344,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
 
 
 def _registrar(context: RankContext) -> Registrar:
-    roles = context.roles
+    roles, first = context.roles, context.first_clocks(0)
     return Registrar(
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
@@ -364,6 +364,8 @@ def _registrar(context: RankContext) -> Registrar:
         control=_controller(context.config, roles.num_groups_beginning),
         steps=_step_control(context),
         num_substitutes=roles.num_substitutes,
+        fidelity=context.fidelity,
+        first_round=min(first.clocks[: roles.num_groups_beginning]) if first is not None else 0,
     )
 
 
@@ -374,13 +376,7 @@ def _controller(config: RunConfig, num_groups: int) -> Controller | None:
     if mode_by(config) == "auto":
         return ModeControl(num_groups=num_groups, staleness=config.staleness)
     if is_auto(config):
-        names = [text_of_both(each) for each in ladder_of(config)]
-        return CodecControl(
-            num_groups=num_groups,
-            names=names,
-            error_budget=config.error_budget,
-            loss_patience=config.loss_patience,
-        )
+        return codec_control(config, num_groups)
     return None
 
 
@@ -390,10 +386,8 @@ def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
         sizes = [len(workers) for workers in roles.groups]
         return StepControl(sizes=sizes, local_steps=config.local_steps)
     if config.steps_by == "loss":
-        return LossStepControl(
-            num_workers=roles.num_workers,
-            num_groups=len(roles.groups),
-            local_steps=config.local_steps,
+        return loss_step_control(
+            config, num_workers=roles.num_workers, num_groups=len(roles.groups)
         )
     return None
 
@@ -451,9 +445,16 @@ class Reporter:
         self._has_looked_for_empty_servers = False
         if is_active:
             context.on_abort = self._on_abort
-        self._decisions = DecisionReports(context.config, context.run_directory)
+        restored, fidelity = context.restored, context.fidelity
+        why = {}
+        if restored is not None and fidelity is not None:
+            why["why"] = f"checkpoint {restored.checkpoint.name}"
+        kept = fidelity.steps if fidelity is not None else None
+        self._decisions = DecisionReports(
+            context.config, context.run_directory, levels=levels_of(fidelity), **why
+        )
         self._modes, self._codecs = self._decisions.modes, self._decisions.codecs
-        self._steps = StepReports(context.config, context.run_directory)
+        self._steps = StepReports(context.config, context.run_directory, kept=kept, **why)
         mode = self._decisions.now
         self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
         self._standing = Standing(mode=mode, group_of_worker=context.roles.group_of_worker)
@@ -553,9 +554,18 @@ class Reporter:
             ),
             cut=zlib.crc32(partition.encode()),
         )
+        if self._is_active and not set_index:
+            self._record_resumed()
         if self._is_active:
             write_run(history_folder(context.run_directory.path, set_index), promised)
         return promised
+
+    def _record_resumed(self) -> None:
+        """What the job has begun with of psdist's own choices, before any other is made."""
+        restored, fidelity = self._context.restored, self._context.fidelity
+        if restored is not None and fidelity is not None:
+            of = self._decisions if fidelity.codecs is not None else self._steps
+            of.resumed(restored.checkpoint.name, fidelity)
 
     def note(self, action: OfficeAction) -> None:
         """On the deputy: the registrar has done this."""
@@ -635,6 +645,9 @@ class Reporter:
             self._copies.whole(action)
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
+            if isinstance(action, KeepFidelity):
+                of = self._decisions if action.fidelity.codecs is not None else self._steps
+                of.kept(action)
         elif isinstance(action, Death):
             self._deaths.declared(action)
             for worker in (action.worker, *action.left):

@@ -6,7 +6,7 @@ wire_of(config)          # the same for servers and workers
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import Checks
@@ -31,7 +31,8 @@ from psdist.protocol.flow import auto_credits
 logger = logging.getLogger("psdist")
 
 
-def wire_of(config: RunConfig) -> Wire:
+def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) -> Wire:
+    """``levels``: where psdist chooses the codecs, (round, level) as the job begins."""
     parts = coded_by_round(config)
     if is_auto(config):
         parts = tuple(CodecsFrom(0, *each) for each in ladder_of(config))
@@ -70,17 +71,22 @@ def wire_of(config: RunConfig) -> Wire:
         exact_in_replies=first.exact_in_replies,
         later=tuple(later),
         is_ladder=is_auto(config),
+        starts=tuple(levels),
     )
 
 
-def codecs_of_rounds(config: RunConfig) -> tuple[CodecsSince, ...]:
+def codecs_of_rounds(
+    config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)
+) -> tuple[CodecsSince, ...]:
     """For run.json: of every round; nothing where nothing is coded in any. Where psdist chooses
-    them, as the run begins."""
+    them, as the job begins, with these ``levels`` (round, level)."""
     if not has_codecs(config):
         return ()
     if is_auto(config):
-        first, *_ = codecs_of_ladder(config)
-        return (CodecsSince(round=0, **first.model_dump()),)
+        ladder = codecs_of_ladder(config)
+        return tuple(
+            CodecsSince(round=start, **ladder[level].model_dump()) for start, level in levels
+        )
     return tuple(
         CodecsSince(round=start, push=text_of(push), pull=text_of(pull), push_code=code)
         for (start, push, pull), code in zip(coded_by_round(config), _codes(config), strict=True)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
+from psdist.controller.kept import Fidelity
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS, checkpoint_name
 from psdist.protocol.control import WriteFailed, Written
@@ -30,6 +31,14 @@ class BeginCheckpoint:
     """Files of this checkpoint are about to be written."""
 
     checkpoint: str
+
+
+@dataclass(slots=True)
+class KeepFidelity:
+    """What psdist has chosen until then is part of the checkpoint that has begun."""
+
+    checkpoint: str
+    fidelity: Fidelity
 
 
 @dataclass(slots=True)

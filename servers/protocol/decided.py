@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.kept import Fidelity
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
@@ -36,9 +37,13 @@ class Decided:
         mode: str,
         control: Controller | None = None,
         steps: StepControl | LossStepControl | None = None,
+        fidelity: Fidelity | None = None,
+        first_round: int = 0,
     ) -> None:
         """``control``: of the mode or the codecs; ``steps``: of local steps; None where nobody
-        decides that. The others are the registrar's."""
+        decides that. ``fidelity``: what a checkpoint of ``first_round`` rounds has of them, from
+        which the run goes on. The others are the registrar's. Raises ValueError where that is of
+        other choices."""
         self._control = control
         self._decision: Decision | None = None
         """Of ``control``, while servers are being told."""
@@ -56,6 +61,27 @@ class Decided:
                 # order of arrival.
                 waits=mode == "sync" and isinstance(steps, LossStepControl),
             )
+        if fidelity is not None:
+            self._go_on(fidelity, first_round)
+
+    # -- from attempt to attempt ----------------------------------------------------------------
+
+    def kept(self, clock: int) -> Fidelity | None:
+        """For a checkpoint of ``clock`` rounds of the slowest group, made while no change is under
+        way; None where nothing is chosen that it could keep."""
+        control, steps = self._control, self._steps
+        codecs = control.kept(clock) if isinstance(control, CodecControl) else None
+        kept_steps = steps.kept(clock) if steps is not None else None
+        if codecs is None and kept_steps is None:
+            return None
+        return Fidelity(codecs=codecs, steps=kept_steps)
+
+    def _go_on(self, fidelity: Fidelity, first_round: int) -> None:
+        control, steps = self._control, self._steps
+        if fidelity.codecs is not None and isinstance(control, CodecControl):
+            control.go_on(fidelity.codecs, first_round)
+        if fidelity.steps is not None and steps is not None:
+            steps.go_on(fidelity.steps)
 
     # -- the mode, or the codecs ---------------------------------------------------------------
 

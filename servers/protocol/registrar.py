@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any, Final, NoReturn
 
 from psdist.controller.decisions import Controller, Decision
+from psdist.controller.kept import Fidelity
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
@@ -82,6 +83,7 @@ from psdist.servers.protocol.checkpoints import (
     Checkpoints,
     CompleteCheckpoint,
     DropCheckpoint,
+    KeepFidelity,
 )
 from psdist.servers.protocol.collectives import Collective, MissedCalls, Warn
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
@@ -128,6 +130,7 @@ RegistrarAction = (
     | Complete
     | Warn
     | BeginCheckpoint
+    | KeepFidelity
     | CompleteCheckpoint
     | DropCheckpoint
     | Death
@@ -181,6 +184,8 @@ class Registrar:
         control: Controller | None = None,
         steps: StepControl | LossStepControl | None = None,
         num_substitutes: int = 0,
+        fidelity: Fidelity | None = None,
+        first_round: int = 0,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -194,7 +199,7 @@ class Registrar:
         local steps each group makes, where they are not always as many; ``num_substitutes``: so
         many of the workers, the last ones, are groups of their own that join when others have died
         (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
-        either's."""
+        either's; ``fidelity``, ``first_round``: psdist.servers.protocol.decided."""
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._first_substitute = num_workers - num_substitutes
         self._shares_spares = bool(num_spares and num_substitutes)
@@ -222,7 +227,13 @@ class Registrar:
         self._modes = ModeChanges(num_servers=num_servers)
         self._takes_set_mode = takes_set_mode
         self._decided = Decided(
-            num_workers=num_workers, groups=groups, mode=mode, control=control, steps=steps
+            num_workers=num_workers,
+            groups=groups,
+            mode=mode,
+            control=control,
+            steps=steps,
+            fidelity=fidelity,
+            first_round=first_round,
         )
         self._changes_mode: int | None = None
         """Number of the collective that is over when the mode has changed."""
@@ -640,7 +651,9 @@ class Registrar:
         )
         collective.checkpoint = begun.checkpoint
         collective.answer = begun.checkpoint.encode()
-        return [begun, *self._resume(seq, begun.checkpoint)]
+        fidelity = self._decided.kept(lowest[0])
+        kept = [] if fidelity is None else [KeepFidelity(begun.checkpoint, fidelity)]
+        return [begun, *kept, *self._resume(seq, begun.checkpoint)]
 
     def _begin_change(self, seq: int, collective: Collective) -> list[RegistrarAction]:
         """Every worker has called set_mode."""

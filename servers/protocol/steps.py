@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from psdist.controller.kept import KeptSteps, at_place, from_place
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
-from psdist.controller.steps import StepControl, Term
+from psdist.controller.steps import StepControl, Term, block_of
 from psdist.errors import ProtocolError
 from psdist.protocol.control import AskSteps, LossReported, RoundTook, StepsFixed
 from psdist.protocol.ids import worker_id
@@ -92,6 +93,30 @@ class FixedSteps:
         self._waits = waits
         self._terms: dict[Term, _Asked] = {}
         """Terms for which some worker has still to ask."""
+        self._starts: list[tuple[int, int]] = []
+        """Of steps by the loss (block, steps): how many from which block on,"""
+        self._num_fixed = 0
+        """until this one, which is still to be fixed."""
+        self._num_before = 0
+        """Of them those that were fixed before the checkpoint from which the run goes on."""
+        if isinstance(control, LossStepControl):
+            self._starts.append((0, control.now))
+
+    def kept(self, clock: int) -> KeptSteps | None:
+        """For a checkpoint of ``clock`` rounds of the slowest group; None where the loss decides
+        nothing. Blocks that have begun go on in the run that goes on from it."""
+        if not isinstance(self._control, LossStepControl):
+            return None
+        self._starts = [*from_place(self._starts, block_of(clock))]
+        return self._control.kept(tuple(self._starts), self._num_fixed)
+
+    def go_on(self, kept: KeptSteps) -> None:
+        """Before anybody asks. Raises ValueError for what is not of such a run."""
+        if not isinstance(self._control, LossStepControl):
+            raise ValueError("of local steps by the loss")
+        self._control.go_on(kept)
+        self._starts = [*kept.starts]
+        self._num_fixed = self._num_before = kept.num_fixed
 
     def on_took(self, message: RoundTook) -> list[StepsAction]:
         group, control = self._leaders.get(message.worker), self._control
@@ -130,11 +155,23 @@ class FixedSteps:
         """Terms for which nobody is waited for any more."""
         actions: list[StepsAction] = []
         for term, asked in tuple(self._terms.items()):
+            control = self._control
+            is_before = isinstance(control, LossStepControl) and term.block < self._num_before
+            if asked.steps is None and is_before:
+                assert isinstance(control, LossStepControl)
+                asked.steps = control.of_all(at_place(tuple(self._starts), term.block))
+                actions += [_answer(term, asked.steps, each) for each in sorted(asked.workers)]
+                self._drop_if_over(term)
+                continue
             is_awaited = self._waits and len(asked.workers.union(away)) < self._num_workers
             if asked.steps is not None or is_awaited:
                 continue
-            choice = self._control.choose()
+            choice = control.choose()
             asked.steps = choice.steps
+            if isinstance(control, LossStepControl):
+                if choice.steps[0] != self._starts[-1][1]:
+                    self._starts.append((term.block, choice.steps[0]))
+                self._num_fixed = max(self._num_fixed, term.block + 1)
             actions.append(StepsChosen(term, choice.steps, choice.why))
             actions += [_answer(term, choice.steps, worker) for worker in sorted(asked.workers)]
             self._drop_if_over(term)

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.kept import Fidelity
 from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
-from psdist.history.hands import Reported
+from psdist.history.hands import KeptLine, Reported
 from psdist.history.line_records import require_one
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
@@ -89,6 +90,8 @@ class DecisionLine(_Line):
     sized: Sized | None = None
     gone: Gone | None = None
     came: Came | None = None
+    kept: KeptLine | None = None
+    resumed: KeptLine | None = None
 
     _is_one = model_validator(mode="after")(require_one)
 
@@ -142,7 +145,13 @@ def check_decisions(
     each for what was observed before it; nothing was decided that did not follow. ``members``: of
     that log; whose rounds were looked at follows from it."""
     checking = _Checking(run, findings)
+    checking.where = f"{DECISION_LINES}, line 1"
+    resumed = lines[0].resumed if lines else None
+    if not checking.go_on(resumed):
+        return
     for number, line in enumerate(lines, start=1):
+        if number == 1 and resumed is not None:
+            continue
         checking.where = f"{DECISION_LINES}, line {number}"
         if not checking.take(line):
             return
@@ -176,7 +185,41 @@ class _Checking:
             self._lose(line.gone.group)
         elif line.came is not None:
             self._admit(line.came)
+        elif line.kept is not None:
+            self._compare_kept(line.kept)
+        elif line.resumed is not None:
+            self._refuse("says with what the run has gone on, which the first line alone does")
         return True
+
+    def go_on(self, resumed: KeptLine | None) -> bool:
+        """With what a checkpoint has, or as every run begins. False where nothing behind it can be
+        judged."""
+        run = self._run
+        starts: tuple[tuple[int, int], ...] = ((0, 0),)
+        if resumed is not None:
+            control, codecs = self._control, resumed.fidelity.codecs
+            is_of_run = resumed.checkpoint == run.restored and resumed.fidelity.steps is None
+            if codecs is None or not is_of_run or not isinstance(control, CodecControl):
+                self._refuse("of another checkpoint than run.json says, or of other choices")
+                return False
+            try:
+                control.go_on(codecs, int(run.first[: run.first_substitute].min()))
+            except ValueError as error:
+                self._refuse(f"the run has gone on with choices {error}")
+                return False
+            starts = codecs.starts
+        if run.ladder:
+            levels = [(start, run.ladder[level].model_dump()) for start, level in starts]
+            begins = tuple(CodecsSince(round=start, **level) for start, level in levels)
+            if run.codecs[: len(begins)] != begins:
+                self._refuse(f"the run begins with other codecs than {starts}, by round and level")
+        return True
+
+    def _compare_kept(self, kept: KeptLine) -> None:
+        control, step = self._control, int(kept.checkpoint.removeprefix("step-"))
+        now = control.kept(step) if isinstance(control, CodecControl) else None
+        if now is None or kept.fidelity != Fidelity(codecs=now):
+            self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")
 
     def _refuse(self, why: str) -> None:
         self._findings.add(Rule.MODES, f"{self.where}: {why}")

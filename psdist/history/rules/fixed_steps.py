@@ -17,10 +17,11 @@ def check_fixed(
     take: Callable[[StepLine], str],
     choose: Callable[[], Choice],
     findings: Findings,
+    fixed: dict[Term, list[int]] | None = None,
 ) -> dict[Term, list[int]]:
-    """What was fixed, by term. ``take``: gives the controller what a line has observed, and says
-    what is wrong with it, "" for nothing."""
-    fixed: dict[Term, list[int]] = {}
+    """What was fixed, by term, behind what is in ``fixed`` already. ``take``: gives the controller
+    what a line has observed, and says what is wrong with it, "" for nothing."""
+    fixed = {} if fixed is None else fixed
     for number, line in enumerate(lines, start=1):
         told = line.fixed
         if told is None:

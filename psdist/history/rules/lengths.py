@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import Term, block_of, first_of
-from psdist.history.hands import StepLine
+from psdist.history.hands import STEP_LINES, StepLine
 from psdist.history.lengths import LengthLine, LengthLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
@@ -30,7 +31,8 @@ def check_lengths(
 ) -> None:
     """``workers``: by worker; ``lines``: the registrar's, in order."""
     fixed = _check_by_loss(run, lines, findings)
-    if list(fixed) != (in_turn := [Term(0, 0, block) for block in range(len(fixed))]):
+    first = block_of(_first_round(run))
+    if list(fixed) != (in_turn := [Term(0, 0, first + block) for block in range(len(fixed))]):
         at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)
         findings.add(Rule.HANDS, f"{[*fixed][at]} was fixed where {in_turn[at]} was to be")
     num_short = sum(
@@ -40,7 +42,9 @@ def check_lengths(
     if summary is None or not all(told.is_complete for told in workers):
         return
     claimed = [(each.round, each.steps) for each in summary.steps_by_loss]
-    if claimed != (shown := _changes(run, fixed)):
+    begins = _begins(run, lines)
+    at_first = run.local_steps_by_loss if begins is None else begins.starts[0][1]
+    if claimed != (shown := _changes(at_first, fixed)):
         findings.add(
             Rule.HANDS,
             f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}",
@@ -57,9 +61,21 @@ def check_lengths(
             )
 
 
-def _changes(run: RunRecord, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
+def _first_round(run: RunRecord) -> int:
+    """Of the group that is behind all others."""
+    return int(run.first[: run.first_substitute].min())
+
+
+def _begins(run: RunRecord, lines: Sequence[StepLine]) -> KeptSteps | None:
+    """With what a checkpoint has; None where the run begins as every one does."""
+    resumed = lines[0].resumed if lines else None
+    is_of_run = resumed is not None and resumed.checkpoint == run.restored
+    return resumed.fidelity.steps if resumed is not None and is_of_run else None
+
+
+def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
     """From which rounds on all groups made how many steps."""
-    changes = [(0, run.local_steps_by_loss)]
+    changes = [(0, at_first)]
     for term, (steps, *_) in sorted(fixed.items()):
         if steps != changes[-1][1]:
             changes.append((first_of(term.block), steps))
@@ -75,7 +91,40 @@ def _check_by_loss(
         local_steps=run.local_steps_by_loss,
     )
 
+    fixed: dict[Term, list[int]] = {}
+    begins = _begins(run, lines)
+    starts = ((0, run.local_steps_by_loss),) if begins is None else begins.starts
+    num_before = 0 if begins is None else begins.num_fixed
+    if begins is not None:
+        try:
+            control.go_on(begins)
+        except ValueError as error:
+            findings.add(
+                Rule.HANDS, f"{STEP_LINES}, line 1: the run has gone on with steps {error}"
+            )
+            return fixed
+        for block in range(block_of(_first_round(run)), num_before):
+            fixed[Term(0, 0, block)] = [*control.of_all(at_place(starts, block))]
+
+    unsaid = [] if begins is None else [begins]
+
+    def kept_now(step: int) -> KeptSteps:
+        changes = [*starts[:1]]
+        for term, (steps, *_) in fixed.items():
+            if steps != changes[-1][1]:
+                changes.append((term.block, steps))
+        num_fixed = max((term.block + 1 for term in fixed), default=num_before)
+        return control.kept(from_place(changes, block_of(step)), num_fixed)
+
     def take(line: StepLine) -> str:
+        if line.resumed is not None:
+            is_first = bool(unsaid)
+            unsaid.clear()
+            return "" if is_first else "says with what the run has gone on, which it has not"
+        if line.kept is not None:
+            step = int(line.kept.checkpoint.removeprefix("step-"))
+            is_so = line.kept.fidelity == Fidelity(steps=kept_now(step))
+            return "" if is_so else "other choices than follow from what was reported"
         told = line.reported
         if told is None:
             return "is no report"
@@ -84,7 +133,7 @@ def _check_by_loss(
         control.report(told.worker, told.count, told.total)
         return ""
 
-    return check_fixed(lines, take, control.choose, findings)
+    return check_fixed(lines, take, control.choose, findings, fixed)
 
 
 def _check_worker(
@@ -97,7 +146,7 @@ def _check_worker(
     """One round after the other, each of as many steps as were fixed, or fewer where it was cut;
     the number of those."""
     num_short, group = 0, int(run.group_of_worker()[worker])
-    for coming, line in enumerate(lines):
+    for coming, line in enumerate(lines, start=int(run.first[group])):
         where = f"worker {worker}: round {line.round}"
         if line.round != coming:
             findings.add(Rule.HANDS, f"{where} is recorded where round {coming} belongs")

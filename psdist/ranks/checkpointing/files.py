@@ -22,6 +22,7 @@ from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
 from psdist.checkpoint.states import State, StateEntry, Whole, to_json
 from psdist.checkpoint.tensors import Entry, write_file
 from psdist.config.modes import judging_mode
+from psdist.controller.kept import Fidelity
 from psdist.errors import CheckpointError, InvariantError
 from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS
 from psdist.protocol.control import Setup, WriteFailed, Written
@@ -36,6 +37,7 @@ from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
     DropCheckpoint,
+    KeepFidelity,
 )
 from psdist.servers.shard.regions import Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
@@ -43,7 +45,7 @@ from psdist.version import VERSION
 
 logger = logging.getLogger("psdist")
 
-CheckpointAction = BeginCheckpoint | CompleteCheckpoint | DropCheckpoint
+CheckpointAction = BeginCheckpoint | KeepFidelity | CompleteCheckpoint | DropCheckpoint
 
 
 def file_name(peer: int, joined: Mapping[int, int]) -> str:
@@ -224,6 +226,8 @@ class CheckpointFiles:
         self._sets: list[tuple[Partition, Setup]] = []
         self._problem = ""
         """Why the folder could not be begun."""
+        self._fidelity: Fidelity | None = None
+        """What belongs into the index of the checkpoint that is being written."""
 
     def add_set(self, partition: Partition, setup: Setup) -> None:
         """What a parameter set is of."""
@@ -243,11 +247,13 @@ class CheckpointFiles:
 
     def do(self, action: CheckpointAction) -> None:
         if isinstance(action, BeginCheckpoint):
-            self._problem = ""
+            self._problem, self._fidelity = "", None
             try:
                 self._folder.begin(action.checkpoint)
             except (OSError, CheckpointError) as error:
                 self._problem = f"{self._folder.path}: {_words(error)}"
+        elif isinstance(action, KeepFidelity):
+            self._fidelity = action.fidelity
         elif isinstance(action, DropCheckpoint):
             told = [f"{describe_peer(peer)}: {why}" for peer, why in action.problems.items()]
             more = f" (and {len(told) - _SHOWN_PROBLEMS} more)" * (len(told) > _SHOWN_PROBLEMS)
@@ -305,6 +311,7 @@ class CheckpointFiles:
                 FileRecord(name=file_name(peer, context.joined), num_bytes=num_bytes, crc32=crc32)
                 for peer, (num_bytes, crc32) in sorted(action.files.items())
             ),
+            fidelity=self._fidelity,
         )
 
 

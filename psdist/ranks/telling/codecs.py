@@ -8,6 +8,7 @@ codecs.now, codecs.told()            # for displays; for summary.json
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from psdist.config.codec_rounds import is_auto, ladder_of
@@ -21,11 +22,19 @@ logger = logging.getLogger("psdist")
 
 
 class CodecReports:
-    def __init__(self, config: RunConfig) -> None:
-        self.begins = codecs_of_rounds(config)
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        levels: Sequence[tuple[int, int]] = ((0, 0),),
+        why: str = "auto",
+    ) -> None:
+        """``levels``: where psdist chooses, (round, level) as the job begins, and ``why``."""
+        self.begins = codecs_of_rounds(config, levels)
         """For run.json, with ``ladder``."""
         self.ladder = codecs_of_ladder(config)
         self._names = [text_of_both(each) for each in ladder_of(config)] if is_auto(config) else []
+        self._levels, self._why = levels, why
         self._changes: list[ModeChanged] = []
 
     @property
@@ -33,14 +42,16 @@ class CodecReports:
         """In words, for displays; "" where psdist does not choose."""
         if not self._names:
             return ""
-        return self._names[self._changes[-1].level if self._changes else 0]
+        return self._names[self._changes[-1].level if self._changes else self._levels[-1][1]]
 
     @property
     def words(self) -> str:
         """Of the whole run; "" where psdist has not chosen."""
         if not self._names:
             return ""
-        parts = [f"codec auto, {self._names[0]}"]
+        (_, first), *later = self._levels
+        parts = [f"codec auto, {self._names[first]}"]
+        parts += [f"{self._names[level]} from {start}" for start, level in later]
         parts += [f"{self._names[each.level]} from {each.rounds[0]}" for each in self._changes]
         return ", ".join(parts)
 
@@ -51,10 +62,10 @@ class CodecReports:
     def told(self) -> list[dict[str, Any]]:
         """For summary.json: those of every round, in order, and why."""
         why = "settings"
-        if len(self.begins) > 1:
+        if self.ladder:
+            why = self._why
+        elif len(self.begins) > 1:
             why = "schedule"
-        elif self.ladder:
-            why = "auto"
         parts = [(each, why) for each in self.begins]
         for change in self._changes:
             codecs = self.ladder[change.level].model_dump()

@@ -6,14 +6,17 @@ decisions.on_action(action)          # keeps what is to be proved, and says what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from psdist.config.codec_rounds import is_controlled
 from psdist.config.settings import RunConfig
+from psdist.controller.kept import Fidelity
 from psdist.history.rules.decisions import DECISION_LINES
 from psdist.ranks.telling.codecs import CodecReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.report.run_directory import RunDirectory
+from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.modes import (
     GroupCame,
     GroupGone,
@@ -34,11 +37,20 @@ _KINDS: dict[type, str] = {
 
 
 class DecisionReports:
-    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        *,
+        levels: Sequence[tuple[int, int]] = ((0, 0),),
+        why: str = "auto",
+    ) -> None:
+        """``levels``: where psdist chooses the codecs, (round, level) as the job begins, and
+        ``why``."""
         self._is_kept = config.record and is_controlled(config)
         self._directory = directory
         self.modes = ModeReports(config)
-        self.codecs = CodecReports(config)
+        self.codecs = CodecReports(config, levels=levels, why=why)
 
     @property
     def now(self) -> str:
@@ -57,6 +69,17 @@ class DecisionReports:
         if isinstance(action, ModeChanged):
             of = self.modes if action.level < 0 else self.codecs
             of.changed(action)
+
+    def kept(self, action: KeepFidelity) -> None:
+        """It is part of a checkpoint."""
+        if self._is_kept:
+            self._directory.append(DECISION_LINES, {"kept": asdict(action)})
+
+    def resumed(self, checkpoint: str, fidelity: Fidelity) -> None:
+        """First of all: the job has gone on with this."""
+        if self._is_kept:
+            line = {"checkpoint": checkpoint, "fidelity": asdict(fidelity)}
+            self._directory.append(DECISION_LINES, {"resumed": line})
 
     def heard(self, loss: LossHeard) -> None:
         """A script has reported losses by which codecs are chosen."""

@@ -9,12 +9,15 @@ steps.words, steps.told()            # of steps by the loss: at the end, and for
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any, Final
 
 from psdist.config.settings import RunConfig
+from psdist.controller.kept import Fidelity, KeptSteps
 from psdist.controller.steps import first_of
 from psdist.history.hands import STEP_LINES
 from psdist.report.run_directory import RunDirectory
+from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
 logger = logging.getLogger("psdist")
@@ -25,14 +28,32 @@ _SILENT_BLOCKS: Final = 3
 
 
 class StepReports:
-    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        *,
+        kept: KeptSteps | None = None,
+        why: str = "settings",
+    ) -> None:
+        """``kept``: what the job goes on with of steps by the loss, and ``why``."""
         self._config = config
         self._directory = directory
         self._has_loss = False
         self._by_loss: list[dict[str, Any]] = []
         """How many steps all groups have made, from which round on, and why."""
         if config.steps_by == "loss":
-            self._by_loss.append({"round": 0, "steps": config.local_steps, "why": "settings"})
+            starts = ((0, config.local_steps),) if kept is None else kept.starts
+            for block, steps in starts:
+                self._by_loss.append({"round": first_of(block), "steps": steps, "why": why})
+
+    def kept(self, action: KeepFidelity) -> None:
+        """It is part of a checkpoint."""
+        self._append("kept", asdict(action))
+
+    def resumed(self, checkpoint: str, fidelity: Fidelity) -> None:
+        """First of all: the job has gone on with this."""
+        self._append("resumed", {"checkpoint": checkpoint, "fidelity": asdict(fidelity)})
 
     def observed(self, seen: StepsObserved) -> None:
         line = {"group": seen.group, "round": seen.round, "step_us": seen.step_us}

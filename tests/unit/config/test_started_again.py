@@ -12,9 +12,8 @@ from psdist.config.settings import RunConfig, contradiction
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"steps_by": "loss", "local_steps": 4}, "a checkpoint does not say what the loss was at"),
+        ({"steps_by": "speed", "local_steps": 4}, "a checkpoint does not say how a pass was dealt"),
         ({"mode": "auto"}, "resume = true with mode = auto: a mode that changes"),
-        ({"codec": "auto"}, "codec = auto with resume = True: codecs that psdist changes"),
     ],
 )
 def test_a_job_that_could_not_be_started_again_is_not_ended_for_that(
@@ -29,5 +28,8 @@ def test_a_job_that_could_not_be_started_again_is_not_ended_for_that(
     assert both == contradiction(RunConfig(**settings, resume=True))
 
 
-def test_a_job_that_can_be_started_again_may_be_ended_for_that() -> None:
-    assert contradiction(RunConfig(on_usr1="requeue")) == ""
+@pytest.mark.parametrize(
+    "settings", [{}, {"codec": "auto"}, {"steps_by": "loss", "local_steps": 4}]
+)
+def test_a_job_that_can_be_started_again_may_be_ended_for_that(settings: dict[str, Any]) -> None:
+    assert contradiction(RunConfig(**settings, on_usr1="requeue")) == ""

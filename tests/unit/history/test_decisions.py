@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Observation
+from psdist.controller.kept import Fidelity, KeptCodecs
 from psdist.errors import HistoryError
 from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
 from psdist.history.rules.decisions import (
@@ -294,3 +298,85 @@ def test_a_damaged_report_is_named(total: str, tmp_path: Path) -> None:
     line = f'{{"reported": {{"worker": 0, "round": 0, "count": 1, "total": {total}}}}}'
     with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged"):
         read_decision_lines(write(tmp_path, f"{line}\n"))
+
+
+# -- from attempt to attempt ---------------------------------------------------------------------
+
+NAME = "step-00000100"
+AGAIN = RUN.model_copy(update={"restored": NAME, "restored_attempt": 1, "first_clocks": (100, 90)})
+
+
+def controlled() -> CodecControl:
+    return CodecControl(num_groups=2, names=["none", "x/x"])
+
+
+def line_of(key: str, codecs: KeptCodecs | None, checkpoint: str = NAME) -> DecisionLine:
+    told = {"checkpoint": checkpoint, "fidelity": Fidelity(codecs=codecs)}
+    return DecisionLine.model_validate({key: told})
+
+
+def begins(*levels: tuple[int, int]) -> RunRecord:
+    ladder = (NONE, INT8)
+    codecs = [CodecsSince(round=at, **ladder[level].model_dump()) for at, level in levels]
+    return AGAIN.model_copy(update={"codecs": tuple(codecs)})
+
+
+def test_a_run_goes_on_with_what_its_first_line_says() -> None:
+    kept = replace(controlled().kept(0), starts=((0, 1),), came_from=0, here=1)
+    first = line_of("resumed", kept)
+    told = {"own_us": [1000] * 20, "waits_us": [9000] * 20, "first_round": 95}
+    why = (
+        "iterations 95 to 114: 10.00 ms each with x/x, 9.00 ms of them waiting; 10.00 ms seen with"
+    )
+    assert findings_of(first, sized(), observed(0, **told), run=begins((0, 1))) == ""
+    lines = (first, sized(), observed(0, **told), observed(1, **told), changed(0, why=why))
+    assert "line 5: changed to none" in findings_of(*lines, run=begins((0, 1)))
+    assert "begins with other codecs than ((0, 1),)" in findings_of(first, run=begins((0, 0)))
+    assert "begins with other codecs than ((0, 0),)" in findings_of(sized(), run=begins((0, 1)))
+
+
+def test_codecs_that_were_set_for_a_later_round_are_the_runs() -> None:
+    kept = replace(controlled().kept(0), starts=((0, 0), (101, 1)))
+    assert findings_of(line_of("resumed", kept), run=begins((0, 0), (101, 1))) == ""
+    assert findings_of(line_of("resumed", kept), run=begins((0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (line_of("resumed", None), "of another checkpoint than run.json says, or of other"),
+        (
+            line_of("resumed", controlled().kept(0), "step-00000101"),
+            "line 1: of another checkpoint than run.json says",
+        ),
+        (
+            line_of("resumed", replace(controlled().kept(0), lossiest=2)),
+            "line 1: the run has gone on with choices of the codecs none, x/x, or not whole",
+        ),
+    ],
+)
+def test_what_a_run_cannot_have_gone_on_with(line: DecisionLine, words: str) -> None:
+    assert words in findings_of(line, sized(5), run=begins((0, 0)))
+
+
+def test_only_the_first_line_says_with_what_a_run_has_gone_on() -> None:
+    first = line_of("resumed", controlled().kept(0))
+    found = findings_of(first, first, run=begins((0, 0)))
+    assert found.startswith("decisions.jsonl, line 2: says with what the run has gone on")
+
+
+def test_what_a_checkpoint_keeps_follows_from_what_was_observed() -> None:
+    control = controlled()
+    lines = [sized(), observed(0), observed(1), changed()]
+    control.know_sizes([1000, 250])
+    for group in (0, 1):
+        control.observe(Observation(group, 5, [1000] * 20, [9000] * 20, [0] * 20))
+    decision = control.judge()
+    assert decision is not None
+    control.committed(decision, 30)
+    kept = line_of("kept", control.kept(29), "step-00000029")
+    assert findings_of(*lines, kept) == ""
+    assert "step-00000029 has other choices than follow" in findings_of(*lines[:3], kept, lines[3])
+    other = line_of("kept", control.kept(30), "step-00000029")
+    assert "line 5: step-00000029 has other choices than follow" in findings_of(*lines, other)
+    assert "has other choices" in findings_of(*lines, line_of("kept", None))

@@ -3,12 +3,14 @@ judged by the check."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from psdist.controller.kept import Fidelity, KeptSteps
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.errors import HistoryError
 from psdist.history.hands import STEP_LINES, Fixed, Observed, Reported, StepLine, read_step_lines
@@ -213,3 +215,84 @@ def test_a_line_says_one_thing(kind: type[StepLine | DecisionLine]) -> None:
 
 def test_the_largest_losses_are_taken() -> None:
     assert found(MINE, [STEPS[0], reported(0, MOST_LOSS), fixed(1, 4, 4), fixed(2, 4, 4)])[1:] == ()
+
+
+# -- from attempt to attempt ---------------------------------------------------------------------
+
+NAME = "step-00000006"
+AGAIN = RUN.model_copy(
+    update={"restored": NAME, "restored_attempt": 1, "first_clocks": (6, 6), "groups": ((0,), (1,))}
+)
+KEPT = KeptSteps(starts=((0, 3),), num_fixed=3, first_loss=4.0, totals=(2.0, 0.0), count=1)
+
+
+def kept_line(key: str, kept: KeptSteps | None, checkpoint: str = NAME) -> StepLine:
+    told = {"checkpoint": checkpoint, "fidelity": Fidelity(steps=kept)}
+    return StepLine.model_validate({key: told})
+
+
+def fixed_line(block: int, steps: int, why: str = "") -> StepLine:
+    return StepLine(fixed=Fixed(loader=0, number=0, block=block, steps=[steps] * 2, why=why))
+
+
+def judged_again(*lines: StepLine, rounds: range = range(6, 10), steps: int = 3) -> list[str]:
+    findings = Findings(max_listed_per_rule=9)
+    made = tuple(LengthLine(round=each, steps=steps - (each > 8)) for each in rounds)
+    workers = [LengthLines(lines=made, is_complete=True)] * 2
+    told = summary(
+        local_steps=2 * sum(each.steps for each in made),
+        rounds_cut=0,
+        steps_by_loss=(StepsTold(round=0, steps=3), StepsTold(round=9, steps=2)),
+    )
+    check_lengths(AGAIN, workers, lines, told, findings)
+    return [*findings.lines()]
+
+
+FALLS = StepLine(reported=Reported(worker=0, round=9, count=1, total=0.0))
+WHY = "the loss is 1, 4 at first"
+BEGINS = kept_line("resumed", KEPT)
+
+
+def test_a_run_goes_on_with_the_steps_of_rounds_that_had_begun() -> None:
+    assert judged_again(BEGINS, FALLS, fixed_line(3, 2, WHY)) == []
+    later = kept_line(
+        "kept",
+        KeptSteps(starts=((0, 2),), num_fixed=4, first_loss=4.0, totals=(0.0, 0.0), count=0),
+        "step-00000009",
+    )
+    assert judged_again(BEGINS, FALLS, fixed_line(3, 2, WHY), later) == []
+    early = kept_line("kept", KEPT, "step-00000007")
+    assert judged_again(BEGINS, early, FALLS, fixed_line(3, 2, WHY)) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ((BEGINS, fixed_line(2, 3), FALLS, fixed_line(3, 2, WHY)), "is fixed twice"),
+        ((BEGINS, FALLS, fixed_line(4, 2, WHY)), "was fixed where"),
+        ((BEGINS, FALLS, BEGINS, fixed_line(3, 2, WHY)), "line 3: says with what the run has gone"),
+        ((FALLS, fixed_line(3, 2, WHY)), "its steps were never fixed"),
+        (
+            (kept_line("resumed", KEPT, "step-00000007"), FALLS, fixed_line(3, 2, WHY)),
+            "line 1: says with what the run has gone on, which it has not",
+        ),
+        (
+            (kept_line("resumed", replace(KEPT, starts=((0, 5),))), FALLS, fixed_line(3, 2, WHY)),
+            "line 1: the run has gone on with steps of more than 4 local steps, or not whole",
+        ),
+        (
+            (BEGINS, kept_line("kept", replace(KEPT, count=2)), FALLS, fixed_line(3, 2, WHY)),
+            "line 2: other choices than follow from what was reported",
+        ),
+    ],
+)
+def test_what_no_run_goes_on_with(lines: tuple[StepLine, ...], words: str) -> None:
+    assert any(words in line for line in judged_again(*lines)), judged_again(*lines)
+
+
+def test_rounds_begin_where_the_checkpoint_was_made() -> None:
+    lines = (BEGINS, FALLS, fixed_line(3, 2, WHY))
+    assert any(
+        "round 5 is recorded where round 6" in each
+        for each in judged_again(*lines, rounds=range(5, 10))
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from psdist.controller.codec import CodecControl
+from psdist.controller.kept import Fidelity, KeptSteps
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
+from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
 from psdist.protocol.control import (
     AskSteps,
     Control,
@@ -22,6 +24,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
@@ -228,3 +231,91 @@ def test_codecs_are_guarded_by_what_is_reported_where_that_is_asked_for() -> Non
         tell(machine(2), loss(2, float("inf")))
     with pytest.raises(ProtocolError, match="sent LossReported of worker 1"):
         machine(2).handle(worker_id(0), loss(1, 3.0))
+
+
+# -- from attempt to attempt ---------------------------------------------------------------------
+
+
+def resumed(fidelity: Fidelity, mode: str = "sync") -> Registrar:
+    steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
+    return Registrar(
+        num_workers=3,
+        num_servers=1,
+        groups=((0,), (1, 2)),
+        steps=steps,
+        mode=mode,
+        fidelity=fidelity,
+        first_round=7,
+    )
+
+
+def of_block(worker: int, block: int) -> AskSteps:
+    return AskSteps(worker=worker, loader=0, number=0, block=block)
+
+
+def test_blocks_that_had_begun_are_not_decided_again() -> None:
+    kept = KeptSteps(starts=((0, 6), (3, 4)), num_fixed=4, first_loss=4.0, totals=(1.0,), count=1)
+    machine = resumed(Fidelity(steps=kept))
+    for worker, block, steps in ((0, 2, 6), (1, 3, 4), (2, 2, 6)):
+        (answer,) = tell(machine, of_block(worker, block))
+        assert isinstance(answer, SendControl)
+        assert answer.message == StepsFixed(loader=0, number=0, block=block, steps=[steps] * 2)
+    assert [tell(machine, of_block(worker, 4)) for worker in (0, 1)] == [[], []]
+    chosen, *answers = tell(machine, of_block(2, 4))
+    assert isinstance(chosen, StepsChosen)
+    assert chosen.steps == (4, 4)  # a loss of 1, where it was 4
+    assert len(answers) == 3
+    assert machine._decided.kept(13) == Fidelity(
+        steps=KeptSteps(
+            starts=((0, 4),), num_fixed=5, first_loss=4.0, totals=(0.0, 0.0, 0.0), count=0
+        )
+    )
+
+
+def test_what_was_fixed_is_kept_by_block() -> None:
+    machine = by_loss("async")
+    tell(machine, LossReported(worker=0, round=0, count=1, total=4.0))
+    assert machine._decided.kept(0) == Fidelity(
+        steps=KeptSteps(
+            starts=((0, 8),), num_fixed=0, first_loss=None, totals=(4.0, 0.0, 0.0), count=1
+        )
+    )
+    for block, loss in ((0, 1.0), (1, 4.0), (2, 1.0)):
+        tell(machine, of_block(0, block))
+        tell(machine, LossReported(worker=0, round=block, count=1, total=loss))
+    found = machine._decided.kept(1)
+    assert found is not None
+    assert found.steps is not None
+    assert (found.steps.starts, found.steps.num_fixed) == (((0, 4),), 3)
+    machine = by_loss("async")
+    for block, loss in ((0, 4.0), (1, 4.0), (2, 1.0), (3, 1.0)):
+        tell(machine, of_block(0, block))
+        tell(machine, LossReported(worker=0, round=block, count=1, total=loss))
+    found = machine._decided.kept(1)
+    assert found is not None
+    assert found.steps is not None
+    assert (found.steps.starts, found.steps.num_fixed) == (((0, 8), (3, 4)), 4)
+
+
+def test_where_nothing_is_chosen_by_the_loss_nothing_is_kept() -> None:
+    assert registrar()._decided.kept(3) is None
+    assert Registrar(num_workers=3, num_servers=1)._decided.kept(3) is None
+
+
+def test_steps_by_speed_go_on_with_nothing() -> None:
+    kept = KeptSteps(starts=((0, 6),), num_fixed=4, first_loss=4.0, totals=(1.0,), count=1)
+    steps = StepControl(sizes=[1, 2], local_steps=8)
+    with pytest.raises(ValueError, match=r"^of local steps by the loss$"):
+        Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(steps=kept))
+
+
+def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:
+    control = CodecControl(num_groups=3, names=["none", "fp16"])
+    machine = Registrar(num_workers=3, num_servers=1, control=control, groups=((0,), (1,), (2,)))
+    actions: list[RegistrarAction] = []
+    for worker in range(3):
+        enter = Enter(worker=worker, seq=1, name=CHECKPOINT, payload=pack_clocks([7]))
+        actions += tell(machine, enter)
+    begin, keep, *_ = actions
+    assert begin == BeginCheckpoint("step-00000007")
+    assert keep == KeepFidelity("step-00000007", Fidelity(codecs=control.kept(7)))

@@ -24,7 +24,10 @@ import torch
 
 from psdist.job import Job
 from psdist.protocol.ids import server_id, worker_id
+from psdist.ranks.checkpointing.fidelity import fidelity_of
+from psdist.ranks.checkpointing.resuming import choose
 from psdist.ranks.context import RankContext
+from psdist.ranks.run_files import Begun
 from psdist.ranks.server import server_actor
 from psdist.report.run_directory import RunDirectory
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -45,17 +48,29 @@ class DeadlockError(AssertionError):
 
 
 def run_virtually(
-    case: Case, path: Path, *, seed: int = 0, link: LinkModel | None = None
+    case: Case,
+    path: Path,
+    *,
+    seed: int = 0,
+    link: LinkModel | None = None,
+    resumes: bool = False,
 ) -> Outcome:
-    """Run ``case`` to its end; whatever a worker or a server raises is raised here."""
+    """Run ``case`` to its end; whatever a worker or a server raises is raised here. ``resumes``:
+    with the run that is in ``path`` already, as with ``--resume``."""
     path.mkdir(parents=True, exist_ok=True)
+    begun = Begun(path=path)
+    if resumes:
+        (path / "ranks.json").write_text("[]")
+        checkpoint, attempt = choose(path, print)
+        fidelity = fidelity_of(case.config, checkpoint, print)
+        begun = Begun(path=path, attempt=attempt, checkpoint=checkpoint, fidelity=fidelity)
     network = VirtualNetwork(seed=seed, link=link)
     board: list[bytes] = []
     workers: list[_Worker] = []
     channels = _channels(case, network, seed, link or LinkModel())
 
     def world_of(peer: int, rank: int, worker: _Worker | None) -> RankContext:
-        return _VirtualWorld(
+        context = _VirtualWorld(
             config=case.config,
             roles=case.roles(),
             rank=rank,
@@ -68,6 +83,8 @@ def run_virtually(
             channel=channels[worker.index] if worker is not None else AloneChannel(),
             board=board,
         )
+        context.go_on(begun.checkpoint, begun.attempt, begun.fidelity)
+        return context
 
     for index in range(case.num_workers):
         worker = _Worker(index)

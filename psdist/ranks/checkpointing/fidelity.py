@@ -1,0 +1,105 @@
+"""What a run that goes on from a checkpoint takes over of what psdist had chosen by itself.
+
+fidelity = fidelity_of(config, checkpoint, say=print)      # on rank 0; None: as at the beginning
+unpacked(packed(fidelity))                                 # on its way to the other ranks
+levels_of(fidelity)                                        # [(0, 3)]: codecs' levels by round
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from psdist.checkpoint.reading import Checkpoint
+from psdist.config.codec_rounds import is_auto, ladder_of
+from psdist.config.combinations import text_of_both
+from psdist.config.settings import RunConfig
+from psdist.controller.codec import CodecControl
+from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps
+from psdist.controller.loss_steps import LossStepControl
+from psdist.errors import ProtocolError
+
+_ADAPTER: Final = TypeAdapter(Fidelity | None)
+_FIRST_LEVELS: Final = ((0, 0),)
+
+
+def codec_control(config: RunConfig, num_groups: int) -> CodecControl:
+    """That of ``codec = auto``, at the beginning of a run."""
+    return CodecControl(
+        num_groups=num_groups,
+        names=[text_of_both(each) for each in ladder_of(config)],
+        error_budget=config.error_budget,
+        loss_patience=config.loss_patience,
+    )
+
+
+def loss_step_control(config: RunConfig, *, num_workers: int, num_groups: int) -> LossStepControl:
+    """That of ``steps_by = loss``, at the beginning of a run."""
+    return LossStepControl(
+        num_workers=num_workers, num_groups=num_groups, local_steps=config.local_steps
+    )
+
+
+def fidelity_of(
+    config: RunConfig, checkpoint: Checkpoint | None, say: Callable[[str], None]
+) -> Fidelity | None:
+    """On rank 0. ``say`` gets a line for what is dropped: the settings are others now."""
+    kept = checkpoint.index.fidelity if checkpoint is not None else None
+    if kept is None:
+        return None
+    if kept.codecs is not None:
+        if wrong := _wrong_codecs(config, kept.codecs):
+            say(f"resume: the codecs that psdist had chosen are dropped: {wrong}")
+            return None
+        level = kept.codecs.starts[-1][1]
+        say(f"resume: psdist goes on with codec {kept.codecs.names[level]}, which it had chosen")
+    if kept.steps is not None:
+        if wrong := _wrong_steps(config, kept.steps):
+            say(f"resume: the local steps that psdist had chosen are dropped: {wrong}")
+            return None
+        say(f"resume: psdist goes on with {kept.steps.starts[-1][1]} local steps, as by the loss")
+    return kept
+
+
+def _wrong_codecs(config: RunConfig, kept: KeptCodecs) -> str:
+    """Why this run cannot go on with them; "" where it can."""
+    if not is_auto(config):
+        return "codec = auto is not set now"
+    try:
+        codec_control(config, 1).go_on(kept, 0)
+    except ValueError as error:
+        return f"they are {error}"
+    return ""
+
+
+def _wrong_steps(config: RunConfig, kept: KeptSteps) -> str:
+    if config.steps_by != "loss":
+        return "steps_by = loss is not set now"
+    try:
+        loss_step_control(config, num_workers=1, num_groups=1).go_on(kept)
+    except ValueError as error:
+        return f"they are {error}"
+    return ""
+
+
+def packed(fidelity: Fidelity | None) -> str:
+    return json.dumps(None if fidelity is None else dataclasses.asdict(fidelity))
+
+
+def unpacked(text: str) -> Fidelity | None:
+    """Raises :class:`ProtocolError` for what :func:`packed` has not made."""
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise ProtocolError(f"what rank 0 says of fidelity is damaged: {error}") from error
+
+
+def levels_of(fidelity: Fidelity | None) -> Sequence[tuple[int, int]]:
+    """(round, level) of the codecs among which psdist chooses, from round 0 on."""
+    if fidelity is None or fidelity.codecs is None:
+        return _FIRST_LEVELS
+    return fidelity.codecs.starts

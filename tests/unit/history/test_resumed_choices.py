@@ -1,0 +1,91 @@
+"""With what of psdist's own choices attempts have gone on, as the check judges it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psdist.controller.kept import Fidelity, KeptSteps
+from psdist.history.hands import StepLine
+from psdist.history.rules.decisions import DecisionLine
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.resumed import Attempt, check_resumed
+from psdist.history.run_record import RunRecord
+from tests.unit.history.test_decisions import INT8, NONE, RUN
+from tests.unit.ranks.checkpointing.test_fidelity import CODECS, STEPS
+
+NAME = "step-00000100"
+
+
+def run_of(**changed: Any) -> RunRecord:
+    told = {"attempt": 2, "restored": NAME, "restored_attempt": 1, "first_clocks": (100, 100)}
+    return RUN.model_copy(update={"ladder": (), "codecs": (), **told, **changed})
+
+
+def line(key: str, fidelity: Fidelity, checkpoint: str = NAME) -> StepLine:
+    return StepLine.model_validate({key: {"checkpoint": checkpoint, "fidelity": fidelity}})
+
+
+def found(
+    kept: list[StepLine], resumed: list[StepLine | DecisionLine], **changed: Any
+) -> list[str]:
+    findings = Findings(max_listed_per_rule=9)
+    attempts = {1: Attempt(RUN, kept), 2: Attempt(run_of(**changed), resumed)}
+    check_resumed(attempts, findings)
+    assert set(findings.counts) <= {Rule.KEPT}
+    return [*findings.lines()]
+
+
+OTHER = Fidelity(
+    steps=KeptSteps(starts=((0, 5),), num_fixed=3, first_loss=2.5, totals=(0.1, 0.2), count=4)
+)
+WORDS = (
+    "attempt 2 has gone on with other choices of psdist's own than attempt 1 has kept in "
+    "step-00000100"
+)
+
+
+def test_what_was_kept_last_under_that_name_is_gone_on_with() -> None:
+    kept = [line("kept", OTHER), line("kept", STEPS), line("kept", OTHER, "step-00000200")]
+    assert found(kept, [line("resumed", STEPS)], local_steps_by_loss=8) == []
+    (wrong,) = found(kept, [line("resumed", OTHER)], local_steps_by_loss=8)
+    assert WORDS in wrong
+    assert found([], [line("resumed", STEPS)], local_steps_by_loss=8)
+    assert found([], [], local_steps_by_loss=8) == []
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "changed", "is_wrong"),
+    [
+        (STEPS, {}, False),
+        (STEPS, {"local_steps_by_loss": 5}, False),
+        (STEPS, {"local_steps_by_loss": 6}, True),
+        (CODECS, {}, False),
+        (CODECS, {"ladder": (NONE, INT8)}, False),
+    ],
+)
+def test_nothing_goes_on_only_where_the_settings_choose_among_other_things(
+    fidelity: Fidelity, changed: dict[str, Any], *, is_wrong: bool
+) -> None:
+    assert bool(found([line("kept", fidelity)], [], **changed)) == is_wrong
+
+
+def test_codecs_of_the_same_names_go_on() -> None:
+    assert CODECS.codecs is not None
+    ladder = tuple(
+        NONE.model_copy(update={"push": push, "pull": pull or "none"})
+        for push, _, pull in (each.partition("/") for each in CODECS.codecs.names)
+    )
+    assert tuple(each.name for each in ladder) == CODECS.codecs.names
+    assert found([line("kept", CODECS)], [], ladder=ladder)
+    assert found([line("kept", CODECS)], [line("resumed", CODECS)], ladder=ladder) == []
+
+
+def test_of_attempts_that_were_not_recorded_nothing_is_said() -> None:
+    findings = Findings(max_listed_per_rule=9)
+    check_resumed({2: Attempt(run_of(), [line("resumed", STEPS)])}, findings)
+    begins_afresh = run_of(restored="", restored_attempt=0, first_clocks=())
+    attempts = {1: Attempt(RUN, [line("kept", STEPS)]), 2: Attempt(begins_afresh, [])}
+    check_resumed(attempts, findings)
+    assert not findings.total

@@ -1,0 +1,110 @@
+"""What of psdist's own choices a run takes over from its checkpoint, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.checkpoint.folder import Folder
+from psdist.checkpoint.index import decode, encode
+from psdist.checkpoint.reading import Checkpoint
+from psdist.config.settings import RunConfig
+from psdist.controller.kept import Fidelity, KeptSteps
+from psdist.errors import ProtocolError
+from psdist.ranks.checkpointing.fidelity import (
+    codec_control,
+    fidelity_of,
+    levels_of,
+    packed,
+    unpacked,
+)
+from psdist.ranks.wire import codecs_of_rounds, wire_of
+from tests.support.checkpoints import Made
+
+AUTO = RunConfig(codec="auto")
+CODECS = Fidelity(
+    codecs=dataclasses.replace(codec_control(AUTO, 2).kept(0), starts=((0, 3), (120, 4)))
+)
+STEPS = Fidelity(
+    steps=KeptSteps(starts=((0, 6),), num_fixed=3, first_loss=2.5, totals=(0.1, 0.2), count=4)
+)
+
+
+def taken(folder: Path, fidelity: Fidelity | None, **settings: Any) -> tuple[Any, list[str]]:
+    checkpoint = Made().write(Folder(folder))
+    index = dataclasses.replace(checkpoint.index, fidelity=fidelity)
+    said: list[str] = []
+    found = fidelity_of(RunConfig(**settings), Checkpoint(checkpoint.path, index), said.append)
+    return found, said
+
+
+BY_LOSS = {"steps_by": "loss", "local_steps": 8}
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "settings", "line"),
+    [
+        (CODECS, {"codec": "auto"}, "psdist goes on with codec int4/sign, which it had chosen"),
+        (STEPS, BY_LOSS, "psdist goes on with 6 local steps, as by the loss"),
+    ],
+)
+def test_a_run_with_the_same_settings_goes_on_with_it(
+    fidelity: Fidelity, settings: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    assert taken(tmp_path, fidelity, **settings) == (fidelity, [f"resume: {line}"])
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "settings", "words"),
+    [
+        (CODECS, {}, "the codecs that psdist had chosen are dropped: codec = auto is not set"),
+        (
+            CODECS,
+            {"codec": "auto", "pull_codec": "int8"},
+            "they are of the codecs none, fp16/fp16, in",
+        ),
+        (STEPS, {"local_steps": 8}, "the local steps that psdist had chosen are dropped: steps_by"),
+        (STEPS, {"steps_by": "loss", "local_steps": 5}, "they are of more than 5 local steps"),
+    ],
+)
+def test_with_others_nothing_goes_on_and_a_line_says_why(
+    fidelity: Fidelity, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    found, (said,) = taken(tmp_path, fidelity, **settings)
+    assert found is None
+    assert words in said
+
+
+def test_of_a_checkpoint_without_any_and_without_a_checkpoint_there_is_none(tmp_path: Path) -> None:
+    assert taken(tmp_path, None, codec="auto") == (None, [])
+    assert fidelity_of(AUTO, None, lambda line: pytest.fail(line)) is None
+
+
+@pytest.mark.parametrize("fidelity", [CODECS, STEPS, None])
+def test_it_is_the_same_on_other_ranks_and_in_the_index(fidelity: Fidelity | None) -> None:
+    assert unpacked(packed(fidelity)) == fidelity
+    index = dataclasses.replace(Made().index([], servers=1), fidelity=fidelity)
+    text = encode(index)
+    assert decode(text, where="a test") == index
+    assert ('"fidelity"' in text) == (fidelity is not None)
+
+
+def test_damage_on_the_way_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match=r"what rank 0 says of fidelity is damaged"):
+        unpacked('{"codecs": 5}')
+
+
+def test_messages_and_run_json_begin_with_the_level_that_ruled() -> None:
+    assert levels_of(None) == levels_of(STEPS) == ((0, 0),)
+    levels = levels_of(CODECS)
+    turns = wire_of(AUTO, levels).of_set().turns
+    assert turns is not None
+    assert [turns.at(each) for each in (0, 119, 120)] == [3, 3, 4]
+    begins = [(each.round, each.push, each.pull) for each in codecs_of_rounds(AUTO, levels)]
+    assert begins == [(0, "int4", "int4"), (120, "int4", "sign")]
+    alone = wire_of(AUTO).of_set().turns
+    assert alone is not None
+    assert alone.at(500) == 0
