@@ -111,6 +111,14 @@ class PeerLostError(TransportError):
         super().__init__(f"{who} has died; {why}")
 
 
+class MemberLostError(TransportError):
+    """An operation of a worker's group cannot end, because another worker of it has."""
+
+
+class GroupReformedError(PsdistError):
+    """The group goes on without somebody who has died, and this operation of it has no result."""
+
+
 class HostLostError(TransportError):
     """A host of the job does not answer any more: it is cut off, or gone."""
 

@@ -30,6 +30,7 @@ from psdist.config.by_loss import reads_losses
 from psdist.config.codec_rounds import is_auto, is_controlled
 from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, schedule_of
+from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
 from psdist.config.substitutes import without_substitutes
@@ -66,6 +67,7 @@ from psdist.workers.losses import Losses
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.reforming import Reforming
 from psdist.workers.rounds.lengths import RoundLength, StepsByLoss, StepsBySpeed
 from psdist.workers.standing import Standing, tell_losses
 from psdist.workers.traced import TracedChannel, span_of_call
@@ -166,6 +168,7 @@ class Job:
                 shards_are_rebuilt=context.rebuilds_shards,
                 num_spares=roles.num_spares,
                 is_substitute=context.is_substitute,
+                group_reforms=context.reforms_groups,
             ),
             waiting=context.waiting(),
             describe_group=roles.describe_group,
@@ -209,6 +212,13 @@ class Job:
             tells_errors=is_auto(context.config),
             losses=self._losses if context.config.loss_patience is not None else None,
         )
+        formed = group_tier.reforming(self._group) if context.reforms_groups else None
+        if formed is not None:
+            self._group, former = formed
+            reforming = Reforming(
+                self._loop, self._group, former, trainers=lambda: self._sets.trainers
+            )
+            self._loop.on_turn = reforming.advance
         group, tracer = self._group, context.tracer
         self._sets = ParameterSets(
             context,
@@ -568,7 +578,10 @@ class Job:
     @span_of_call(Span.PULL_ALL, _tracer_of)
     def pull(self) -> None:
         """Get the newest parameters that the mode allows; all workers of a group must call it."""
-        for trainer in self._prepared_between_steps("pull").trainers:
+        sets = self._prepared_between_steps("pull")
+        if self._context.reforms_groups:
+            raise refuse_with_reforming("job.pull")
+        for trainer in sets.trainers:
             trainer.pull()
 
     def clip_grad_norm_(
@@ -582,6 +595,8 @@ class Job:
         several groups in sync each clips its own gradient, not that of the joint batch. Where
         several optimizers were prepared, ``optimizer`` says whose gradients.
         """
+        if self._context.reforms_groups:
+            raise refuse_with_reforming("job.clip_grad_norm_")
         why = "a norm is of the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
         trainer = (
             self._prepared("clip_grad_norm_").set_of(optimizer, "clip_grad_norm_", why).trainer
@@ -796,6 +811,8 @@ class Job:
         other workers have written is replaced. The servers keep the optimizer's state. ``model``
         says which one, where several were prepared.
         """
+        if self._context.reforms_groups:
+            raise refuse_with_reforming("job.push")
         if self._context.roles.num_substitutes:
             raise UsageError(
                 "job.push with spares for workers' places: what servers do not hold would not come "

@@ -28,6 +28,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of_codecs
 from psdist.config.combinations import text_of
 from psdist.config.modes import is_mixed, judging_mode
+from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import ACCUMULATE, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
@@ -408,6 +409,8 @@ class ParameterSets:
         clips_itself = "call job.clip_grad_norm_ before each step, or "
         if self._config.outer == ACCUMULATE:  # there a step's gradient is a part of one
             clips_itself = ""
+        if max_norm and self._context.reforms_groups:
+            raise refuse_with_reforming("job.prepare(max_grad_norm=...)")
         if max_norm and self._context.buddies and self._context.config.mode == "sync":
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with replication = buddy in mode sync: servers "
@@ -681,6 +684,7 @@ class ParameterSets:
             local_steps=config.local_steps,
             has_skip=bool(with_skip),
             backup=config.backup,
+            group_reforms=self._context.reforms_groups,
         )
         device = description.parameters[0].device.type
         why_not = never or why_not_here(

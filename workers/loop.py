@@ -196,6 +196,9 @@ class WorkerLoop:
         """Chunks of which the server has sent what its reader does not have now."""
         self.bytes_before_coding = [0, 0]
         """What all pushes and pulls would be without a codec."""
+        self.on_turn: Callable[[], None] = _nothing
+        """Called behind every turn, of the first set's loop: what this worker's group does beside
+        its script."""
         self.num_compared_in_vain = 0
         """Replies after which this worker held something else than its server."""
         self._checks = NO_CHECKS
@@ -271,13 +274,34 @@ class WorkerLoop:
         if wire.is_relative:
             self._held = {index: Held() for index in self.core.mine}
         for index in self.core.mine:
-            chunk = partition.chunks[index]
-            gradient = frames.gradient_frame(chunk)
-            if self.encoder is not None:
-                gradient = EncodingFrame(self.encoder, chunk, gradient)
-            self._gradients[index] = gradient
-            values = frames.parameter_frame(chunk)
-            self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
+            self._frame(index, frames)
+
+    def _frame(self, index: int, frames: ChunkFrames) -> None:
+        """Those of a chunk of the slice."""
+        chunk = self._chunks[index]
+        gradient = frames.gradient_frame(chunk)
+        if self.encoder is not None:
+            gradient = EncodingFrame(self.encoder, chunk, gradient)
+        self._gradients[index] = gradient
+        values = frames.parameter_frame(chunk)
+        self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
+
+    def take_over(self, mine: Sequence[int]) -> None:
+        """The slice is ``mine`` from now on, see :meth:`WorkerCore.take_over_chunks`; raw pushes
+        and replies."""
+        assert self._frames is not None
+        for index in mine:
+            if index not in self._gradients:
+                self._frame(index, self._frames)
+        self._do(self.core.take_over_chunks(mine))
+
+    def push_for_the_dead(self) -> None:
+        """See :meth:`WorkerCore.push_for_the_dead`."""
+        self._do(self.core.push_for_the_dead())
+
+    def tell_group(self, standing: bytes) -> None:
+        """Where this worker stands, to those who are left of its group."""
+        self._do(self.core.regrouping.tell(standing))
 
     def _receiving(self, chunk: Chunk, values: Frame, held: Held | None = None) -> Frame:
         """The frame to receive a reply into that ends in ``values``; ``held``: to what it is
@@ -303,12 +327,14 @@ class WorkerLoop:
         poll = self.transport.poll
         event = poll()
         if event is None:
+            self.sets[0].on_turn()
             return False
         while event is not None:
             self._take(event)
             if until():
                 break
             event = poll()
+        self.sets[0].on_turn()
         return True
 
     def hear(self, event: Event) -> None:

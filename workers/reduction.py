@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from psdist.errors import GroupReformedError
 from psdist.protocol.partition import Partition
 from psdist.workers.early.group_overlap import GroupOverlap
 from psdist.workers.group.channel import GroupChannel
@@ -56,9 +57,13 @@ class Reduction:
         self._flat = flat
         self._group = group
         self._steps = steps
-        self._mine = slices[group.place]
-        self._spans = [partition.spans(chunks) for chunks in slices]
         self._overlap = overlap
+        self.take_slices(slices)
+
+    def take_slices(self, slices: Sequence[Sequence[int]]) -> None:
+        """From now on these are the chunks of each worker."""
+        self._mine = slices[self._group.place]
+        self._spans = [self._partition.spans(chunks) for chunks in slices]
 
     def run(self, table: Sequence[Row], mine: Row, *, clock: int) -> Generator[Wait, None, Reduced]:
         """This worker's slice of the gradients becomes the group's weighted mean, clipped where
@@ -91,7 +96,12 @@ class Reduction:
             if left is not None:
                 self._flat.clear_gradients()  # what has left is made good with nothing
             return reduced
-        yield from self._average(share=brought / total)
+        try:
+            yield from self._average(share=brought / total)
+        except GroupReformedError:
+            # What is nobody's sum yet counts for nothing; what others have pushed counts.
+            reduced.is_skipped, reduced.group_weight = True, 0.0
+            return reduced
         if max_norm:
             yield from self._clip(reduced, max_norm)
         return reduced

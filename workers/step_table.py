@@ -2,7 +2,7 @@
 
     steps = StepTable(group, worker=3)
     table = yield from steps.gather(Row(...))              # a row of each worker, by place
-    set_of(table, members)                                 # the parameter set that is stepped
+    set_of(table)                                          # the parameter set that is stepped
     hyper = yield from steps.hyperparameters(table, hyper, clock=7)
     total = yield from steps.total([0, 2], [4.5, 0.5])
 
@@ -50,6 +50,8 @@ class Row:
     """Hyperparameters or weight are others than those under which gradients have left."""
     backward_s: float = 0.0
     """Seconds from its first gradient to ``step()``, while overlap watches; else 0."""
+    worker: int = -1
+    """Whose row it is, in the table."""
 
     def num_begun_in(self, set_index: int) -> int:
         """Operations that it has begun in this set, which is the one that is stepped."""
@@ -72,7 +74,7 @@ class StepTable:
         flags = mine.is_skipped + 2 * mine.is_finite + 4 * mine.has_ended
         flags += 8 * mine.is_changed + 16 * mine.is_retermed
         row = [mine.weight, mine.set_index, flags, mine.max_norm, _digest(mine.hyper)]
-        row.append(mine.backward_s)
+        row += [mine.backward_s, self._worker]
         row += mine.begun if mine.has_ended else [mine.num_begun, *sorted(mine.absent)]
         table = yield from in_group(self._group.agree(_CALL, row), _CALL)
         return [_row_of(row) for row in table]
@@ -116,7 +118,7 @@ def _halves(row: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _row_of(told: Sequence[float]) -> Row:
-    weight, set_index, flags, max_norm, hyper, backward_s, *rest = told
+    weight, set_index, flags, max_norm, hyper, backward_s, worker, *rest = told
     bits, more = int(flags), list(map(int, rest))
     has_ended = bool(bits & 4)
     return Row(
@@ -133,16 +135,13 @@ def _row_of(told: Sequence[float]) -> Row:
         is_changed=bool(bits & 8),
         is_retermed=bool(bits & 16),
         backward_s=backward_s,
+        worker=int(worker),
     )
 
 
-def set_of(table: Sequence[Row], members: Sequence[int]) -> int:
-    """The parameter set that ``members`` step: one. Raises :class:`UsageError`."""
-    stepping = [
-        (row.set_index, worker)
-        for row, worker in zip(table, members, strict=True)
-        if not row.has_ended
-    ]
+def set_of(table: Sequence[Row]) -> int:
+    """The parameter set that all of them step: one. Raises :class:`UsageError`."""
+    stepping = [(row.set_index, row.worker) for row in table if not row.has_ended]
     (first, one), (last, other) = min(stepping), max(stepping)
     if first != last:
         raise UsageError(

@@ -32,6 +32,7 @@ import torch
 from psdist.codecs.feedback import CodingErrors
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
+from psdist.protocol.heirs import slices_of_the_living
 from psdist.protocol.ids import describe_workers
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import SendOrder
@@ -42,7 +43,7 @@ from psdist.workers.early.group_pushes import GroupPushes
 from psdist.workers.early.overlap import Left, Overlap
 from psdist.workers.early.progress import Driver
 from psdist.workers.group.buckets import Buckets
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateSteps
 from psdist.workers.loop import Wait, WorkerLoop
@@ -130,6 +131,9 @@ class Trainer:
         close without this group, and ``on_missed(rounds)`` hears how many it leaves out behind
         such a one."""
         self.clock = first_clock
+        self.is_open = False
+        """Whether an iteration is under way in the group: all have agreed to it, and its values are
+        not gathered."""
         self._partition = partition
         self._flat = flat
         self._loop = loop
@@ -146,7 +150,9 @@ class Trainer:
         self._on_missed = on_missed
         self._rounds_missed = 0
         slices = partition.slices(group.size, order)
-        self._mine = slices[group.place]
+        self._first_slices = dict(zip(loop.core.seat.members, slices, strict=True))
+        """By worker of the group, before any has died."""
+        self._mine: Sequence[int] = slices[group.place]
         self._batches = Batches()
         self._reduced: Reduced | None = None
         self._waited_s = 0.0
@@ -211,6 +217,25 @@ class Trainer:
         self._reduction = Reduction(
             partition, flat, group, self._steps, slices=slices, overlap=self._in_group
         )
+
+    # -- a group that goes on without its dead -------------------------------------------------
+
+    def give_values(self, channel: GroupChannel, giver: int) -> Pending[None]:
+        """The values of the iteration that has ended there come from place ``giver``."""
+        return self._values.give(channel, giver)
+
+    def take_over_from_the_dead(self, *, is_given_up: bool) -> None:
+        """What they pushed and pulled is shared out among the members that are left.
+        ``is_given_up``: the iteration under way counts only for what has been pushed of it."""
+        living = self._loop.core.seat.members
+        by_worker = slices_of_the_living(self._first_slices, living)
+        slices = [by_worker[worker] for worker in living]
+        self._mine = slices[self._group.place]
+        self._values.take_slices(slices)
+        self._reduction.take_slices(slices)
+        self._loop.take_over(self._mine)
+        if is_given_up and self.is_open and self._loop.core.clock > self.clock:
+            self._loop.push_for_the_dead()
 
     # -- the iteration -------------------------------------------------------------------------
 
@@ -379,10 +404,11 @@ class Trainer:
             table = yield from self._steps.gather(mine)
             if all(row.has_ended for row in table):
                 return
-            stepped = trainers[set_of(table, self._loop.core.seat.members)]
+            stepped = trainers[set_of(table)]
             yield from stepped._take_part(table, mine)
 
     def _take_part(self, table: Sequence[Row], mine: Row) -> Iterator[Wait]:
+        self.is_open = True
         yield from self._land_late()
         self._flat.clear_gradients()
         reduced = yield from self._reduction.run(table, mine, clock=self.clock)
@@ -426,7 +452,8 @@ class Trainer:
             backward_s=self._overlap.backward_s,
         )
         table = yield from self._steps.gather(mine)
-        set_of(table, self._loop.core.seat.members)
+        set_of(table)
+        self.is_open = True
         self._reduced = yield from self._reduction.run(table, mine, clock=self.clock)
         self._reduced.problem = self._problem(non_finite, table)
 
@@ -436,8 +463,7 @@ class Trainer:
             name = self._partition.pieces[non_finite[0]].name
             more = f" (and {len(non_finite) - 1} more)" if len(non_finite) > 1 else ""
             return f"{name}{more}"
-        members = zip(self._loop.core.seat.members, table, strict=True)
-        bad = [worker for worker, row in members if not row.is_finite]
+        bad = [row.worker for row in table if not row.is_finite]
         return f"{describe_workers(bad)}, in this worker's group," if bad else ""
 
     def _exchange(
@@ -474,6 +500,7 @@ class Trainer:
             yield from self._miss_until(joins_at)
         self._waited_s += time.monotonic() - pushed_s
         yield from self._values.take_new(call, self._overlap.move_values)
+        self.is_open = False
         self._end_iteration()
         self.clock = max(self.clock, joins_at)
 

@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 
+from torch import Tensor
+
+from psdist.errors import GroupReformedError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
 from psdist.protocol.partition import Partition, Span, runs_of
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.step_table import in_group
@@ -40,19 +43,46 @@ class Values:
         self._flat = flat
         self._loop = loop
         self._group = group
-        self._mine = slices[group.place]
-        self._index_of = {chunk: index for index, chunk in enumerate(self._mine)}
-        self._min_done = [NEVER] * len(self._mine)
-        self._spans = [partition.spans(chunks) for chunks in slices]
-        """The slice of every worker of the group."""
-        # With the versions behind the parameters.
-        num_flats = len(flat.values)
-        self._recorded_spans = [
-            (*spans, *(Span(num_flats, 2 * run.start, 2 * run.stop) for run in runs_of(chunks)))
-            for spans, chunks in zip(self._spans, slices, strict=True)
-        ]
+        self._mine: Sequence[int] = ()
+        self._min_done: dict[int, int] = {}
+        """By chunk of this worker's slice, of what lies in place."""
         self._is_recorded = history is not None
         self._uses = Uses(partition, flat, owners, history)
+        self.take_slices(slices)
+
+    def take_slices(self, slices: Sequence[Sequence[int]]) -> None:
+        """From now on these are the chunks of each worker. Of those that this one had not before,
+        it does not know how stale they are until their next replies come."""
+        self._mine = slices[self._group.place]
+        self._min_done = {chunk: self._min_done.get(chunk, NEVER) for chunk in self._mine}
+        self._spans = [self._partition.spans(chunks) for chunks in slices]
+        """The slice of every worker of the group."""
+        self._recorded_spans = self._with_versions(slices)
+
+    def _with_versions(self, slices: Sequence[Sequence[int]]) -> list[tuple[Span, ...]]:
+        """Of each slice the parameters, and the versions behind them."""
+        num_flats = len(self._flat.values)
+        return [
+            (
+                *self._partition.spans(chunks),
+                *(Span(num_flats, 2 * run.start, 2 * run.stop) for run in runs_of(chunks)),
+            )
+            for chunks in slices
+        ]
+
+    def _flats(self) -> list[Tensor]:
+        """The parameters, and when recording their versions behind them."""
+        versions = [self._uses.versions.view(-1)] if self._is_recorded else []
+        return [*self._flat.values, *versions]
+
+    def give(self, channel: GroupChannel, giver: int) -> Pending[None]:
+        """What lies in place at place ``giver`` of ``channel`` comes to all of it."""
+        whole: list[list[int]] = [[] for _ in range(channel.size)]
+        whole[giver] = list(range(len(self._partition.chunks)))
+        spans = [self._partition.spans(chunks) for chunks in whole]
+        if self._is_recorded:
+            return channel.all_gather(self._flats(), self._with_versions(whole))
+        return channel.all_gather(self._flats(), spans)
 
     def record_use(self, clock: int) -> None:
         """Iteration ``clock`` reads them."""
@@ -63,11 +93,11 @@ class Values:
         self._uses.commit(clock)
 
     def _staleness_by_chunk(self, clock: int) -> Counter[int]:
-        return Counter(max(0, clock - min_done) for min_done in self._min_done)
+        return Counter(max(0, clock - min_done) for min_done in self._min_done.values())
 
     def staleness(self, clock: int) -> int:
         """Of what is in memory, at its stalest."""
-        return max((max(0, clock - min_done) for min_done in self._min_done), default=0)
+        return max((max(0, clock - min_done) for min_done in self._min_done.values()), default=0)
 
     @property
     def staleness_seen(self) -> Counter[int]:
@@ -94,12 +124,15 @@ class Values:
 
         All workers of a group use the same version of a chunk, that of its slice's owner.
         """
-        move(self._mine)
-        self._note(self._mine)
-        flats, spans = self._flat.values, self._spans
-        if self._is_recorded:
-            flats, spans = [*flats, self._uses.versions.view(-1)], self._recorded_spans
-        yield from in_group(self._group.all_gather(flats, spans), call)
+        while True:
+            move(self._mine)
+            self._note(self._mine)
+            spans = self._recorded_spans if self._is_recorded else self._spans
+            try:
+                yield from in_group(self._group.all_gather(self._flats(), spans), call)
+                break
+            except GroupReformedError:  # this worker's slice has become larger
+                yield self._loop.wait_for_replies()
         self._flat.values_changed()
         self._uses.values_changed()
 
@@ -122,7 +155,7 @@ class Values:
         """The newest versions of ``chunks`` lie in place."""
         for chunk in chunks:
             version = self._loop.core.versions[chunk]
-            self._min_done[self._index_of[chunk]] = version.min_done
+            self._min_done[chunk] = version.min_done
             if self._is_recorded:
                 self._uses.versions[chunk, 0] = version.position
                 self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed

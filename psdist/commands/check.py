@@ -252,6 +252,8 @@ class _Checking:
         """The mode of every round, by the first server's log."""
         self.kept: list[KeptByServer] = []
         self.dead: set[int] = set()
+        self.lost: set[int] = set()
+        """Workers that have died, of groups that went on."""
         self.num_applies = self.num_compared = 0
 
     def check_server(self, server: int) -> ShownServer:
@@ -292,6 +294,12 @@ class _Checking:
         if dead := dead_groups(replay):
             self.dead.update(dead)
             self.notes.append(f"server {server} declared these groups dead: {sorted(dead)}")
+        if lost := replay.pushers.lost:
+            self.lost.update(each for one in lost.values() for each in one)
+            told = "; ".join(
+                f"{group} without {sorted(one)}" for group, one in sorted(lost.items())
+            )
+            self.notes.append(f"server {server} declared that these groups go on: {told}")
         if unsaid:
             self.notes.append(
                 f"of {unsaid} updates on server {server} it is not proved what they weighed: the "
@@ -342,8 +350,8 @@ class _Checking:
                 continue
             line = f"the records of worker {log.worker} end early, after {len(log.uses)} uses"
             # A dead group's records end where it died; the run may be complete without it.
-            if group in self.dead:
-                line += ": its group died"
+            if group in self.dead or log.worker in self.lost:
+                line += ": its group died" if group in self.dead else ": it died"
             else:
                 self.is_complete = False
             self.notes.append(line)
@@ -366,6 +374,7 @@ class _Checking:
             rounds_missed=tuple(rounds_missed(run, missed, clocks).tolist()),
             staleness=self.staleness_told,
             max_staleness=self.most_told,
+            knows_staleness=not self.lost,
             num_corrections=self._corrections(but_of=self.dead),
             modes=self.modes,
         )

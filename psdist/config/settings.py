@@ -31,6 +31,7 @@ from psdist.config.modes import (
     parse_schedule,
     schedule_of,
 )
+from psdist.config.on_group_death import contradiction_of_reforming
 from psdist.config.on_server_death import contradiction_of_rebuild
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
@@ -377,6 +378,12 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
         description="How many workers may die while the others train on (Open MPI, ULFM).",
     )
+    on_group_death: Literal["leave", "reform"] = _setting(
+        "leave",
+        allowed="leave or reform",
+        description="With max_deaths: what the others of a dead worker's group do; leave: they end "
+        "with status 0; reform: the group goes on with them.",
+    )
     samples_of_dead: Literal["return", "drop"] = _setting(
         "return",
         allowed="return or drop",
@@ -500,6 +507,8 @@ def allowed_values(key: str) -> str:
 def contradiction(config: RunConfig) -> str:
     """Settings that do not go together, and what to do; "" where all do."""
     if wrong := contradiction_of_rebuild(config):
+        return wrong
+    if wrong := contradiction_of_reforming(config):
         return wrong
     if wrong := contradiction_of_modes(config):
         return wrong

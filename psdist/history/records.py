@@ -74,6 +74,9 @@ class EventKind(IntEnum):
     LOST = 17
     """The group's update ``clock`` counts as contained from here on; unless the values contain it,
     it is lost."""
+    REFORM = 18
+    """Worker ``weight`` of the group has died, and the others of it go on; ``clock``: the fewest
+    updates of the group that a chunk of the server contains."""
 
 
 SYNC, ASYNC = -1, -2
@@ -92,6 +95,7 @@ OF_CHUNK = (
 """Events about a chunk."""
 OF_MEMBERSHIP = (
     *(EventKind.JOIN, EventKind.SUSPEND, EventKind.RESUME, EventKind.LEAVE, EventKind.DEATH),
+    EventKind.REFORM,
 )
 """Events about a group."""
 OF_BYTES = (EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE)

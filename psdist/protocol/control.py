@@ -625,11 +625,30 @@ class Buried(Control):
 class Survive(Control):
     """Registrar to every worker: all servers have taken in this generation. ``dead``: as in
     :class:`Bury`; ``chief``: who has the chief's duties now. Whoever is in the group of one of the
-    dead is not in the job any more."""
+    dead is not in the job any more, unless groups re-form (``on_group_death``)."""
 
     generation: int
     dead: _Numbers
     chief: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regroup(Control):
+    """A worker whose group has lost ``num_lost`` of its workers to the registrar: where it stands
+    in the group's operations, and what the others need to reduce with it again
+    (psdist.workers.reforming)."""
+
+    worker: int
+    num_lost: int
+    standing: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regrouped(Control):
+    """The registrar's answer, when all who are left have told: what each did, by place."""
+
+    num_lost: int
+    standings: _Payloads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

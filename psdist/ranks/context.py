@@ -34,6 +34,7 @@ import msgpack
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import judging_mode
+from psdist.config.on_group_death import reforms_groups
 from psdist.config.on_server_death import survives_servers
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved, describe_defaults
@@ -509,6 +510,8 @@ class RankContext:
         lost = self.transport.lost
         if not self.survives_workers:
             return [who for peer, who in lost.items() if not is_spare(peer)]
+        if self.reforms_groups:
+            return []
         group = self._group
         return [who for peer, who in lost.items() if is_worker(peer) and worker_of(peer) in group]
 
@@ -523,6 +526,11 @@ class RankContext:
     def survives_workers(self) -> bool:
         """Whether the job may go on without workers that have died."""
         return self.comm is not None and self.config.max_deaths > 0
+
+    @property
+    def reforms_groups(self) -> bool:
+        """Whether a group goes on without those of its workers that have died."""
+        return self.survives_workers and reforms_groups(self.config)
 
     @property
     def rebuilds_shards(self) -> bool:

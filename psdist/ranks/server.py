@@ -222,6 +222,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             wait_every=config.backup_every,
             has_stale_lr=config.stale_lr != "off",
             num_substitutes=roles.num_substitutes,
+            reforms=context.reforms_groups,
         )
 
     def make_history(
@@ -360,6 +361,7 @@ def _registrar(context: RankContext) -> Registrar:
         racks=racks_of(roles),
         num_spares=roles.num_spares,
         rebuilds=context.rebuilds_shards,
+        reforms=context.reforms_groups,
         takes_set_mode=context.config.set_mode == "allowed",
         control=_controller(context.config, roles.num_groups_beginning),
         steps=_step_control(context),

@@ -248,12 +248,13 @@ class WriteSnapshots:
 
 @dataclass(slots=True)
 class MembershipEvent:
-    """A membership event for the history: kind is join, suspend, resume, leave or death."""
+    """A membership event for the history: kind is join, suspend, resume, leave, death or reform."""
 
     kind: str
     group: int
     clock: int
     workers: int
+    """How many the group has; of reform the number of the one that has died."""
 
 
 @dataclass(slots=True)

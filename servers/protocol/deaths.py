@@ -36,6 +36,10 @@ class Death:
     """The other workers of its group, which are not in the job any more either."""
     chief: int
     """Who has the chief's duties now."""
+    group: int = -1
+    """Its group, where that goes on without it;"""
+    stay: tuple[int, ...] = ()
+    """with these workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,14 @@ class Deaths:
         max_deaths: int = 0,
         min_groups: int = 1,
         substitutes: Collection[int] = (),
+        reforms: bool = False,
     ) -> None:
         """``groups``: the workers of each; ``max_deaths``: so many workers may die in the job;
         ``min_groups``: so many groups are left at least; ``substitutes``: workers that have still
-        to join, each a group of its own (psdist.servers.protocol.joins)."""
+        to join, each a group of its own (psdist.servers.protocol.joins); ``reforms``: a group goes
+        on without its dead, while one of it lives."""
         self._groups = groups
+        self._reforms = reforms
         self._group_of = {worker: group for group in groups for worker in group}
         self._num_servers = num_servers
         self._max_deaths = max_deaths
@@ -69,7 +76,7 @@ class Deaths:
         self.dead: set[int] = set()
         """Workers that have died."""
         self.out: set[int] = set()
-        """Workers of their groups, they themselves among them."""
+        """Workers of their groups, they themselves among them; they alone where groups re-form."""
         self.waiting = set(substitutes)
         """Substitutes that have not joined."""
         self._undeclared: list[int] = []
@@ -120,8 +127,12 @@ class Deaths:
         self.dead.add(worker)
         group = self._group_of[worker]
         left = tuple(each for each in group if each != worker)
-        self.out.update(group)
-        num_left = sum(each[0] not in self.out | self.waiting for each in self._groups)
+        stay: tuple[int, ...] = ()
+        if self._reforms:
+            stay, left = tuple(each for each in left if each not in self.out), ()
+        self.out.update((worker, *left))
+        gone = self.out | self.waiting
+        num_left = sum(not gone.issuperset(each) for each in self._groups)
         if num_left < self._min_groups:
             raise PeerLostError(
                 who,
@@ -130,7 +141,9 @@ class Deaths:
             )
         self._undeclared.append(worker)
         generation = self.generation + 1
-        return [Death(worker, who, generation, left, self.chief), *self._declare()]
+        at = self._groups.index(group) if stay else -1
+        death = Death(worker, who, generation, left, self.chief, at, stay)
+        return [death, *self._declare()]
 
     def _declare(self) -> list[SendControl]:
         if self._awaited or not self._undeclared:
@@ -161,7 +174,7 @@ class Deaths:
         return {
             member: tuple(message.reached[index :: len(dead)])
             for index, worker in enumerate(dead)
-            for member in self._group_of[worker]
+            for member in ([worker] if self._reforms else self._group_of[worker])
         }
 
     def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:

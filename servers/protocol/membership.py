@@ -54,15 +54,18 @@ class Membership:
         resumed_up_to: int = 0,
         may_miss: bool = False,
         num_substitutes: int = 0,
+        reforms: bool = False,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
         ``num_substitutes``: so many groups, the last ones, have one substitute each;
         ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
         that were over before; ``may_miss``: groups may have missed rounds that they have not heard
-        of yet when they stop."""
+        of yet when they stop; ``reforms``: a group goes on without those of its workers that have
+        died, while one of them lives."""
         self._server = server
         self._may_miss = may_miss
-        self._groups = groups
+        self._reforms = reforms
+        self._groups = list(groups)
         self._first_substitute = len(groups) - num_substitutes
         self.group_of = {
             worker_id(worker): group for group, workers in enumerate(groups) for worker in workers
@@ -86,6 +89,8 @@ class Membership:
         """The workers that the registrar has declared dead."""
         self.chief = worker_id(0)
         """The first worker of the groups that are not out."""
+        self._lost: dict[int, list[int]] = {}
+        """Of groups that go on, who has died; as :meth:`take_lost` tells."""
         self._is_of_dead = False
         """Whether this goes on where another server has died: what that was told may be told
         again."""
@@ -226,6 +231,8 @@ class Membership:
         self._require_leader(peer, group, "suspended")
         if message.seq <= self.resumed_up_to:
             return False  # and other workers of the group may have pushed again
+        if self._reforms and self._standing[group] in (Standing.SUSPENDED, Standing.LEFT):
+            return False  # who spoke for the group before had said so, and has died
         if self._is_of_dead and group in self._suspended:
             return False  # the dead server had heard of it
         self._require_stop(peer, group, message.clock, num_chunks, "suspended")
@@ -256,7 +263,7 @@ class Membership:
         """False if a server that has died since had heard of it."""
         group = message.group
         self._require_leader(peer, group, "took leave of")
-        if self._is_of_dead and self._standing[group] is Standing.LEFT:
+        if (self._is_of_dead or self._reforms) and self._standing[group] is Standing.LEFT:
             return False
         self._require_stop(peer, group, message.clock, num_chunks, "took leave of")
         self._standing[group] = Standing.LEFT
@@ -266,7 +273,8 @@ class Membership:
 
     def bury(self, peer: int, message: Bury) -> dict[int, bool] | None:
         """Groups that are out from now on, ascending, of those that have not left, and whether each
-        had registered; None for a generation that was taken in before."""
+        had registered; None for a generation that was taken in before. Who has died of groups that
+        go on, :meth:`take_lost` says."""
         if peer != REGISTRAR:
             self._refuse(peer, f"sent Bury; {describe_peer(REGISTRAR)} says who is dead")
         if message.generation <= self.generation:
@@ -276,7 +284,9 @@ class Membership:
                 peer, f"declared {describe_workers(message.dead)} dead, who are not all of this run"
             )
         self.generation = message.generation
+        before = self.dead_workers
         out = self._take_out(message.dead)
+        self._shrink([each for each in message.dead if each not in before], out)
         buried: dict[int, bool] = {}
         for group in out:
             standing = self._standing[group]
@@ -294,10 +304,32 @@ class Membership:
     def _take_out(self, dead: Iterable[int]) -> list[int]:
         """The groups of these workers, ascending, whose peers say nothing that counts any more."""
         self.dead_workers = tuple(dead)
-        out = sorted({self.group_of[worker_id(worker)] for worker in self.dead_workers})
-        self.dead = frozenset(worker_id(worker) for group in out for worker in self._groups[group])
+        lost = set(self.dead_workers)
+        out = sorted({self.group_of[worker_id(worker)] for worker in lost})
+        if self._reforms:
+            out = [group for group in out if lost.issuperset(self._groups[group])]
+        peers = {worker_id(worker) for group in out for worker in self._groups[group]}
+        self.dead = frozenset(peers | set(map(worker_id, lost)))
         self._choose_chief()
         return out
+
+    def _shrink(self, lost: Iterable[int], out: Sequence[int]) -> None:
+        """These workers have died, and their groups go on without them, but those that are
+        ``out``."""
+        for worker in lost:
+            group = self.group_of[worker_id(worker)]
+            if group in out:
+                continue
+            self._groups[group] = tuple(each for each in self._groups[group] if each != worker)
+            self.pushing.discard(worker_id(worker))
+            if self._standing[group] in (Standing.ACTIVE, Standing.SUSPENDED):
+                self.num_active_workers -= 1
+                self._lost.setdefault(group, []).append(worker)
+
+    def take_lost(self) -> dict[int, list[int]]:
+        """By group that goes on, ascending: who of it has died, and was not told before."""
+        lost, self._lost = dict(sorted(self._lost.items())), {}
+        return lost
 
     def _choose_chief(self) -> None:
         waiting = {
@@ -322,6 +354,10 @@ class Membership:
     def is_dead(self, group: int) -> bool:
         """Whether it has died before it left."""
         return self._standing[group] is Standing.DEAD
+
+    def has_gone_on(self, group: int) -> bool:
+        """Whether it has not left, and has gone on without some of its workers if any has died."""
+        return self._reforms and self._standing[group] in (Standing.ACTIVE, Standing.SUSPENDED)
 
     def peers_of(self, group: int) -> set[int]:
         """Its workers."""

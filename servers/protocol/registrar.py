@@ -54,6 +54,7 @@ from psdist.protocol.control import (
     Progress,
     Ready,
     Rebuilt,
+    Regroup,
     Resume,
     Resumed,
     RoundTook,
@@ -100,6 +101,7 @@ from psdist.servers.protocol.modes import (
 )
 from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
+from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.returns import Returns
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
@@ -158,6 +160,7 @@ class Registrar:
         *Checkpoints.TAKES,
         *Meetings.TAKES,
         *Deaths.TAKES,
+        *Regroups.TAKES,
         *Joins.TAKES,
         *Takeovers.TAKES,
         *Rebuilds.TAKES,
@@ -186,6 +189,7 @@ class Registrar:
         num_substitutes: int = 0,
         fidelity: Fidelity | None = None,
         first_round: int = 0,
+        reforms: bool = False,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -199,7 +203,8 @@ class Registrar:
         local steps each group makes, where they are not always as many; ``num_substitutes``: so
         many of the workers, the last ones, are groups of their own that join when others have died
         (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
-        either's; ``fidelity``, ``first_round``: psdist.servers.protocol.decided."""
+        either's; ``fidelity``, ``first_round``: psdist.servers.protocol.decided; ``reforms``: groups go
+        on without their dead."""
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._first_substitute = num_workers - num_substitutes
         self._shares_spares = bool(num_spares and num_substitutes)
@@ -221,7 +226,9 @@ class Registrar:
             max_deaths=max_deaths,
             min_groups=min_groups,
             substitutes=substitutes,
+            reforms=reforms,
         )
+        self._regroups = Regroups(groups if reforms else ())
         self._joins = Joins(substitutes)
         self._returns = Returns()
         self._modes = ModeChanges(num_servers=num_servers)
@@ -306,6 +313,9 @@ class Registrar:
         if isinstance(message, Buried):
             self._require_server(peer, message)
             return self._on_buried(message)
+        if isinstance(message, Regroup):
+            self._require_worker(peer, message)
+            return [*self._regroups.on_told(message)]
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)
             return self._on_mode_proposed(message)
@@ -392,6 +402,7 @@ class Registrar:
             | RoundTook
             | LossReported
             | AskSteps
+            | Regroup
         ),
     ) -> None:
         worker = message.worker
@@ -910,6 +921,7 @@ class Registrar:
         if self._deaths.is_settling:
             return actions
         # Behind Survive: whoever hears of what follows knows who is dead.
+        self._regroups.on_settled(self._deaths.dead)
         actions += self._ask_substitutes()
         out = self._deaths.out
         for seq, collective in tuple(self._collectives.items()):

@@ -30,11 +30,11 @@ class PushSettings(NamedTuple):
 
 
 class SettingsOfWorkers:
-    def __init__(self, *, server: int, pipeline: int, is_of_dead: bool = False) -> None:
-        """``is_of_dead``: this goes on where another server has died; workers tell again what they
-        may still push under, from any version on."""
+    def __init__(self, *, server: int, pipeline: int, may_begin_late: bool = False) -> None:
+        """``may_begin_late``: this goes on where another server has died, or workers go on for
+        others: they tell what they may still push under, from any version on."""
         self._server = server
-        self._is_of_dead = is_of_dead
+        self._may_begin_late = may_begin_late
         # A worker may begin an iteration when all chunks of the one before were pushed and, but
         # for ``pipeline`` ones, those before that are answered. Of an iteration the chunks that
         # leave early may have other settings than the rest, of which the last one hears first when
@@ -55,7 +55,7 @@ class SettingsOfWorkers:
         settings = PushSettings(message.hyper, frozenset(message.absent))
         if version == newest and known.get(version) == settings:
             return  # a second delivery
-        if version != newest + 1 and (newest or not self._is_of_dead or version < 1):
+        if version != newest + 1 and (newest or not self._may_begin_late or version < 1):
             self._refuse(peer, f"sent version {version} of its settings after version {newest}")
         if any(not 0 <= piece < self._num_pieces for piece in message.absent):
             self._refuse(

@@ -114,6 +114,7 @@ class ServerCore:
         wait_every: int = 0,
         has_stale_lr: bool = False,
         num_substitutes: int = 0,
+        reforms: bool = False,
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
@@ -123,7 +124,8 @@ class ServerCore:
         history; ``backup``: so many groups may miss a round (sync), none more than ``wait_every``
         - 1 rounds running; ``has_stale_lr``: the lr of an update is divided by how stale it is
         (ssp, async; nobody dies); ``num_substitutes``: so many of the groups, the last ones, may
-        join when others have died."""
+        join when others have died; ``reforms``: groups go on without their dead (sync, ssp, async;
+        without pictures)."""
         self._server = server
         self._has_stale_lr = has_stale_lr
         self._backup, self._wait_every = backup, wait_every
@@ -138,6 +140,7 @@ class ServerCore:
             resumed_up_to=resumed_up_to,
             may_miss=backup > 0,
             num_substitutes=num_substitutes,
+            reforms=reforms,
         )
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
@@ -157,7 +160,7 @@ class ServerCore:
                 dead=picture.dead,
             )
         self._settings = SettingsOfWorkers(
-            server=server, pipeline=pipeline, is_of_dead=picture is not None
+            server=server, pipeline=pipeline, may_begin_late=reforms or picture is not None
         )
         self._replies = Replies(
             server=server, policy=policy, pipeline=pipeline, notes_given=has_stale_lr
@@ -606,6 +609,8 @@ class ServerCore:
         if self._membership.chief != chief:
             for chunk in self._chunks.values():
                 actions += self._and_look(self._values.give_up(chunk))
+        for group, lost in self._membership.take_lost().items():
+            actions += self._go_on_without(group, lost)
         for group, had_joined in groups.items():
             peers = self._membership.peers_of(group)
             for chunk in self._chunks.values():
@@ -621,13 +626,28 @@ class ServerCore:
             actions += self._go_on(chunk)
         return actions + self._updates.on_stopped()
 
+    def _go_on_without(self, group: int, lost: Sequence[int]) -> list[Action]:
+        """These workers of the group have died. What they have pushed whole is the group's; where
+        nothing has come, others of it push in their place (:meth:`_answer_again`)."""
+        peers, actions = set(map(worker_id, lost)), list[Action]()
+        for chunk in self._chunks.values():
+            clocks = chunk.lose(group, peers)
+            actions += [Inherit(chunk.index, group, each) for each in clocks]
+        done = (chunk.clock.done[group] for chunk in self._chunks.values())
+        fewest = min(done, default=self._limits.first[group])
+        return [*actions, *(MembershipEvent("reform", group, fewest, each) for each in lost)]
+
     def reached_by(self, dead: Iterable[int]) -> list[int]:
         """Of each of these workers the most updates of its group that a chunk contains, or will
-        contain; 0 of one whose group has not died."""
+        contain; 0 of one whose group has left."""
         clocks = [chunk.clock for chunk in self._chunks.values()]
         found = []
         for worker in dead:
             group = self._membership.group_of[worker_id(worker)]
+            if self._membership.has_gone_on(group):
+                newest = (chunk.newest_round_of(group) + 1 for chunk in self._chunks.values())
+                found.append(max(newest, default=0))
+                continue
             is_dead = self._membership.is_dead(group)
             ends = (each.inherited.get(group, each.done[group]) for each in clocks if is_dead)
             found.append(max(ends, default=0))
@@ -854,11 +874,13 @@ class ServerCore:
         if slot is None:
             if not 0 <= weight < inf:
                 self._refuse(peer, f"pushed no gradient, of weight {weight}")
-            # With a payload it was offered before, in its turn.
+            # With a payload it was offered before, in its turn. What is pushed in place of the dead
+            # comes when it comes: it takes no slot, and nobody waits for those who do.
             place = clock, self._rank[chunk.index]
-            if place <= self._newest[peer]:
+            if place > self._newest[peer]:
+                self._newest[peer] = place
+            elif not is_again:
                 self._refuse_order(peer, chunk.index, clock)
-            self._newest[peer] = place
         elif not self._pushed.takes(header):
             self._refuse(peer, self._pushed.refusal(header))
         elif not 0 < weight < inf:
@@ -880,10 +902,15 @@ class ServerCore:
 
     def _answer_again(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """A push that was received before is sent again, because the server that it was sent to
-        has died: where the chunk contains it, nothing else would bring its sender a reply."""
+        has died, or the worker that had sent it: where the chunk contains it, nothing else would
+        bring its sender a reply."""
         clock, version = header.clock, header.chunk_version
         if clock >= chunk.clock.done[header.group]:
-            return []
+            if not self._membership.has_gone_on(header.group):
+                return []
+            chunk.hand_on(header.group, clock, peer, version=version)
+            is_asked = header.flags & Flag.RECEIPT
+            return [Receipt(peer, chunk.index, clock)] if is_asked else []
         actions = self._replies.answer_again(
             chunk, PendingReply(peer, clock, Flag.NONE, version=version)
         )

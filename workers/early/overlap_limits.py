@@ -13,9 +13,11 @@ def why_never(
     local_steps: int = 1,
     has_skip: bool = False,
     backup: int = 0,
+    group_reforms: bool = False,
 ) -> str:
     """Why no gradient of the job may leave before step(); nothing where it may. ``max_norm``: to
-    which workers clip, 0 for none; ``has_skip``: pushes may be left for later."""
+    which workers clip, 0 for none; ``has_skip``: pushes may be left for later;
+    ``group_reforms``: a group goes on without workers of it that have died."""
     if is_alone:
         return "one process has no communication to hide"
     if pipeline:
@@ -26,6 +28,8 @@ def why_never(
         return "with skip step() decides which chunks are pushed"
     if backup:
         return "with backup groups a round closes when gradients are sent in step()"
+    if group_reforms:
+        return "a group that goes on without its dead reduces in step() alone"
     if on_nonfinite == "skip":
         return "on_nonfinite = skip leaves out whole iterations, which step() decides"
     if max_norm:

@@ -44,8 +44,9 @@ from typing import Any, Final, Generic
 
 import torch
 
-from psdist.errors import InvariantError, PsdistError, TransportError
+from psdist.errors import InvariantError, MemberLostError, PsdistError, TransportError
 from psdist.protocol.partition import Span
+from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
     GroupChannel,
@@ -171,6 +172,39 @@ class Offer:
         self._bell.close()
 
 
+class SharedMemoryFormer:
+    """Makes the channel of those who are left of a group (psdist.workers.reforming)."""
+
+    def __init__(self, channel: SharedMemoryChannel, make: Make = Segment) -> None:
+        self._channel: SharedMemoryChannel | None = channel
+        self._make = make
+        self._offer: Offer | None = None
+
+    def offer(self) -> list[float]:
+        """Raises :class:`TransportError` where there is no memory to share."""
+        if self._offer is not None:
+            self._offer.close()
+        try:
+            self._offer = Offer(self._make)
+        except OSError as error:
+            raise TransportError(
+                f"no memory to share is to be had, with which this worker's group could go on: "
+                f"{error}"
+            ) from error
+        return self._offer.row
+
+    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> GroupChannel:
+        offer, channel = self._offer, self._channel
+        assert offer is not None
+        assert channel is not None
+        if len(members) == 1:
+            channel.close()
+            self._channel = None
+            return AloneChannel()
+        self._channel, self._offer = channel.succeed(offer, place, offers), None
+        return self._channel
+
+
 class _Own:
     """A segment of this worker, as its entries name it."""
 
@@ -243,7 +277,7 @@ class _Other:
             try:
                 memory = bytes_of(open_segment(self._pid, fd, num_bytes))
             except (OSError, ValueError) as error:
-                raise TransportError(
+                raise MemberLostError(
                     f"memory of the worker at place {self.place} of this worker's group, process "
                     f"{self._pid}, cannot be opened, perhaps because that has ended: {error}"
                 ) from error
@@ -314,6 +348,20 @@ class SharedMemoryChannel:
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         return self._begin(self._broadcast(tensor, place))
+
+    def succeed(
+        self, offer: Offer, place: int, table: Sequence[Sequence[float]]
+    ) -> SharedMemoryChannel:
+        """This worker's end of another group, of those who are left of this one and have offered
+        this; what is under way here never ends. Memory that this one has handed out is as good for
+        that. Raises :class:`MemberLostError` where what another has offered cannot be read."""
+        try:
+            channel = offer.accept(place, table, is_spinning=self.is_spinning)
+        except (OSError, ValueError) as error:
+            raise MemberLostError(f"this worker's group cannot be formed anew: {error}") from error
+        channel._shared, self._shared = self._shared, []
+        self.close()
+        return channel
 
     def close(self) -> None:
         """The group is over; memory that was handed out stays."""
@@ -571,7 +619,7 @@ class SharedMemoryChannel:
         for other in self._others:
             # What it has begun before it ended, it has brought.
             if not other.is_alive() and not other.has_begun(number):
-                raise TransportError(
+                raise MemberLostError(
                     f"the {what} of this worker's group failed, because the worker at place "
                     f"{other.place} of it has ended"
                 )

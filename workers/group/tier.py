@@ -32,8 +32,14 @@ from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
+from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.segments import Segment
-from psdist.workers.group.shared_memory import Make, connect
+from psdist.workers.group.shared_memory import (
+    Make,
+    SharedMemoryChannel,
+    SharedMemoryFormer,
+    connect,
+)
 from psdist.workers.group.two_levels import TwoLevelChannel
 
 if TYPE_CHECKING:
@@ -95,6 +101,21 @@ def start(
     if isinstance(inner, ProcessGroupChannel):
         inner = _of_one_host(inner, tier, device, backend, is_spinning=is_spinning, make=make)
     return TwoLevelChannel(inner, over, hosts=hosts.numbers)
+
+
+def reforming(channel: GroupChannel) -> tuple[ReformingChannel, SharedMemoryFormer] | None:
+    """An end of the same group that goes on when others of it have died, and what makes the channel
+    of those who are left; None of a group of one. Raises :class:`UsageError` where the group has no
+    shared memory."""
+    if isinstance(channel, AloneChannel):
+        return None
+    if not isinstance(channel, SharedMemoryChannel):
+        raise UsageError(
+            "on_group_death = reform: the group's workers do not reduce in shared memory, over "
+            "which alone a group goes on without its dead (the log says why not); set "
+            "on_group_death = leave"
+        )
+    return ReformingChannel(channel), SharedMemoryFormer(channel)
 
 
 def _over_mpi(
@@ -176,6 +197,8 @@ class _Closed(Protocol):
 
 def stop(channel: GroupChannel) -> None:
     """The group is over, on all of its workers."""
+    if isinstance(channel, ReformingChannel):
+        channel = channel.inner
     ends = (channel.inner, channel.over) if isinstance(channel, TwoLevelChannel) else (channel,)
     for end in ends:
         if isinstance(end, _Closed):

@@ -45,6 +45,7 @@ from psdist.protocol.control import (
     Moved,
     Propose,
     Registered,
+    Regrouped,
     Release,
     Replace,
     Settings,
@@ -79,6 +80,7 @@ from psdist.workers.protocol.meetings import Meetings
 from psdist.workers.protocol.membership import Membership
 from psdist.workers.protocol.moves import Moves
 from psdist.workers.protocol.optimizer_state import StateTransfer
+from psdist.workers.protocol.regrouping import Regrouping
 from psdist.workers.protocol.resending import ResendingTransfers
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
@@ -126,6 +128,9 @@ class WorkerCore:
             self.sets[0]._collectives if self.set_index else Collectives(seat)
         )
         self.meetings: Meetings = self.sets[0].meetings if self.set_index else Meetings(seat.worker)
+        self.regrouping: Regrouping = (
+            self.sets[0].regrouping if self.set_index else Regrouping(seat)
+        )
         self.steps: FixedSteps = self.sets[0].steps if self.set_index else FixedSteps(seat)
         """Local steps of each group, where they differ."""
         self._settings = SettingsVersions()
@@ -167,6 +172,7 @@ class WorkerCore:
                 Collected: self._collectives.on_collected,
                 Absent: self._collectives.on_absent,
                 Survive: self._on_survive,
+                Regrouped: self.regrouping.on_regrouped,
                 Replace: self._membership.on_replace,
                 Welcome: self._on_welcome,
                 Propose: self.meetings.on_propose,
@@ -328,6 +334,19 @@ class WorkerCore:
         for each in self.sets:
             if each._slice is not None:
                 each._slice.generation = self._membership.generation
+        if not self.seat.group_reforms:
+            return actions
+        was_leader = self.seat.is_leader
+        self.regrouping.num_lost += self.seat.lose(self._membership.dead)
+        if was_leader or not self.seat.is_leader:
+            return actions
+        is_waiting = self._collectives.is_waiting
+        for each in self.sets:
+            actions += each._membership.speak_for_group(
+                is_done=self._membership.is_done,
+                waits_in=self._collectives.seq if is_waiting and each._is_suspended else 0,
+                clock=each.clock,
+            )
         return actions
 
     def _on_welcome(self, peer: int, message: Welcome) -> list[Action]:
@@ -699,6 +718,24 @@ class WorkerCore:
     def chief(self) -> int:
         """The worker that has the chief's duties."""
         return self.sets[0]._membership.chief
+
+    def take_over_chunks(self, mine: Collection[int]) -> list[Action]:
+        """The slice is ``mine`` from now on: what it was, and chunks of workers of the group that
+        have died."""
+        transfers = self._transfers
+        before = set(transfers.servers)
+        transfers.take_over(mine)
+        return [
+            SendControl(server_id(server), each, self.set_index)
+            for server in transfers.servers
+            if server not in before
+            for each in self._settings.newest
+        ]
+
+    def push_for_the_dead(self) -> list[Action]:
+        """Of the iteration that was pushed last, push the chunks that have become this worker's
+        since, without a gradient and with no weight."""
+        return self._transfers.push_for_the_dead()
 
     @property
     def dead(self) -> Collection[int]:

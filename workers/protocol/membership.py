@@ -293,11 +293,23 @@ class Membership:
         self.require_in_job()
         return []
 
+    def speak_for_group(self, *, is_done: bool, waits_in: int, clock: int) -> list[Action]:
+        """This worker has become the leader of its group, in the place of one that has died and
+        may have said less than this worker's script has come to: that it waits in collective
+        ``waits_in`` (0: in none), or that it is done. Servers take it twice."""
+        self._has_asked = True
+        self._registered.update(range(self._seat.num_servers))
+        if is_done:
+            return self.begin_leave(clock=clock)
+        return self.suspend(clock=clock, seq=waits_in) if waits_in else []
+
     def require_in_job(self) -> None:
         """Raises :class:`BuriedError` where this worker's group is out: also of a script that has
         caught the first one."""
         if self.is_outside:
             raise InvariantError(f"worker {self._seat.worker} is a substitute and has not joined")
+        if self._seat.group_reforms and self._seat.worker not in self.dead:
+            return
         if self.dead and (gone := self.dead & set(self._seat.members)):
             raise BuriedError(
                 f"{describe_workers(gone)} of group {self._seat.group} has died: worker "

@@ -6,15 +6,16 @@ seat.is_leader                        # False: worker 2 leads group 1
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Seat:
     worker: int
     group: int
     members: tuple[int, ...]
-    """The workers of the group; the first is its leader."""
+    """The workers of the group that live; the first is its leader."""
     num_servers: int
     servers_have_buddies: bool = False
     """Whether another server goes on in the place of one that has died, with a copy of its
@@ -25,6 +26,14 @@ class Seat:
     """Those that may do so, too."""
     is_substitute: bool = False
     """Whether this worker joins the running job, in place of one that has died."""
+    group_reforms: bool = False
+    """Whether the group goes on without those of its workers that have died."""
+
+    def lose(self, dead: Collection[int]) -> int:
+        """The group goes on without these; how many it has lost by that."""
+        before = len(self.members)
+        self.members = tuple(each for each in self.members if each not in dead)
+        return before - len(self.members)
 
     @property
     def survives_servers(self) -> bool:

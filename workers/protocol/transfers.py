@@ -153,9 +153,42 @@ class Transfers:
         where that is not so."""
         self.versions: dict[int, Version] = {}
         """By chunk, once a reply has brought it."""
+        self._taken_over: set[int] = set()
+        """Chunks of dead workers of the group of which this worker has pushed nothing yet."""
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.duplicates = 0
+
+    def take_over(self, mine: Collection[int]) -> None:
+        """The slice is ``mine`` from now on: what it was, and chunks of workers of the group that
+        have died, which may have pushed the next iteration of them: so the first push says that it
+        comes again."""
+        self._taken_over.update(set(mine) - self._own)
+        self.mine = sorted(mine)
+        self._own = frozenset(mine)
+        self._mine_in_order = self.order.sorted(self.mine)
+        self.servers = sorted({self.owners[chunk] for chunk in self.mine})
+        self._push_order = self._rotated(self.servers)
+        in_slice = Counter(self.owners[chunk] for chunk in self.mine)
+        self._asks_receipts |= {
+            server for server, count in in_slice.items() if count > self._credits
+        }
+
+    def push_for_the_dead(self) -> list[Action]:
+        """The iteration that was pushed last, of chunks that the dead had: without a gradient, in
+        case they have not pushed it. Outside of the credits: it needs no slot, so nobody waits for
+        its turn. :attr:`awaited` has the replies."""
+        if self.is_pushing or self._is_bringing:
+            raise InvariantError(f"worker {self._seat.worker} pushes for the dead meanwhile")
+        actions: list[Action] = []
+        new, self._taken_over = self._taken_over, set()
+        for chunk in self.order.sorted(new):
+            header = self._push_header(chunk, self.clock - 1, is_empty=True)
+            header = header._replace(weight=0.0, flags=Flag.AGAIN)
+            self._received.add(chunk)
+            self.awaited[chunk] = header.clock, 0
+            actions.append(SendPush(server_id(self.owners[chunk]), header))
+        return actions
 
     def require_next(self, clock: int) -> None:
         """:class:`InvariantError` unless iteration ``clock`` may begin now. Replies to the one
@@ -228,22 +261,27 @@ class Transfers:
                 f"reply to iteration {self.awaited[chunk][0]} has come"
             )
         self._unpushed.popleft()
-        self._enqueue(
-            Header(
-                kind=_PUSH,
-                sender=self._me,
-                group=self._seat.group,
-                chunk=chunk,
-                clock=clock,
-                settings=self._settings,
-                weight=self._weight,
-                length=0 if is_empty else self.chunk_bytes[chunk],
-                dtype=self.dtypes[chunk],
-                flags=Flag.RECEIPT if self.owners[chunk] in self._asks_receipts else Flag.NONE,
-                generation=self.generation,
-                set_index=self._set_index,
-                chunk_version=self._held(chunk),
-            )
+        header = self._push_header(chunk, clock, is_empty=is_empty)
+        if chunk in self._taken_over:
+            self._taken_over.remove(chunk)
+            header = header._replace(flags=header.flags | Flag.AGAIN)
+        self._enqueue(header)
+
+    def _push_header(self, chunk: int, clock: int, *, is_empty: bool) -> Header:
+        return Header(
+            kind=_PUSH,
+            sender=self._me,
+            group=self._seat.group,
+            chunk=chunk,
+            clock=clock,
+            settings=self._settings,
+            weight=self._weight,
+            length=0 if is_empty else self.chunk_bytes[chunk],
+            dtype=self.dtypes[chunk],
+            flags=Flag.RECEIPT if self.owners[chunk] in self._asks_receipts else Flag.NONE,
+            generation=self.generation,
+            set_index=self._set_index,
+            chunk_version=self._held(chunk),
         )
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:

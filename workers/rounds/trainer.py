@@ -128,7 +128,7 @@ class RoundTrainer(Trainer):
             absent=frozenset(absent),
         )
         table = yield from self._steps.gather(mine)
-        set_of(table, self._loop.core.seat.members)
+        set_of(table)
         yield from self._begin_round()
         is_as_it_is = self._group.size == 1 and gradient_scale == 1.0 and not max_norm
         reduced = yield from self._reduce_in_group(table, mine, gives_back=not is_as_it_is)

@@ -138,8 +138,11 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
     is_due = is_sampled(run, replay.chunk + replay.clock) & is_alive[replay.group]
     is_due &= ~replay.is_missed  # whose replies bring nothing
+    is_due &= ~np.isin(
+        replay.pusher, [each for one in replay.pushers.lost.values() for each in one]
+    )
     due = np.flatnonzero(is_due & (replay.position > replay.unwritten_until))
-    worker = run.slice_owner(replay.group[due], replay.chunk[due])
+    worker = replay.pusher[due]
     taken, wanted = _numbered(
         (sums.worker, sums.chunk, sums.clock), (worker, replay.chunk[due], replay.clock[due])
     )
@@ -185,14 +188,14 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     )
     sampled = uses.take(np.flatnonzero(uses.has_crc))
     worker = run.slice_owner(sampled.group, sampled.chunk)
-    taken, wanted = _numbered(
-        (sums.worker, sums.chunk, sums.clock, sums.position),
-        (worker, sampled.chunk, sampled.reply, sampled.position),
-    )
-    crcs = np.zeros(len(taken) + len(wanted), np.uint32)
-    crcs[taken] = sums.crc
-    expected = crcs[wanted]
-    is_known = np.isin(wanted, taken)
+    expected, is_known = _sent_to(sums, worker, sampled)
+    for group in replay.pushers.lost:  # whose chunks had several workers, one after the other
+        for owners in replay.pushers.ever(group)[1:]:
+            mine = np.flatnonzero((sampled.group == group) & ~is_known)
+            others = owners[sampled.chunk[mine]]
+            found, is_found = _sent_to(sums, others, sampled.take(mine))
+            expected[mine], is_known[mine] = found, is_found
+            worker[mine] = others
     findings.add_each(
         Rule.CHECKSUM,
         np.flatnonzero(is_known & (expected != sampled.crc)),
@@ -211,7 +214,19 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
             ),
         )
     num_known = int(np.count_nonzero(is_known))
-    return num_known, len(wanted) - num_known
+    return num_known, len(worker) - num_known
+
+
+def _sent_to(sums: Checksums, workers: Ints, uses: Uses) -> tuple[Ints, Ints]:
+    """For each use the checksum of what the server has sent these ``workers``, and whether there is
+    one."""
+    taken, wanted = _numbered(
+        (sums.worker, sums.chunk, sums.clock, sums.position),
+        (workers, uses.chunk, uses.reply, uses.position),
+    )
+    crcs = np.zeros(len(taken) + len(wanted), np.uint32)
+    crcs[taken] = sums.crc
+    return crcs[wanted], np.isin(wanted, taken)
 
 
 def _numbered(columns: tuple[Ints, ...], queries: tuple[Ints, ...]) -> tuple[Ints, Ints]:

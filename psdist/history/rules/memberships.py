@@ -7,23 +7,25 @@ Owns the first part of rule 1 of docs/history.md. Pure: reads a replay, adds to 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
 
 from psdist.history.records import EventKind, Ints
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.reformed import check_reforms
 from psdist.history.rules.replay import ServerReplay
 
 _ALLOWED_AFTER = {
     None: {EventKind.JOIN},
-    EventKind.JOIN: {EventKind.SUSPEND, EventKind.LEAVE, EventKind.DEATH},
-    EventKind.SUSPEND: {EventKind.RESUME, EventKind.DEATH},
-    EventKind.RESUME: {EventKind.SUSPEND, EventKind.LEAVE, EventKind.DEATH},
+    EventKind.JOIN: {EventKind.SUSPEND, EventKind.LEAVE, EventKind.DEATH, EventKind.REFORM},
+    EventKind.SUSPEND: {EventKind.RESUME, EventKind.DEATH, EventKind.REFORM},
+    EventKind.RESUME: {EventKind.SUSPEND, EventKind.LEAVE, EventKind.DEATH, EventKind.REFORM},
     EventKind.LEAVE: set(),
     EventKind.DEATH: set(),
 }
-"""What may be the next event of a group, by its event before."""
+"""What may be the next event of a group, by its event before. REFORM changes nothing of that."""
 
 
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
@@ -44,15 +46,18 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         strict=True,
     )
     rebuilt = replay.rebuilt_position.tolist()
+    num_lost: Counter[int] = Counter()
     for position, kind, group, clock, weight, lr_scale in members:
         if rebuilt and position > rebuilt[0]:
             del rebuilt[0]
             latest.clear()  # who makes a shard anew lets every group join again
         event = EventKind(kind)
+        num_lost[group] += event == EventKind.REFORM
+        num_workers = len(replay.run.groups[group]) - num_lost[group]
         problems = [
             _wrong_order(event, latest.get(group)),
             _wrong_clock(event, clock, stated.get(group, clock), int(replay.first[group])),
-            _wrong_workers(weight, len(replay.run.groups[group])),
+            None if event == EventKind.REFORM else _wrong_workers(weight, num_workers),
             None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
         ]
         for problem in filter(None, problems):
@@ -61,12 +66,14 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
                 f"server {replay.server}, position {position}: {event.name} of group {group}: "
                 f"{problem}",
             )
-        latest[group] = event
+        if event != EventKind.REFORM:
+            latest[group] = event
         if event in (EventKind.SUSPEND, EventKind.LEAVE):
             stated[group] = clock
     _check_joins(replay, findings)
     _check_stated_clocks(replay, findings)
     _check_deaths(replay, findings)
+    check_reforms(replay, findings)
     _check_inherited(replay, findings)
     if replay.is_complete:
         for group in unfinished_groups(replay):
@@ -104,7 +111,7 @@ def _wrong_clock(event: EventKind, clock: int, stated: int, first: int) -> str |
 def _wrong_workers(weight: float, num_workers: int) -> str | None:
     if weight == num_workers:
         return None
-    return f"with {weight} workers; run.json says that the group has {num_workers}"
+    return f"with {weight} workers; by run.json, and who has died, the group has {num_workers}"
 
 
 def _check_joins(replay: ServerReplay, findings: Findings) -> None:
@@ -186,17 +193,19 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
 
 
 def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
-    """What a chunk inherits of a group stands directly before the group's DEATH, is the next of its
-    updates that the chunk does not contain, and is contained by the end of a whole log, unless
-    another server has gone on meanwhile."""
-    death_at = {
-        int(replay.members["group"][index]): int(replay.member_position[index])
-        for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH)
-    }
+    """What a chunk inherits of a group, or of workers of it, stands directly before the group's
+    DEATH or REFORM, is the next of its updates that the chunk does not contain, and is contained by
+    the end of a whole log, unless another server has gone on meanwhile."""
+    ends_of: dict[int, list[int]] = {}
+    for index in np.flatnonzero(
+        np.isin(replay.members["kind"], (EventKind.DEATH, EventKind.REFORM))
+    ):
+        ends = ends_of.setdefault(int(replay.members["group"][index]), [])
+        ends.append(int(replay.member_position[index]))
     owners = replay.run.owners
     positions = replay.inherited_position.tolist()
     inherited = set(positions)
-    next_of: dict[tuple[int, int], int] = {}
+    next_of: dict[tuple[int, int, int], int] = {}
     for position, chunk, group, clock in zip(
         positions,
         replay.inherited["chunk"].tolist(),
@@ -207,14 +216,14 @@ def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
         rows = replay.rows_of_group[group]
         rows = rows[replay.chunk[rows] == chunk]
         num_before = int(np.count_nonzero(replay.position[rows] < position))
-        expected = next_of.get((chunk, group), num_before + int(replay.first[group]))
-        next_of[chunk, group] = clock + 1
-        end = death_at.get(group, -1)
+        end = next((each for each in ends_of.get(group, ()) if each > position), -1)
+        expected = next_of.get((chunk, group, end), num_before + int(replay.first[group]))
+        next_of[chunk, group, end] = clock + 1
         problem = None
         if owners[chunk] != replay.server:
             problem = f"server {owners[chunk]} owns the chunk"
         elif end < position or any(each not in inherited for each in range(position, end)):
-            problem = "its DEATH does not stand directly behind it"
+            problem = "its DEATH or REFORM does not stand directly behind it"
         elif clock != expected:
             problem = f"the chunk contains {expected} updates of the group then"
         elif (

@@ -9,6 +9,7 @@ held against it in :mod:`psdist.history.rules.weights`. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from psdist.history.records import NO_CHUNK, History, Ints, WorkerLog
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.run_record import RunRecord
+from psdist.history.rules.reformed import Pushers, lost_workers, stamps_of
 
 _ROUNDING = 1e-9
 """Relative: a group adds its workers' weights, in whatever order."""
@@ -59,7 +60,8 @@ class Claims:
             _check_each(log, whole, findings)
             entry = np.cumsum(is_whole) - 1
             parts = np.flatnonzero(~is_whole & (entry < num))
-            parts = _check_parts(history.run, log, int(group_of[log.worker]), parts, findings)
+            is_mine = _ever_has(history, log.worker, int(group_of[log.worker]))
+            parts = _check_parts(log, is_mine, parts, findings)
             chunks = log.pushes["chunk"][parts].astype(np.int64)
             empty_chunks.extend(((first[-1] + entry[parts]) * num_chunks + chunks).tolist())
             first.append(first[-1] + num)
@@ -72,8 +74,15 @@ class Claims:
             is_empty=np.concatenate([each["is_empty"] for each in columns]) != 0,
             empty_chunks=np.asarray(empty_chunks, np.int64),
         )
-        for group in range(len(history.run.groups)):
-            _check_group(history.run, group, claims, findings)
+        lost, stamps = lost_workers(history), stamps_of(history)
+        for group, members in enumerate(history.run.groups):
+            if group not in lost:
+                _check_group(group, members, claims, findings)
+                continue
+            gone: set[int] = set().union(*lost[group])
+            _check_group(group, members, claims, findings, may_be_nothing=stamps[group])
+            left = [each for each in members if each not in gone]
+            _check_group(group, left, claims, findings, begin=max(stamps[group]) + 1)
         return claims
 
     def num_iterations(self, worker: int) -> int:
@@ -125,11 +134,19 @@ def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
     )
 
 
-def _check_parts(
-    run: RunRecord, log: WorkerLog, group: int, parts: Ints, findings: Findings
-) -> Ints:
+def _ever_has(history: History, worker: int, group: int) -> Ints:
+    """[chunks]: whether it is of the worker's slice, or was after somebody's death."""
+    run, found = history.run, np.zeros(history.run.num_chunks, np.bool_)
+    for log in history.servers or ():
+        for owners in Pushers.of(run, log.events).ever(group):
+            found |= owners == worker
+    return found
+
+
+def _check_parts(log: WorkerLog, is_mine: Ints, parts: Ints, findings: Findings) -> Ints:
     """Those of ``parts`` (records about one chunk) that are as the format says: behind their
-    iteration's, ascending, of the worker's slice, and only where that one is not empty."""
+    iteration's, ascending, of the worker's slice (``is_mine``, by chunk), and only where that one
+    is not empty."""
     pushes = log.pushes
     chunk, before = pushes["chunk"][parts].astype(np.int64), pushes["chunk"][parts - 1]
     # Its iteration's record. In front of all of them the first part stands for it, and is refused
@@ -140,7 +157,7 @@ def _check_parts(
         & (pushes["is_corrected"][parts] == 0)
         & (pushes["is_empty"][whole] == 0)
         & ((before == NO_CHUNK) | (before < chunk))
-        & (run.slice_owner(np.full(len(parts), group), chunk) == log.worker)
+        & is_mine[chunk]
         & (pushes["iteration"][parts] == pushes["iteration"][whole])
         & (pushes["weight"][parts] == pushes["weight"][whole])
         & (pushes["own"][parts] == pushes["own"][whole])
@@ -157,16 +174,29 @@ def _check_parts(
     return good
 
 
-def _check_group(run: RunRecord, group: int, claims: Claims, findings: Findings) -> None:
+def _check_group(
+    group: int,
+    members: Sequence[int],
+    claims: Claims,
+    findings: Findings,
+    *,
+    begin: int = 0,
+    may_be_nothing: Collection[int] = (),
+) -> None:
     """The workers of a group push with one weight: the sum of what they bring, or 0 where they
-    skip the iteration."""
-    members = run.groups[group]
+    skip the iteration. Of iterations from ``begin`` on that each of ``members`` speaks of; in those
+    that ``may_be_nothing`` some may have pushed nothing, with weight 0."""
     num = min(claims.num_iterations(worker) for worker in members)
+    skipped = max(0, begin - int(claims.begin[members[0]]))
     starts = [int(claims.first[worker]) for worker in members]
-    weight = np.stack([claims.weight[start : start + num] for start in starts])
-    own = np.stack([claims.own[start : start + num] for start in starts])
-    least, begin = weight.min(axis=0), int(claims.begin[members[0]])
-    is_different = least != weight.max(axis=0)
+    weight = np.stack([claims.weight[start + skipped : start + num] for start in starts])
+    own = np.stack([claims.own[start + skipped : start + num] for start in starts])
+    least, begin = weight.min(axis=0), int(claims.begin[members[0]]) + skipped
+    most = weight.max(axis=0)
+    if may_be_nothing:
+        at = np.isin(begin + np.arange(len(least)), list(may_be_nothing))
+        least = np.where(at & ((weight == 0) | (weight == most)).all(axis=0), most, least)
+    is_different = least != most
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(is_different),

@@ -30,6 +30,7 @@ from psdist.history.records import (
     joined_at,
 )
 from psdist.history.rules.modes import ModeRules
+from psdist.history.rules.reformed import Pushers
 from psdist.history.run_record import RunRecord
 
 NEVER = int(np.iinfo(np.int32).max)
@@ -93,6 +94,13 @@ class ServerReplay:
         """In the order of the log."""
         self.step_of: Ints = self._first_rows_of_steps()
         """Of every row the one with which its optimizer step begins."""
+        self.pushers = Pushers.of(run, events)
+        self.pushed_at: Ints = self._pushed_at(events)
+        """Of every row where it was known that its update had come: that of its INHERIT where a
+        worker of the group had died meanwhile, else that of its apply."""
+        self.pusher: Ints = self.pushers.of_rows(self.group, self.chunk, self.pushed_at)
+        """Of every row the worker that had pushed it."""
+        self.clock_of_event: Ints = events["clock"]
         self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
@@ -293,6 +301,21 @@ class ServerReplay:
         found: Ints = np.isin(lost, keys(applied)) | is_again
         return found
 
+    def _pushed_at(self, events: Records) -> Ints:
+        found: Ints = self.position.copy()
+        if not self.pushers.lost:
+            return found
+        inherited = np.flatnonzero(events["kind"] == EventKind.INHERIT)
+        names = ("chunk", "group", "clock")
+        keys = zip(*(events[name][inherited].tolist() for name in names), strict=True)
+        first_at: dict[tuple[int, ...], int] = {}
+        for key, at in zip(keys, inherited.tolist(), strict=True):
+            first_at.setdefault(key, at)
+        rows = zip(self.chunk.tolist(), self.group.tolist(), self.clock.tolist(), strict=True)
+        for row, key in enumerate(rows):
+            found[row] = min(first_at.get(key, self.num_events), found[row])
+        return found
+
     def _split_by_group(self) -> list[Ints]:
         order = np.lexsort((self.position, self.group))
         groups = np.arange(len(self.run.groups))
@@ -322,6 +345,8 @@ class ServerReplay:
                 present[group] = weight
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
                 present.pop(group, None)
+            elif kind == EventKind.REFORM and group in present:
+                present[group] -= 1
             groups.append(len(present))
             active.append(sum(present.values()))
         return np.asarray(groups), np.asarray(active)
@@ -372,7 +397,7 @@ class ServerReplay:
         limits = [self.first.copy()]
         for event in self._turns:
             limits.append(limits[-1].copy())
-            if event["kind"] in (EventKind.TAKEOVER, EventKind.REBUILT):
+            if event["kind"] in (EventKind.TAKEOVER, EventKind.REBUILT, EventKind.REFORM):
                 continue
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)
             limits[-1][event["group"]] = NEVER if is_active else event["clock"]

@@ -56,13 +56,15 @@ class ShownServer:
         fewest[np.bincount(groups, minlength=num_groups) < num_chunks] = 0
         is_alive = np.ones(num_groups, np.bool_)
         is_alive[list(dead_groups(replay))] = False
+        lost = [each for one in replay.pushers.lost.values() for each in one]
+        is_answered = is_alive[replay.group] & ~replay.is_missed & ~np.isin(replay.pusher, lost)
         return cls(
             server=replay.server,
             num_chunks=num_chunks,
             num_events=replay.num_events,
             num_checksums=num_checksums,
             num_applies=replay.num_applies,
-            num_answered=int(np.count_nonzero(is_alive[replay.group] & ~replay.is_missed)),
+            num_answered=int(np.count_nonzero(is_answered)),
             num_steps=replay.num_changes,
             num_updates=int(fewest.sum()),
             has_died=replay.unwritten_until >= 0,
@@ -81,6 +83,9 @@ class Shown:
     """Of uses of the workers' own slices."""
     max_staleness: int
     """Of all uses."""
+    knows_staleness: bool = True
+    """Whether all workers have told what they had counted: none has died of a group that went
+    on."""
     num_corrections: int = 0
     """Iterations that workers say were corrected."""
     rounds_missed: tuple[int, ...] = ()
@@ -169,12 +174,13 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     updates = (server.num_updates for server in shown.servers if server.num_chunks)
     pairs: list[tuple[str, object, object]] = [
         ("updates_applied", summary.updates_applied, min(updates, default=0)),
-        ("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness),
         ("overlap_corrections", summary.overlap_corrections, shown.num_corrections),
     ]
+    if shown.knows_staleness:
+        pairs.append(("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness))
     if summary.rounds_missed is not None:
         pairs.append(("rounds_missed", summary.rounds_missed, shown.rounds_missed))
-    if summary.max_staleness_seen is not None:
+    if summary.max_staleness_seen is not None and shown.knows_staleness:
         seen = Counter({str(key): count for key, count in shown.staleness.items()})
         pairs += [
             (f"staleness_seen of {key}", summary.staleness_seen.get(key, 0), seen[key])

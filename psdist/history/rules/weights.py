@@ -13,6 +13,7 @@ import numpy as np
 from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.pushes import Claims
+from psdist.history.rules.reformed import is_in_place_of_the_dead
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.stale import factors_of
 from psdist.history.rules.uses import Uses
@@ -25,7 +26,10 @@ def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
     expected = np.ones(replay.num_rows, np.float32)
     active = replay.num_active_workers[replay.epoch_of(replay.position)]
     if len(replay.inherited):
-        sizes = np.array([len(each) for each in replay.run.groups])
+        lost = replay.pushers.lost
+        sizes = np.array(
+            [len(each) - len(lost.get(at, ())) for at, each in enumerate(replay.run.groups)]
+        )
         is_alone = replay.is_inherited & (active == 0)
         active = np.where(is_alone, sizes[replay.group], active)
     is_gathered = replay.rules.is_gathered(replay.clock)
@@ -62,9 +66,9 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
         np.flatnonzero(~is_good),
         lambda row: f"{replay.line(row)}: weight {weight[row]:g}{_or_empty(is_empty[row])}",
     )
-    worker = replay.run.slice_owner(replay.group, replay.chunk)
+    worker = replay.pusher
     entry, is_said = claims.index_of(worker, replay.clock)
-    said = np.flatnonzero(is_said & ~replay.is_missed)
+    said = np.flatnonzero(is_said & ~replay.is_missed & ~is_in_place_of_the_dead(replay))
     brought = claims.weight[entry[said]]
     findings.add_each(
         Rule.WEIGHTS,

@@ -58,6 +58,8 @@ class DeathReports:
         out = {each for one in self._reported for each in (one.death.worker, *one.death.left)}
         num_left = self._roles.num_beginning + len(self._joined) - len(out)
         with_whom = f", and with it {describe_workers(death.left)} of its group" * bool(death.left)
+        if death.stay:
+            with_whom = f"; group {death.group} goes on with {describe_workers(death.stay)}"
         logger.warning(
             "%s has died%s; the job goes on with %d worker%s",
             death.who,

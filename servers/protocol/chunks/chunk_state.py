@@ -198,9 +198,32 @@ class ChunkState:
     def bury(self, group: int, peers: Collection[int]) -> list[int]:
         """``group``, of the workers ``peers``, has died; the iterations of it that have arrived
         whole and will be contained. Nothing is owed to it any more."""
-        clocks = [push.clock for push in self.pushes.get(group, ())]
-        if group in self.gathering.pushes:
-            clocks.insert(0, self.gathering.pushes[group].clock)
+        clocks = [push.clock for push in self._received_of(group)]
+        self.owe_nothing(peers)
+        self.clock.bury(group, inherited=len(clocks))
+        return clocks
+
+    def lose(self, group: int, peers: Collection[int]) -> list[int]:
+        """``peers``, of ``group``, have died, and the group goes on; the iterations that they have
+        pushed here whole, and that will be contained."""
+        self.owe_nothing(peers)
+        return [push.clock for push in self._received_of(group) if push.peer in peers]
+
+    def hand_on(self, group: int, clock: int, peer: int, *, version: int) -> None:
+        """Who has pushed iteration ``clock`` has died, and ``peer`` is owed the reply, which holds
+        this version."""
+        for push in self._received_of(group):
+            if push.clock == clock:
+                push.peer, push.version = peer, version
+
+    def _received_of(self, group: int) -> list[Push]:
+        """Its pushes that are here and not contained, in order."""
+        gathered = self.gathering.pushes.get(group)
+        first = [] if gathered is None else [gathered]
+        return [*first, *self.pushes.get(group, ())]
+
+    def owe_nothing(self, peers: Collection[int]) -> None:
+        """No reply is parked for these any more."""
         for needed, replies in tuple(self.parked.items()):
             kept = [each for each in replies if each.peer not in peers]
             if kept:
@@ -210,8 +233,6 @@ class ChunkState:
         self.unloaded_pulls = [each for each in self.unloaded_pulls if each.peer not in peers]
         for peer in peers:
             self.pulls.pop(peer, None)
-        self.clock.bury(group, inherited=len(clocks))
-        return clocks
 
     def is_gathering_later_than(self, clock: int) -> bool:
         """Whether a later iteration is being summed (sync)."""

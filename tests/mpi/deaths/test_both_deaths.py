@@ -10,7 +10,8 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.mpi.deaths.test_deaths import TIMEOUT_S, ULFM, plan_of_pairs, run_dying, summary_of
+from tests.mpi.deaths.test_deaths import TIMEOUT_S, ULFM, run_dying, summary_of
+from tests.support.group_plans import plan_of_groups
 from tests.support.mpirun import REPOSITORY, run_mpi
 
 pytestmark = pytest.mark.mpi
@@ -49,7 +50,7 @@ def test_the_others_train_on(mode: str, dies: str, kills: str, tmp_path: Path) -
 def test_who_hears_late_that_it_is_out_ends_well(tmp_path: Path) -> None:
     """The registrar and one worker of a group are killed at once, and the other worker of it looks
     up when the rest of the job is over."""
-    plan = plan_of_pairs(tmp_path / "plan.json", servers=2)
+    plan = plan_of_groups(tmp_path / "plan.json", [2, 2], servers=2)
     settings = {"replication": "buddy", "max_deaths": 2, "placement": plan, "chunk_bytes": 8192}
     words = ["-m", "psdist", "run", "--record", "--mode", "async", "--servers", "2"]
     words += [f"--set={key}={value}" for key, value in settings.items()]

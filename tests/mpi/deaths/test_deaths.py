@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
+from tests.support.group_plans import plan_of_groups
 from tests.support.mpirun import REPOSITORY, Completed, Mpi, run_mpi, run_program
 
 pytestmark = pytest.mark.mpi
@@ -169,44 +169,11 @@ def test_a_plain_script_whose_status_mpi_would_hide_is_refused(wish: str, tmp_pa
     assert "Traceback" not in done.text
 
 
-def plan_of_pairs(path: Path, *, servers: int) -> Path:
-    """Two groups of two workers."""
-    of_all: dict[str, Any] = {"host": socket.gethostname(), "cores": [], "cpus": []}
-    of_all |= {"package": 0, "numa": 0, "gpu": "", "nic": ""}
-    ranks = [
-        {"rank": each, "role": "server", "index": each, "group": -1, **of_all}
-        for each in range(servers)
-    ]
-    ranks += [
-        {"rank": servers + each, "role": "worker", "index": each, "group": each // 2, **of_all}
-        for each in range(4)
-    ]
-    plan = {
-        "format": "psdist plan",
-        "version": 2,
-        "ranks": ranks,
-        "weights": [1 / servers] * servers,
-        "links": [],
-        "model_bytes": 1e9,
-        "placement": "auto",
-        "cost_s": 0.0,
-        "bound_s": 0.0,
-        "compared": {"block": 1.0, "cyclic": 1.0},
-        "source": "one flat rack",
-        "notes": [],
-        "servers_s": 1.0,
-        "cards_s": 0.0,
-        "groups_s": 0.0,
-    }
-    path.write_text(json.dumps(plan))
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["shared_memory", "torch"])
 def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_path: Path) -> None:
     """Two groups of two workers, which only a plan makes on one host of one socket."""
-    plan = plan_of_pairs(tmp_path / "plan.json", servers=1)
+    plan = plan_of_groups(tmp_path / "plan.json", [2, 2])
     done = run_dying("0 forward 9", tmp_path, ranks=5, placement=plan, group_tier=tier)
     (death,) = prove(done, tmp_path, [0], [30])["deaths"]
     assert death["left"] == [1]

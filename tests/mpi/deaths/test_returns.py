@@ -11,7 +11,7 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.mpi.deaths.test_deaths import plan_of_pairs
+from tests.support.group_plans import plan_of_groups
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 from tests.support.seen import Seen
 
@@ -35,7 +35,7 @@ def run_returning(
 ) -> Completed:
     (path / "seen").mkdir(exist_ok=True)
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--servers", "1"]
-    plan = "--placement={}".format(plan_of_pairs(path / "plan.json", servers=1))
+    plan = "--placement={}".format(plan_of_groups(path / "plan.json", [2, 2]))
     words.append(f"--group={group}" if group != "plan" else plan)
     settings = ("max_deaths=3", "chunk_bytes=4096", "progress=off", *settings)
     words += [f"--set={each}" for each in settings]

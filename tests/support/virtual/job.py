@@ -86,6 +86,7 @@ from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.virtual import VirtualGroup
 from tests.support.virtual.checkpoints import MemoryKeeper, MemorySearch, Parts
 from tests.support.virtual.delays import link_of, napping, slowed
@@ -147,6 +148,8 @@ class SetOfJob:
     network: VirtualNetwork
     reported: list[OfficeAction]
     num_substitutes: int
+    tables: dict[tuple[int, int, int], list[tuple[int, ...]]]
+    given_up: set[tuple[int, int, int]]
 
     def __init__(self, set_index: int, schedule: Schedule) -> None:
         self.set_index = set_index
@@ -348,17 +351,26 @@ class VirtualJob(SetOfJob):
         network: VirtualNetwork | None = None,
         max_deaths: int = 0,
         num_substitutes: int = 0,
+        reforms: bool = False,
     ) -> None:
         """``policy``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
         whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
         on; ``num_substitutes``: so many of the groups, the last ones, are of workers that
-        wait to join; where the schedule has spares they are these."""
+        wait to join; where the schedule has spares they are these; ``reforms``: groups go on
+        without their dead."""
         super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = wire
         self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
+        self.reforms = reforms
+        self.formed: dict[tuple[int, ...], VirtualGroup] = {}
+        """Groups that went on, by who is left of them."""
+        self.tables: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+        """(set, group, iteration) -> whose gradients it was of, once more where it began anew,"""
+        self.given_up: set[tuple[int, int, int]] = set()
+        """and whether it counts only for what had been pushed of it."""
         self._first_substitute = sum(schedule.group_sizes) - num_substitutes
         self.proposals: Sequence[int] = ()
         """After so many events the registrar proposes other codecs."""
@@ -377,6 +389,7 @@ class VirtualJob(SetOfJob):
         )
         if self.watch is not None:
             self.watch.may_miss = schedule.backup > 0
+            self.watch.reforms = reforms
             self.watch.out = lambda: {worker_id(worker) for worker in self.out_of_the_job}
         self.groups: list[tuple[int, ...]] = []
         for size in schedule.group_sizes:
@@ -490,6 +503,7 @@ class VirtualJob(SetOfJob):
             num_spares=schedule.spares,
             rebuilds=schedule.is_rebuilt,
             num_substitutes=self.num_substitutes,
+            reforms=self.reforms,
         )
 
     def _options(self, server: int, wire: Wire, *, keeper: int | None = None) -> ServerOptions:
@@ -639,6 +653,7 @@ class VirtualJob(SetOfJob):
             wait_every=self.schedule.backup_every,
             has_stale_lr=self.schedule.stale_lr != "off",
             num_substitutes=self.num_substitutes,
+            reforms=self.reforms,
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core
@@ -652,13 +667,26 @@ class VirtualJob(SetOfJob):
         return watched if self.deputy is None else LineTransport(watched, deputy=self.deputy)
 
     def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
-        if len(members) == 1:
-            return [AloneChannel()]
+        channels: list[GroupChannel] = [AloneChannel()]
+        if len(members) > 1:
+            group = self._virtual_group(members)
+            channels = [group.channel(place) for place in range(len(members))]
+        return [ReformingChannel(each) for each in channels] if self.reforms else channels
+
+    def _virtual_group(self, members: Sequence[int]) -> VirtualGroup:
         schedule = self.schedule
         link = LinkModel(latency_s=schedule.latency_s, jitter_s=schedule.jitter_s)
         peers = [worker_id(worker) for worker in members]
-        group = VirtualGroup(self.network, peers, seed=schedule.seed, link=link)
-        return [group.channel(place) for place in range(len(members))]
+        return VirtualGroup(self.network, peers, seed=schedule.seed, link=link)
+
+    def form(self, members: Sequence[int], place: int) -> GroupChannel:
+        """The end of those who are left of a group."""
+        if len(members) == 1:
+            return AloneChannel()
+        key = tuple(members)
+        if key not in self.formed:
+            self.formed[key] = self._virtual_group(members)
+        return self.formed[key].channel(place)
 
     def _watched(self, server: int, make: MakeExecutor) -> MakeExecutor:
         return make if self.watch is None else self.watch.executor(server, make)
@@ -718,8 +746,10 @@ class VirtualJob(SetOfJob):
 
     @property
     def out_of_the_job(self) -> set[int]:
-        """Workers of groups of which one has died."""
+        """Workers of groups of which one has died; where groups go on the dead alone."""
         dead = {worker_of(peer) for peer in self.network._dead if is_worker(peer)}
+        if self.reforms:
+            return dead
         out = {worker for members in self.groups if dead & set(members) for worker in members}
         return out | {each.worker for each in self.workers if each.core._membership.is_outside}
 

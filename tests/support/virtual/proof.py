@@ -5,6 +5,7 @@ prove(play(Schedule.from_seed(7)))
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import eq, ge
 from typing import Any
 
@@ -117,6 +118,8 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         used=_used(history) if job.schedule.is_stale_aware else None,
         has_stale_lr=job.schedule.stale_lr != "off",
         compensation=job.schedule.compensation,
+        tables=_of_set(job, job.tables),
+        given_up={key[1:] for key in job.given_up if key[0] == job.set_index},
         max_norm=job.schedule.max_norm(job.set_index),
         states_of=_states_of(job),
     )
@@ -136,6 +139,13 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         seen = job.parameters_of(index).numpy()[np.newaxis]
         reference.compare(versions[index], last, seen, f"chunk {index} at its server")
     return reference
+
+
+def _of_set(
+    job: SetOfJob, tables: Mapping[tuple[int, int, int], list[tuple[int, ...]]]
+) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """By group and iteration."""
+    return {key[1:]: each for key, each in tables.items() if key[0] == job.set_index}
 
 
 def _states_of(job: SetOfJob) -> dict[int, list[int]]:

@@ -134,6 +134,11 @@ class Reference:
     """Whether lr is divided by how stale the update is."""
     compensation: float = 0.0
     """lambda of delay compensation."""
+    tables: Mapping[tuple[int, int], Sequence[tuple[int, ...]]] = field(default_factory=dict)
+    """(group, iteration) -> of whose gradients its update is, where that is not the whole group;
+    several times where it was begun anew,"""
+    given_up: Collection[tuple[int, int]] = ()
+    """and those of which some chunks may have nothing, with no weight."""
     max_norm: float = 0.0
     """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
     states_of: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -142,20 +147,31 @@ class Reference:
     largest_error: float = 0.0
     """Seen so far, in parts of what is tolerated."""
     num_compared: int = 0
-    _updates: dict[tuple[int, int], _Update] = field(default_factory=dict)
+    _updates: dict[tuple[int, int, tuple[int, ...]], _Update] = field(default_factory=dict)
     _coefficients: dict[tuple[tuple[int, int], ...], float] = field(default_factory=dict)
     _masks: dict[tuple[int, frozenset[int]], npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     # -- what a group brings -------------------------------------------------------------------
 
-    def update_of(self, group: int, clock: int) -> _Update:
-        update = self._updates.get((group, clock))
-        if update is None:
-            update = self._updates[group, clock] = self._make_update(group, clock)
+    def update_of(
+        self, group: int, clock: int, chunk: Chunk, *, weight: float, is_empty: bool
+    ) -> _Update:
+        """The one that a server says to have applied so; else the last that it may have been."""
+        update = None
+        for workers in reversed(self.tables.get((group, clock), [tuple(self.groups[group])])):
+            key = group, clock, workers
+            if key not in self._updates:
+                self._updates[key] = self._make_update(clock, workers)
+            update = self._updates[key]
+            if (update.weight, update.is_empty(chunk)) == (weight, is_empty):
+                return update
+        assert update is not None
+        if (group, clock) in self.given_up and is_empty and not weight:
+            return _Update(0.0, update.hyper, frozenset(), ())
         return update
 
-    def _make_update(self, group: int, clock: int) -> _Update:
-        draws = [self.draws[worker][clock] for worker in self.groups[group]]
+    def _make_update(self, clock: int, workers: Sequence[int]) -> _Update:
+        draws = [self.draws[worker][clock] for worker in workers]
         hyper = draws[0].hyper
         assert all(draw.hyper == hyper for draw in draws), "workers of a group drew other settings"
         weight = sum(draw.weight for draw in draws)
@@ -192,6 +208,7 @@ class Reference:
         active: dict[int, int] = {}
         states, num_rebuilt = self.states_of.get(log.server, ()), 0
         step: list[tuple[int, int]] = []
+        updates: list[_Update] = []
         events = log.events
         rows = zip(
             *(events[name].tolist() for name in ("kind", "chunk", "group", "clock", "flags")),
@@ -204,6 +221,8 @@ class Reference:
                 active[group] = len(self.groups[group])
             elif kind in (EventKind.LEAVE, EventKind.DEATH):
                 del active[group]
+            elif kind == EventKind.REFORM:
+                active[group] -= 1
             elif kind == EventKind.HELD:
                 versions[index].go_back(int(weight), states[num_rebuilt - 1])
             elif kind == EventKind.SNAPSHOT:
@@ -217,19 +236,21 @@ class Reference:
             if kind != EventKind.APPLY:
                 continue
             where = f"server {log.server}, event {position}, chunk {index}, group {group}, {clock}"
-            update = self.update_of(group, clock)
-            chunk = self.partition.chunks[index]
+            chunk, says_empty = self.partition.chunks[index], bool(flags & EventFlag.EMPTY)
+            update = self.update_of(group, clock, chunk, weight=weight, is_empty=says_empty)
             is_empty = update.is_empty(chunk)
             assert weight == update.weight, f"{where}: weight {weight}, drawn {update.weight}"
-            assert bool(flags & EventFlag.EMPTY) == is_empty, f"{where}: empty is {is_empty}"
+            assert says_empty == is_empty, f"{where}: empty is {is_empty}"
             step.append((group, clock))
+            updates.append(update)
             if not flags & EventFlag.LAST:
                 continue
-            scale = self._make_step(versions[index], chunk, position, step, active)
+            scale = self._make_step(versions[index], chunk, position, step, updates, active)
             assert scale is None or abs(lr_scale - scale) <= 1e-6 * scale, (
                 f"{where}: lr x {lr_scale}, not {scale}"
             )
             step.clear()
+            updates.clear()
         return versions
 
     def _first_version(self, index: int, flat: Sequence[Floats]) -> Versions:
@@ -257,17 +278,18 @@ class Reference:
         chunk: Chunk,
         position: int,
         contributions: Sequence[tuple[int, int]],
+        updates: Sequence[_Update],
         active: Mapping[int, int],
     ) -> float | None:
         """The factor on lr, None where nothing was stepped."""
-        updates = [self.update_of(group, clock) for group, clock in contributions]
         full = [update for update in updates if not update.is_empty(chunk)]
         if not full:
             return None
         absent = frozenset.intersection(*(update.absent for update in full))
         if self.is_gathered(contributions[0][1]):
             lr_scale = 1.0
-            gradient = _weighted_mean(updates, chunk) * self._coefficient_of(tuple(contributions))
+            gradient = _weighted_mean(updates, chunk)
+            gradient *= self._coefficient_of(tuple(contributions), updates)
         else:
             ((group, clock),) = contributions
             sharing = sum(active.values()) or len(self.groups[group])  # all have left, or died
@@ -296,13 +318,14 @@ class Reference:
         versions.add(position, values)
         return lr_scale
 
-    def _coefficient_of(self, contributions: tuple[tuple[int, int], ...]) -> float:
+    def _coefficient_of(
+        self, contributions: tuple[tuple[int, int], ...], updates: Sequence[_Update]
+    ) -> float:
         """By which the weighted mean of these updates, of the whole model, is clipped."""
         if not self.max_norm:
             return 1.0
         known = self._coefficients.get(contributions)
         if known is None:
-            updates = [self.update_of(group, clock) for group, clock in contributions]
             means = [_weighted_mean(updates, chunk) for chunk in self.partition.chunks]
             norm = float(np.linalg.norm(np.concatenate(means)))
             known = self._coefficients[contributions] = min(1.0, self.max_norm / (norm + 1e-6))

@@ -38,6 +38,7 @@ from psdist.workers.protocol.core import ANY_TIME
 from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.virtual.reference import Draw
+from tests.support.virtual.reforming import form_anew, note_what_counts
 from tests.support.virtual.self_checks import check_worker_after_every_event
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class VirtualWorker:
             servers_have_buddies=schedule.has_buddies,
             shards_are_rebuilt=schedule.is_rebuilt,
             is_substitute=group >= len(job.groups) - job.num_substitutes,
+            group_reforms=job.reforms,
         )
         self.history = WorkerHistory(None, worker)
         self.pick_together = random.Random(f"{seed} {group}")
@@ -161,6 +163,10 @@ class VirtualWorker:
         if job.schedule.single_rate or job.schedule.middle_rate:
             self.loop.begin_push = self.begin_push  # type: ignore[method-assign]
             self.loop.wait_for_replies = self.wait_for_replies  # type: ignore[method-assign]
+        if job.reforms:
+            note_what_counts(self)
+            if self.first is None:
+                form_anew(self)
         flat = self.trainer.flat
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
 

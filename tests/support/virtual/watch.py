@@ -103,6 +103,8 @@ class Watch:
         """(worker, set, chunk) -> the version that it has said last to hold."""
         self.may_miss = False
         """Whether updates may come after their round has closed."""
+        self.reforms = False
+        """Whether groups go on without their dead: what is pushed in place of these."""
         self._dropped: set[tuple[int, int, int, int]] = set()
         """(worker, set, chunk, clock) of updates that were received and not used,"""
         self._missed: set[tuple[int, int, int, int]] = set()
@@ -131,8 +133,10 @@ class Watch:
         message = header.chunk, header.clock, header.pull_number
         outstanding, unanswered = self._outstanding[pair], self._unanswered[pair]
         assert message not in unanswered, f"{who} has sent {message} twice"
-        outstanding.add(message)
         unanswered.add(message)
+        if self.reforms and header.flags == Flag.AGAIN and not (header.length or header.weight):
+            return  # in place of a worker that has died, which needs no slot, and holds no credit
+        outstanding.add(message)
         if header.flags & Flag.RECEIPT or sets_values:
             self._asked.add((pair, message))
         assert len(outstanding) <= self._credits, (
@@ -204,6 +208,8 @@ class Watch:
     def _is_dropped(self, slot: Slot) -> bool:
         """Whether it is an update that may come too late; then its sender is to be told so."""
         header = slot.header
+        if self.reforms and header is not None and header.flags & Flag.AGAIN:
+            return True  # the dead had pushed it
         if not self.may_miss or header is None or header.kind != Kind.PUSH:
             return False
         self._dropped.add((slot.sender, header.set_index, header.chunk, header.clock))

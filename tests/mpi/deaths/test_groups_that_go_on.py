@@ -1,0 +1,100 @@
+"""Workers are killed by SIGKILL, and their groups go on without them (``on_group_death = reform``):
+status 0, `psdist check` proves it, whoever lives has made every iteration, and no process is
+left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psdist.commands.check import check_run
+from psdist.history.files import read_histories
+from tests.support.group_plans import plan_of_groups
+from tests.support.mpirun import REPOSITORY, Completed, run_mpi
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "goes_on.py"
+ULFM = ("--with-ft", "ulfm")
+ITERATIONS = 20
+SLOW = pytest.mark.slow
+
+
+def run_dying(dies: str, path: Path, *, sizes: Sequence[int], **settings: object) -> Completed:
+    """``sizes``: workers of each group."""
+    given = {
+        "placement": plan_of_groups(path / "plan.json", sizes),
+        "on_group_death": "reform",
+        "max_deaths": 4,
+        "chunk_bytes": 4096,
+        "progress": "off",
+        "samples_of_dead": "drop",  # all make as many iterations as they would
+        **settings,
+    }
+    words = ["-m", "psdist", "run", "--record", "--servers", "1"]
+    words += [f"--set={key}={value}" for key, value in given.items()]
+    env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "ITERATIONS": str(ITERATIONS)}
+    words.append(str(PROGRAM))
+    num_ranks = 1 + sum(sizes)
+    return run_mpi(num_ranks, words, timeout_s=240, mpi="openmpi", env=env, launcher_args=ULFM)
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((path / "run" / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.parametrize(
+    ("mode", "dies", "sizes"),
+    [
+        ("sync", "1 pushing 8, 0 reducing 13", [3, 1]),
+        pytest.param("sync", "0 gathering 6, 2 agreeing 6", [3, 3], marks=SLOW),
+        pytest.param("sync", "5 forward 3, 3 parked 12", [3, 3], marks=SLOW),
+        pytest.param("sync", "0 collective 9, 1 pushing 10, 4 reducing 10", [3, 3], marks=SLOW),
+        pytest.param("ssp", "0 parked 7, 1 pushing 14", [3, 3], marks=SLOW),
+        pytest.param("async", "2 reducing 5, 4 gathering 5, 3 collective 14", [3, 3], marks=SLOW),
+        pytest.param("sync", "1 pushing 6, 2 gathering 12", [3], marks=SLOW),  # the only group
+    ],
+)
+def test_a_group_goes_on_without_its_dead(
+    mode: str, dies: str, sizes: Sequence[int], tmp_path: Path
+) -> None:
+    done = run_dying(dies, tmp_path, sizes=sizes, mode=mode)
+    assert done.returncode == 0, done.text
+    dead = sorted(int(each.split()[0]) for each in dies.split(","))
+    assert len(re.findall("^killed at", done.stdout, re.MULTILINE)) == len(dead), done.text
+    living = [worker for worker in range(sum(sizes)) if worker not in dead]
+    found = re.findall(r"^worker (\d+) clock (\d+) has (\w+)$", done.stdout, re.MULTILINE)
+    assert sorted(int(worker) for worker, _, _ in found) == living, done.text
+    assert {int(clock) for _, clock, _ in found} == {ITERATIONS}
+    checksums = {each for _, _, each in found}
+    assert mode != "sync" or len(checksums) == 1, "in sync all end with the same parameters"
+    for worker in dead:
+        assert re.search(rf"worker {worker} \(.*\) has died; group \d+ goes on with", done.text)
+    summary = summary_of(tmp_path)
+    assert summary["exit"] == "completed"
+    assert sorted(each["worker"] for each in summary["deaths"]) == dead
+    assert summary["clocks"] == [ITERATIONS] * len(summary["clocks"])
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+
+
+@SLOW
+def test_what_the_dead_had_not_seen_goes_to_those_who_are_left(tmp_path: Path) -> None:
+    done = run_dying("1 forward 5", tmp_path, sizes=[3], samples_of_dead="return")
+    assert done.returncode == 0, done.text
+    assert "goes back to it: all that is left behind batch" in done.text
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+
+
+@SLOW
+def test_groups_that_reduce_elsewhere_are_refused(tmp_path: Path) -> None:
+    done = run_dying("", tmp_path, sizes=[2], group_tier="torch")
+    assert done.returncode != 0
+    assert "on_group_death = reform with group_tier = torch: it was not tried" in done.text

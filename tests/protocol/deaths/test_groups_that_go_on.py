@@ -1,0 +1,116 @@
+"""Workers die at random moments of seeded schedules, and their groups go on without them: rules
+hold, whoever lives makes every iteration, what was acknowledged is in the final parameters once,
+and every value is what arithmetic says.
+
+More by hand: ``python -m tests.protocol.deaths.test_groups_that_go_on 1000 2000``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from psdist.errors import PsdistError
+from psdist.history.records import EventKind
+from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.set_loop import SetLoop
+from psdist.workers.group.reforming import Agreed
+from psdist.workers.protocol.transfers import Transfers
+from psdist.workers.reforming import Outcome, Standing
+from tests.support.virtual.going_on import play_with_groups_that_go_on
+from tests.support.virtual.surviving import deaths_of, prove_survival
+
+CUT = (20, 22, 25, 74, 103, 116, 119, 161, 167)
+"""In these somebody dies in an iteration of which something had been pushed,"""
+HANDED_ON = (119, 161, 167)
+"""in these what a dead worker had pushed waits for others then."""
+SEEDS = (*range(10), 31, 36, *CUT)
+MANY = range(2000, 2300)
+
+
+def play_and_prove(seeds: Iterable[int], **broken: Any) -> Counter[str]:
+    """What was met, and how often."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        job = play_with_groups_that_go_on(seed, **broken)
+        try:
+            prove_survival(job)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        died = set(deaths_of(job))
+        events = [log.events["kind"] for each in job.sets for log in each.history().servers]
+        met[f"{job.schedule.mode}, {min(len(died), 2)} deaths"] += 1
+        met["chief"] += 0 in died
+        met["leader"] += any(members[0] in died for members in job.groups)
+        met["another member"] += any(died & set(members[1:]) for members in job.groups)
+        met["several of a group"] += any(len(died & set(each)) > 1 for each in job.groups)
+        met["several sets"] += bool(died and job.schedule.more_sets)
+        met["a whole group"] += any(died.issuperset(members) for members in job.groups)
+        met["iterations that count in part"] += len(job.given_up)
+        met["inherited"] += sum(bool((kinds == EventKind.INHERIT).any()) for kinds in events)
+        met["groups that go on"] += sum(bool((kinds == EventKind.REFORM).any()) for kinds in events)
+    return met
+
+
+def test_groups_go_on_and_every_rule_holds() -> None:
+    met = play_and_prove(SEEDS)
+    for what in ("sync, 1 deaths", "ssp, 1 deaths", "async, 1 deaths", "ssp, 2 deaths", "chief"):
+        assert met[what], met
+    for what in ("leader", "another member", "several of a group", "several sets"):
+        assert met[what], met
+    for what in ("iterations that count in part", "groups that go on"):
+        assert met[what], met
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    met = play_and_prove(MANY)
+    for what in ("inherited", "a whole group"):
+        assert met[what], met
+
+
+class DoesNotSaySo(SetLoop):
+    """Its history does not say that a group goes on without somebody."""
+
+    def _record_membership(self, action: Any) -> None:
+        if action.kind != "reform":
+            super()._record_membership(action)
+
+
+def test_a_server_that_does_not_say_who_is_left_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"workers|never pushed|weight|active|checksum"):
+        play_and_prove(SEEDS, make_set=DoesNotSaySo)
+
+
+def test_a_worker_that_leaves_the_chunks_of_the_dead_alone_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Transfers, "push_for_the_dead", lambda _transfers: [])
+    with pytest.raises((AssertionError, KeyError)):
+        play_and_prove(CUT)
+
+
+def test_a_server_that_answers_the_dead_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChunkState, "hand_on", lambda *_arguments, **_more: None)
+    with pytest.raises(AssertionError, match="wait for ever"):
+        play_and_prove(HANDED_ON)
+
+
+def test_a_group_that_begins_a_half_pushed_iteration_anew_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin_anew(standings: Sequence[Standing]) -> Outcome:
+        return Outcome(max(each.agreed for each in standings), None, is_given_up=False)
+
+    assert Outcome.of([Standing(Agreed(1, "optimizer.step", []), True, [])]).is_given_up
+    monkeypatch.setattr(Outcome, "of", begin_anew)
+    with pytest.raises((AssertionError, PsdistError, KeyError)):
+        play_and_prove(CUT)
+
+
+if __name__ == "__main__":
+    print(play_and_prove(range(int(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,65 @@
+"""Schedules in which workers die and their groups go on without them.
+
+job = play_with_groups_that_go_on(seed)
+prove_survival(job)
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from psdist.protocol.ids import worker_id
+from tests.support.virtual.job import VirtualJob
+from tests.support.virtual.schedule import Schedule
+from tests.support.virtual.surviving import NOTICES_S
+
+
+def schedule_with_larger_groups(seed: int) -> Schedule:
+    """A group of several at least; nothing that does not go with groups that go on."""
+    schedule = Schedule.from_seed(seed)
+    pick = random.Random(f"{seed} larger groups")
+    first = pick.choice([2, 2, 3, 4])
+    sizes = (first, *schedule.group_sizes[1:])
+    return replace(
+        schedule,
+        group_sizes=sizes,
+        mistake="",
+        death=None,
+        has_model=True,
+        push_rate=0.0,
+        clipping=0.0,
+        pull_rate=0.0,
+        single_rate=0.0,
+        middle_rate=0.0,
+    )
+
+
+def play_with_groups_that_go_on(
+    seed: int, *, schedule: Schedule | None = None, **broken: Any
+) -> VirtualJob:
+    """Workers die, each at a random event, one after the other or at once, but one lives."""
+    schedule = schedule or schedule_with_larger_groups(seed)
+    pick = random.Random(f"{seed} deaths")
+    job = VirtualJob(schedule, max_deaths=99, reforms=True, **broken)
+    workers = [worker for members in job.groups for worker in members]
+    num_deaths = min(pick.choice([1, 1, 1, 2, 2, 3]), len(workers) - 1)
+    of_first = list(job.groups[0])
+    victims = pick.sample(workers, num_deaths)
+    if not set(victims) & set(of_first):
+        victims[0] = pick.choice(of_first)
+    wanted = sorted(int(10 ** pick.uniform(0.5, 3.2)) for _ in victims)
+    if pick.random() < 0.3:  # one while the others of its group still learn of another
+        wanted = [wanted[0] + index * pick.randrange(60) for index in range(len(wanted))]
+    num_events = 0
+    while job.network.step():
+        num_events += 1
+        registrar = job.servers[0].registrar
+        assert registrar is not None
+        while wanted and num_events >= wanted[0] and job.registrar._is_ready:
+            wanted.pop(0)
+            victim = worker_id(victims.pop())
+            if victim in job.network._actors:
+                job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+    return job

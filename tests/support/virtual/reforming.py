@@ -1,0 +1,79 @@
+"""Groups of a virtual job that go on without their dead: how their channels are made anew.
+
+form_anew(worker)                  # from now on its group does
+note_what_counts(worker)           # for the oracle of values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.loop import Wait
+from psdist.workers.reforming import Outcome, Reforming
+from psdist.workers.step_table import Row
+
+if TYPE_CHECKING:
+    from tests.support.virtual.job import VirtualJob
+    from tests.support.virtual.virtual_worker import VirtualWorker
+
+
+class VirtualFormer:
+    def __init__(self, job: VirtualJob) -> None:
+        self._job = job
+
+    def offer(self) -> list[float]:
+        return []
+
+    def form(
+        self,
+        members: Sequence[int],
+        place: int,
+        offers: list[list[float]],  # noqa: ARG002 - the seam's
+    ) -> GroupChannel:
+        return self._job.form(members, place)
+
+
+class NotingReforming(Reforming):
+    """Notes which iterations count only for what had been pushed of them."""
+
+    worker: VirtualWorker
+
+    def _go_on(self, inner: GroupChannel, outcome: Outcome) -> None:
+        worker = self.worker
+        for each in (worker, *worker.others):
+            if outcome.is_given_up and each.trainer.is_open:
+                worker.job.given_up.add((each.set_index, each.group, each.trainer.clock))
+        super()._go_on(inner, outcome)
+
+
+def form_anew(worker: VirtualWorker) -> None:
+    """The worker's group goes on without its dead."""
+    channel = worker.job.channels[worker.group][worker.seat.place]
+    assert isinstance(channel, ReformingChannel)
+    reforming = NotingReforming(
+        worker.loop,
+        channel,
+        VirtualFormer(worker.job),
+        trainers=lambda: [each.trainer for each in (worker, *worker.others)],
+    )
+    reforming.worker = worker
+    worker.loop.on_turn = reforming.advance
+
+
+def note_what_counts(worker: VirtualWorker) -> None:
+    """For the oracle of values: whose gradients an iteration is of."""
+    steps = worker.trainer._steps
+    gather = steps.gather
+
+    def noting(mine: Row) -> Generator[Wait, None, list[Row]]:
+        table = yield from gather(mine)
+        key = worker.set_index, worker.group, worker.trainer.clock
+        workers, known = tuple(row.worker for row in table), worker.in_first.job.tables
+        if workers not in known.setdefault(key, []):
+            known[key].append(workers)
+        return table
+
+    steps.gather = noting  # type: ignore[method-assign]

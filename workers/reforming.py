@@ -1,0 +1,181 @@
+"""What the workers of a group do when one of them has died and the others go on (docs/design.md,
+"Groups that re-form").
+
+Each tells the registrar where it stands as soon as it hears of the death, whatever its script waits
+for, and is told where the others do (psdist.workers.protocol.regrouping). What follows is decided
+by all alike:
+
+* The group goes on over another channel, with what the dead pushed and pulled shared out.
+* Somebody has ended the iteration that others are in: these get its values from there.
+* Nobody has: the iteration counts for what has been pushed of it, and every chunk of which nothing
+  has is pushed without a gradient; in whose place the dead would have pushed asks again.
+
+It is carried on by the loop, turn by turn; nothing here waits.
+
+    reforming = Reforming(loop, channel, former, trainers=lambda: sets.trainers)
+    loop.on_turn = reforming.advance
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from psdist.errors import MemberLostError, ProtocolError
+from psdist.protocol.ids import describe_workers
+from psdist.workers.group.channel import CALLS, GroupChannel, Pending
+from psdist.workers.group.reforming import Agreed, ReformingChannel, Rows
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.trainer import Trainer
+
+logger = logging.getLogger("psdist")
+
+
+class Former(Protocol):
+    """Makes the channel of those who are left of a group."""
+
+    def offer(self) -> list[float]:
+        """What the others need of this worker; another offer each time."""
+        ...
+
+    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> GroupChannel:
+        """This worker's end: of the group of ``members``, who have offered this, by place."""
+        ...
+
+
+class Standing(NamedTuple):
+    """Of one worker, where the death has found it."""
+
+    agreed: Agreed
+    is_open: bool
+    """Whether it is in an iteration, between the agreement and the gathering of the values."""
+    offer: list[float]
+
+    def pack(self) -> bytes:
+        numbers = [self.agreed.number, CALLS.index(self.agreed.call), self.is_open]
+        numbers += [len(self.offer), len(self.agreed.rows), *map(len, self.agreed.rows)]
+        values = [value for row in (self.offer, *self.agreed.rows) for value in row]
+        return array("d", [*numbers, *values]).tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Standing:
+        """Raises :class:`ProtocolError`."""
+        try:
+            values = array("d", data).tolist()
+            number, call, is_open, length, num_rows = map(int, values[:_NUM_HEAD])
+            lengths = [length, *map(int, values[_NUM_HEAD : _NUM_HEAD + num_rows])]
+            at, rows = _NUM_HEAD + num_rows, Rows()
+            for each in lengths:
+                rows.append(values[at : at + each])
+                at += each
+            if at != len(values) or len(lengths) != 1 + num_rows or min(lengths) < 0:
+                raise ValueError(f"{len(values)} numbers")
+            return cls(Agreed(number, CALLS[call], rows[1:]), bool(is_open), rows[0])
+        except (ValueError, IndexError, OverflowError) as error:
+            raise ProtocolError(
+                f"where another worker of this group stands is no such thing: {error}"
+            ) from None
+
+
+_NUM_HEAD: Final = 5
+
+
+class Outcome(NamedTuple):
+    """What the standings of all who are left, by place, say to each of them."""
+
+    newest: Agreed
+    """The last agreement that any of them has."""
+    giver: int | None
+    """The place of one that has ended the iteration that others are in."""
+    is_given_up: bool
+    """Whether the iteration under way counts only for what has been pushed of it."""
+
+    @classmethod
+    def of(cls, standings: Sequence[Standing]) -> Outcome:
+        newest = max((each.agreed for each in standings), key=lambda agreed: agreed.number)
+        there = [each for each in standings if each.agreed.number == newest.number]
+        is_open = any(each.is_open for each in there)
+        ended = [
+            place
+            for place, each in enumerate(standings)
+            if each.agreed.number == newest.number and not each.is_open
+        ]
+        giver = ended[0] if is_open and ended else None
+        return cls(newest, giver, is_open and giver is None)
+
+
+class Reforming:
+    def __init__(
+        self,
+        loop: WorkerLoop,
+        channel: ReformingChannel,
+        former: Former,
+        *,
+        trainers: Callable[[], Sequence[Trainer]],
+    ) -> None:
+        """``loop``: of the first parameter set; ``trainers()``: of all of them."""
+        self._core = loop.core
+        self._loop = loop
+        self._channel = channel
+        self._former = former
+        self._trainers = trainers
+        self._given: list[Pending[None]] = []
+        """Values on their way from who has them."""
+        self._formed: tuple[GroupChannel, Outcome] | None = None
+        self._num_lost = 0
+        """Of the group, when it was formed last."""
+
+    def advance(self) -> None:
+        """As far as the others allow."""
+        regrouping = self._core.regrouping
+        if regrouping.is_due:
+            self._given, self._formed = [], None
+            is_open = any(trainer.is_open for trainer in self._trainers())
+            standing = Standing(self._channel.cut(), is_open, self._former.offer())
+            self._loop.tell_group(standing.pack())
+            return
+        if regrouping.num_lost == self._num_lost or (answer := regrouping.answer) is None:
+            return
+        try:
+            if self._formed is None:
+                self._formed = self._form([Standing.unpack(each) for each in answer])
+            if all(pending.is_done() for pending in self._given):
+                self._go_on(*self._formed)
+        except MemberLostError as error:
+            # Another one has died, or is about to be declared dead: all stand as before.
+            logger.warning("%s", error)
+            self._num_lost = regrouping.num_lost
+
+    def _form(self, standings: Sequence[Standing]) -> tuple[GroupChannel, Outcome]:
+        seat, outcome = self._core.seat, Outcome.of(standings)
+        offers = [each.offer for each in standings]
+        inner = self._former.form(seat.members, seat.place, offers)
+        if outcome.giver is not None:
+            self._given = [
+                trainer.give_values(inner, outcome.giver) for trainer in self._trainers()
+            ]
+        return inner, outcome
+
+    def _go_on(self, inner: GroupChannel, outcome: Outcome) -> None:
+        for pending in self._given:
+            pending.result()
+        self._given = []
+        is_behind = self._channel.agreed.number < outcome.newest.number
+        self._channel.go_on(
+            inner,
+            agreed=outcome.newest if is_behind else None,
+            has_values=outcome.giver is not None,
+            is_given_up=outcome.is_given_up,
+        )
+        for trainer in self._trainers():
+            trainer.take_over_from_the_dead(is_given_up=outcome.is_given_up)
+        self._num_lost, self._formed = self._core.regrouping.num_lost, None
+        logger.info(
+            "group %d goes on with %s%s",
+            self._core.seat.group,
+            describe_workers(self._core.seat.members),
+            "; of the iteration that was under way counts what had been pushed"
+            * outcome.is_given_up,
+        )
