@@ -60,6 +60,7 @@ from psdist.protocol.control import (
     Ready,
     Rebuilt,
     ReceivedUpTo,
+    Regroup,
     Release,
     Replace,
     Resume,
@@ -90,10 +91,10 @@ SAID_BY_REGISTRAR: Final = (
     *(CopyLost, Admit, Welcome, Replace),
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job;
-where there is Rebuilt there is no deputy."""
+where there is Rebuilt or Regroup there is no deputy."""
 FOR_REGISTRAR: Final = (
     *SAID_TO_REGISTRAR,
-    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows, Rebuilt),
+    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows, Rebuilt, Regroup),
 )
 """All that is for the registrar; what else is sent to its id is for the shard of server 0."""
 TOLD_EVERY: Final = 16

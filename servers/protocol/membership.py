@@ -4,9 +4,12 @@ The plan says who is in which group; a group takes part from its registration on
 an event in the history. A group is *active* from its registration to its leave; while it waits in
 a collective it is suspended: it keeps its weight, but nobody waits for it. It speaks through its
 leader, and stops (is suspended, leaves) only after exactly the updates that every chunk contains.
-With the death of one of its workers it is out of the job, wherever it is; the registrar alone says
-who is dead, each time as another *generation* of the membership. The last groups may be those of
+With the death of one of its workers it is out of the job, wherever it is, unless groups go on
+without their dead (``reforms``); the registrar alone says who is dead, each time as another
+*generation* of the membership. The last groups may be those of
 *substitutes*, which join only when the registrar admits them (psdist.servers.protocol.joins).
+
+Longer than other modules: every change of a group's standing, and what it must not follow.
 
     membership = Membership(server=0, groups=((0, 1), (2,)))
     membership.join(worker_id(0), Register(group=0, workers=[0, 1], clock=0))

@@ -53,11 +53,12 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
             latest.clear()  # who makes a shard anew lets every group join again
         event = EventKind(kind)
         num_lost[group] += event == EventKind.REFORM
-        num_workers = len(replay.run.groups[group]) - num_lost[group]
         problems = [
             _wrong_order(event, latest.get(group)),
             _wrong_clock(event, clock, stated.get(group, clock), int(replay.first[group])),
-            None if event == EventKind.REFORM else _wrong_workers(weight, num_workers),
+            None
+            if event == EventKind.REFORM
+            else _wrong_workers(weight, len(replay.run.groups[group]), num_lost[group]),
             None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
         ]
         for problem in filter(None, problems):
@@ -108,10 +109,11 @@ def _wrong_clock(event: EventKind, clock: int, stated: int, first: int) -> str |
     return None
 
 
-def _wrong_workers(weight: float, num_workers: int) -> str | None:
-    if weight == num_workers:
+def _wrong_workers(weight: float, num_workers: int, num_lost: int) -> str | None:
+    if weight == num_workers - num_lost:
         return None
-    return f"with {weight} workers; by run.json, and who has died, the group has {num_workers}"
+    died = f", of which {num_lost} had died" if num_lost else ""
+    return f"with {weight} workers; run.json says that the group has {num_workers}{died}"
 
 
 def _check_joins(replay: ServerReplay, findings: Findings) -> None:

@@ -9,6 +9,8 @@ server sent to anybody is looked at. It judges nothing: that is
     rows = replay.row_of(chunks, positions)
     for part, counts in replay.counts(chunks[order], rows[order]): ...   # [queries, groups]
 
+Longer than other modules: columns of one log, each made of those before.
+
 All of it is numpy over whole logs: ten million records take seconds. The memory is a few arrays
 as long as the log, and blocks of ``BLOCK_CELLS`` counts.
 """

@@ -52,7 +52,7 @@ change("a join is scaled", Rule.MEMBERSHIP, joins, lr_scale=0.5)
 change("a join is logged for another group", Rule.MEMBERSHIP, joins, group=1)
 change("a join has the flags of an update", None, joins, flags=EventFlag.LAST)
 change("a join names a chunk", None, joins, chunk=0)
-change("an event is of a kind that does not exist", None, joins, kind=18)
+change("an event is of a kind that does not exist", None, joins, kind=19)
 
 
 @fault("a group never joins one of two servers", Rule.MEMBERSHIP)

@@ -32,6 +32,7 @@ from psdist.protocol.control import (
     Progress,
     Ready,
     Rebuilt,
+    Regroup,
     Resume,
     Resumed,
     RoundTook,
@@ -230,6 +231,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
         *(TakenOver, KeepsCopy, CopyFilled, Rebuilt, RoundTook, LossReported, AskSteps, Ready),
+        Regroup,
     }
 
 

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.errors import CollectiveError, InvariantError, TransportError, UsageError
+from psdist.errors import (
+    CollectiveError,
+    InvariantError,
+    MemberLostError,
+    TransportError,
+    UsageError,
+)
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.partition import Span
 from psdist.workers.group.alone import AloneChannel
@@ -27,7 +33,12 @@ from psdist.workers.group.segments import (
     ring,
     started_at,
 )
-from psdist.workers.group.shared_memory import Offer, SharedMemoryChannel, connect
+from psdist.workers.group.shared_memory import (
+    Offer,
+    SharedMemoryChannel,
+    SharedMemoryFormer,
+    connect,
+)
 from tests.support.group_operations import expected, finish, operations
 from tests.support.process_groups import run_in_group
 
@@ -492,3 +503,65 @@ def test_who_came_while_one_was_about_to_sleep_is_seen() -> None:
 def test_a_process_is_known_by_its_number_and_when_it_began() -> None:
     assert started_at(os.getpid()) > 0
     assert started_at(2**30) == -1
+
+
+# -- a group that goes on without somebody -------------------------------------------------------
+
+
+def formed_of(group: list[SharedMemoryChannel], left: list[int]) -> list[GroupChannel]:
+    """The ends of those who are left at these places."""
+    formers = [SharedMemoryFormer(group[place]) for place in left]
+    offers = [former.offer() for former in formers]
+    made = [former.form(left, place, offers) for place, former in enumerate(formers)]
+    for place in left:
+        _open.remove(group[place])
+    _open.extend(each for each in made if isinstance(each, SharedMemoryChannel))
+    return made
+
+
+@pytest.mark.parametrize("left", [[0, 1], [0, 2], [1, 2]])
+def test_who_is_left_is_a_group_like_any_other(left: list[int]) -> None:
+    group = group_of(3)
+    for place in left:
+        group[place].agree("save", [1.0])  # which the third one never comes to
+    made = formed_of(group, left)
+    assert [(each.place, each.size) for each in made] == [(0, 2), (1, 2)]
+    results = play([operations(each, each) for each in made], seed=3)
+    assert results == [expected(place, 2) for place in range(2)]
+
+
+def test_memory_that_the_group_has_handed_out_is_added_from_where_it_lies_still() -> None:
+    group = group_of(3)
+    flats = [as_tensor(channel.allocate(96), "float32", 24).fill_(1.0) for channel in group]
+    made = formed_of(group, [0, 2])
+    slices = [[Span(0, 0, 12)], [Span(0, 12, 24)]]
+    left = [flats[0], flats[2]]
+    pending = [each.reduce_scatter([flat], slices) for each, flat in zip(made, left, strict=True)]
+    assert all(each.is_done() for each in pending)
+    assert [flat.sum().item() for flat in left] == [36.0, 36.0]
+    assert not any(each._staging for each in made if isinstance(each, SharedMemoryChannel))
+
+
+def test_the_last_one_is_alone() -> None:
+    group = group_of(2)
+    (alone,) = formed_of(group, [1])
+    assert isinstance(alone, AloneChannel)
+
+
+def test_who_cannot_read_another_says_that_somebody_is_missing() -> None:
+    group = group_of(3)
+    former = SharedMemoryFormer(group[0])
+    offers = [former.offer(), [float(2**22 + 1), 0.0, 3.0, 4.0, 5.0]]
+    with pytest.raises(MemberLostError, match="cannot be formed anew"):
+        former.form([0, 1], 0, offers)
+    again = former.offer()
+    assert again != offers[0], "another offer each time"
+
+
+def test_no_memory_to_go_on_with_is_an_error() -> None:
+    def make(_num_bytes: int) -> Segment:
+        raise OSError("none")
+
+    (channel, *_) = group_of(2)
+    with pytest.raises(TransportError, match="with which this worker's group could go on"):
+        SharedMemoryFormer(channel, make).offer()

@@ -1,0 +1,180 @@
+"""Where the workers of a group stand when one of them has died, and what follows from that."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from psdist.errors import MemberLostError, ProtocolError
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.reforming import Agreed, ReformingChannel
+from psdist.workers.protocol.regrouping import Regrouping
+from psdist.workers.protocol.seat import Seat
+from psdist.workers.reforming import Outcome, Reforming, Standing
+
+STEP = "optimizer.step"
+
+
+def at(number: int, *, is_open: bool) -> Standing:
+    return Standing(Agreed(number, STEP, [[float(number)]]), is_open, [])
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        Standing(Agreed(0, STEP, []), False, []),
+        Standing(Agreed(7, "save", [[1.5, -2.0], [], [0.1]]), True, [4.0, 2.0**53 - 1]),
+    ],
+)
+def test_what_is_told_is_what_was_told(standing: Standing) -> None:
+    assert Standing.unpack(standing.pack()) == standing
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        (1.0, 0.0, 0.0, 0.0),
+        (1.0, 0.0, 0.0, 0.0, 1.0),
+        (1.0, 99.0, 0.0, 0.0, 0.0),
+        (1.0, 0.0, 0.0, -1.0, 0.0),
+        (1.0, 0.0, 0.0, 1.0, 0.0),
+        (1.0, 0.0, 0.0, 0.0, 0.0, 5.0),
+        (float("inf"), 0.0, 0.0, 0.0, 0.0),
+        (float("nan"), 0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_what_nobody_tells_is_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(ProtocolError, match="is no such thing"):
+        Standing.unpack(struct.pack(f"={len(values)}d", *values))
+    with pytest.raises(ProtocolError):
+        Standing.unpack(b"abc")
+
+
+@pytest.mark.parametrize(
+    ("standings", "expected"),
+    [
+        # Nobody is in an iteration; some may have still to hear of the last agreement.
+        ([(3, False), (3, False)], (3, None, False)),
+        ([(2, False), (3, False)], (3, None, False)),
+        # All are in one, and some have still to hear that it has begun.
+        ([(3, True), (3, True)], (3, None, True)),
+        ([(2, False), (3, True)], (3, None, True)),
+        # Somebody has ended it.
+        ([(3, True), (3, False), (3, False)], (3, 1, False)),
+        ([(3, False), (3, True)], (3, 0, False)),
+    ],
+)
+def test_what_follows_from_where_all_stand(
+    standings: Sequence[tuple[int, bool]], expected: tuple[int, int | None, bool]
+) -> None:
+    outcome = Outcome.of([at(number, is_open=is_open) for number, is_open in standings])
+    assert (outcome.newest.number, outcome.giver, outcome.is_given_up) == expected
+    assert outcome.newest.rows == [[float(outcome.newest.number)]]
+
+
+class Former:
+    def __init__(self) -> None:
+        self.formed: list[Any] = []
+        self.error: Exception | None = None
+
+    def offer(self) -> list[float]:
+        return [8.0]
+
+    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> GroupChannel:
+        if self.error is not None:
+            raise self.error
+        self.formed.append((tuple(members), place, offers))
+        return AloneChannel()
+
+
+class Loop:
+    """Of worker 1, of a group of workers 0 and 1 that has lost worker 0."""
+
+    def __init__(self) -> None:
+        self.seat = Seat(worker=1, group=0, members=(1,), num_servers=1, group_reforms=True)
+        self.regrouping = Regrouping(self.seat)
+        self.core = SimpleNamespace(seat=self.seat, regrouping=self.regrouping)
+        self.told: list[Standing] = []
+
+    def tell_group(self, standing: bytes) -> None:
+        self.regrouping.tell(standing)
+        self.told.append(Standing.unpack(standing))
+
+    def answer(self, *standings: Standing) -> None:
+        self.regrouping._answer = [each.pack() for each in standings]
+
+
+class Trainer:
+    def __init__(self, *, is_open: bool) -> None:
+        self.is_open = is_open
+        self.taken: list[bool] = []
+
+    def take_over_from_the_dead(self, *, is_given_up: bool) -> None:
+        self.taken.append(is_given_up)
+
+
+def reforming(*, is_open: bool = False) -> tuple[Reforming, Loop, Former, Trainer]:
+    loop, former, trainer = Loop(), Former(), Trainer(is_open=is_open)
+    channel = ReformingChannel(AloneChannel())
+    made = Reforming(loop, channel, former, trainers=lambda: [trainer])  # type: ignore[arg-type,list-item]
+    return made, loop, former, trainer
+
+
+def test_without_a_death_nothing_is_told() -> None:
+    made, loop, former, trainer = reforming()
+    made.advance()
+    assert [*loop.told, *former.formed, *trainer.taken] == []
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_worker_tells_where_it_stands_and_goes_on_when_all_have_told(is_open: bool) -> None:
+    made, loop, former, trainer = reforming(is_open=is_open)
+    loop.regrouping.num_lost = 1
+    made.advance()
+    assert [(each.is_open, each.offer) for each in loop.told] == [(is_open, [8.0])]
+    made.advance()
+    assert not former.formed, "nobody has answered"
+    loop.answer(Standing(Agreed(0, STEP, []), is_open, [8.0]))
+    made.advance()
+    assert former.formed == [((1,), 0, [[8.0]])]
+    assert trainer.taken == [is_open]
+    made.advance()
+    assert len(former.formed) == 1, "once"
+
+
+def test_a_death_meanwhile_begins_it_again() -> None:
+    made, loop, former, trainer = reforming()
+    loop.regrouping.num_lost = 1
+    made.advance()
+    loop.regrouping.num_lost = 2
+    made.advance()
+    assert len(loop.told) == 2
+    loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
+    made.advance()
+    assert len(former.formed) == len(trainer.taken) == 1
+
+
+def test_who_is_not_there_any_more_is_waited_for_until_its_death_is_declared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made, loop, former, trainer = reforming()
+    former.error = MemberLostError("its memory cannot be opened")
+    loop.regrouping.num_lost = 1
+    made.advance()
+    loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
+    made.advance()
+    made.advance()
+    assert [each.message for each in caplog.records] == ["its memory cannot be opened"]
+    assert not trainer.taken
+    former.error = None
+    loop.regrouping.num_lost = 2
+    made.advance()
+    loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
+    made.advance()
+    assert trainer.taken == [False]
