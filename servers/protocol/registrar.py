@@ -100,8 +100,8 @@ from psdist.servers.protocol.modes import (
     ModeObserved,
 )
 from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
-from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 from psdist.servers.protocol.regroups import Regroups
+from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 from psdist.servers.protocol.returns import Returns
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
