@@ -40,7 +40,7 @@ def test_it_has_to_be_asked_for() -> None:
 
 
 def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
-    given = {"on_group_death": "reform", "max_deaths": "2", "local_steps": "2"}
+    given = {"on_group_death": "reform", "max_deaths": "2", "local_steps": "2", "mode": "sync"}
     with pytest.raises(ConfigError, match=r"on_group_death = reform with local_steps = 2: .* set"):
         resolve(command_line=given, environment={})
     with pytest.raises(ConfigError, match="on_group_death"):
