@@ -203,8 +203,8 @@ class Registrar:
         local steps each group makes, where they are not always as many; ``num_substitutes``: so
         many of the workers, the last ones, are groups of their own that join when others have died
         (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
-        either's; ``fidelity``, ``first_round``: psdist.servers.protocol.decided; ``reforms``: groups
-        go on without their dead."""
+        either's; ``fidelity``, ``first_round``: psdist.servers.protocol.decided; ``reforms``:
+        groups go on without their dead."""
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._first_substitute = num_workers - num_substitutes
         self._shares_spares = bool(num_spares and num_substitutes)
